@@ -69,7 +69,9 @@ impl Batch {
         batch
     }
 
-    /// Decodes the records into updates. The batch ends before a record that is not one.
+    /// Decodes the records into updates.
+    ///
+    /// The batch ends before a record that is not one.
     fn decode(&self) -> (Vec<Update<'_>>, Option<Violation>) {
         let mut updates = Vec::with_capacity(self.records.len());
         for record in &self.records {
@@ -131,7 +133,7 @@ impl State {
         }
     }
 
-    /// Validates every record as it stands in the log, each against the state that the earlier ones left.
+    /// Validates every record against the state that the earlier ones left.
     ///
     /// It applies what coalescing left of the records; short writes that follow each other are applied as one. Only
     /// content is coalesced and joined, and no validation depends on content.
@@ -226,7 +228,9 @@ impl State {
         Ok(self.keep_rights(update)?)
     }
 
-    /// Charges the cost that the session paid when it logged the update, whatever coalescing left of it.
+    /// Charges the cost that the session paid when it logged the update.
+    ///
+    /// It does so whatever coalescing left of the update.
     fn charge_record(&mut self, id: SessionId, update: &Update<'_>) -> Result<(), RecordRefusal> {
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
         if !session.account.spend(update.cost().into()) && session.is_whole {

@@ -5,12 +5,16 @@ use std::path::PathBuf;
 
 /// Bytes of a log on a large arena.
 const LOG_BYTES_DEFAULT: u64 = 64 << 20;
-/// The smallest log: it must hold the longest record and leave room to digest beside it.
+/// The smallest log.
+///
+/// It must hold the longest record and leave room to digest beside it.
 const LOG_BYTES_MIN: u64 = 4 << 20;
 
 /// Longer than an answer takes to reach its session and be used.
 const LEASE_HOLD_US: u64 = 200;
-/// So long that a session that only reads, and so shows no activity, asks again seldom.
+/// So long that a session that only reads asks again seldom.
+///
+/// Such a session shows no activity.
 const LEASE_TTL_US: u64 = 600_000_000;
 
 /// How to run SharedFS.
@@ -20,13 +24,19 @@ pub struct Config {
     pub arena: PathBuf,
     /// The socket to listen at; `ARENA/socket` by default.
     pub socket: PathBuf,
-    /// Bytes of each session's log; a small arena gets smaller ones (an eighth of it, 4 MiB at least).
+    /// Bytes of each session's log.
+    ///
+    /// A small arena gets smaller ones (an eighth of it, 4 MiB at least).
     pub log_bytes: u64,
     /// Milliseconds for which a mount's kernel may believe its cache.
     pub cache_ttl_ms: u64,
-    /// Microseconds for which a fresh lease isn't revoked, so that its holder makes progress.
+    /// Microseconds for which a fresh lease isn't revoked.
+    ///
+    /// So its holder makes progress.
     pub lease_hold_us: u64,
-    /// Microseconds after which a session loses its leases if it neither logged nor asked anything; 0: never.
+    /// Microseconds after which an idle session loses its leases; 0: never.
+    ///
+    /// Idle means that it neither logged nor asked anything.
     pub lease_ttl_us: u64,
     /// Seconds without any session after which SharedFS ends; `None`: it stays.
     pub linger_seconds: Option<u64>,

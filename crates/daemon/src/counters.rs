@@ -62,8 +62,12 @@ counters! {
     credit_refused
     /// Requests to use more of what a quota limits that were refused.
     quota_refused
-    /// Batches of root's sessions that used more of a quota than was granted; an honest LibFS has none.
+    /// Batches of root's sessions that used more of a quota than was granted.
+    ///
+    /// An honest LibFS has none.
     quota_unpaid
-    /// Logs cut at recovery, because their dependencies were lost with the machine's memory.
+    /// Logs cut at recovery.
+    ///
+    /// Their dependencies were lost with the machine's memory.
     logs_cut
 }

@@ -1,4 +1,4 @@
-//! Free space: credit that sessions hold, space that is left, and the answer to `statfs`.
+//! Free space: sessions' credit, the rest, and the answer to `statfs`.
 
 use ashlar_types::{Errno, QuotaId, QuotaKey, SessionId};
 use ashlar_wire::{Credit, CreditKind, SpaceReply};
@@ -8,23 +8,33 @@ use crate::digest::{release_blocks, take_unreleased_blocks};
 use crate::shared_state::SharedState;
 use crate::state::State;
 
-/// The credit that a session gets at a time while there is plenty, so that it asks seldom.
+/// The credit that a session gets at a time while there is plenty.
+///
+/// It is so large that the session asks seldom.
 const CHUNK: Credit = Credit { blocks: (16 << 20) / ashlar_types::BLOCK_BYTES, metadata_bytes: 4 << 20 };
-/// The credit that a session begins with, without asking: enough for a short program's output.
+/// The credit that a session begins with, without asking.
+///
+/// It suffices for a short program's output.
 const BEGINNING: Credit = Credit { blocks: (256 << 10) / ashlar_types::BLOCK_BYTES, metadata_bytes: 64 << 10 };
-/// The part of the free space that one chunk takes at most; with less, sessions get exactly what they ask for.
+/// The part of the free space that one chunk takes at most.
+///
+/// With less, sessions get exactly what they ask for.
 const PLENTY_PART: u64 = 16;
 /// The part of the arena that is kept back for updates that replace content.
 ///
 /// SharedFS copies a block before it frees the old one. A hundredth of the arena is kept, and at least 64 blocks.
 const KEPT_PART: u64 = 100;
 const KEPT_BLOCKS_MIN: u64 = 64;
-/// How many times SharedFS reclaims everything before it refuses: other sessions may take what was reclaimed.
+/// How many times SharedFS reclaims everything before it refuses.
+///
+/// Other sessions may take what was reclaimed.
 const ATTEMPTS: u32 = 4;
 /// Metadata bytes that a file takes at least: its inode and its entry.
 const FILE_METADATA_BYTES: u64 = 1024;
 
-/// Returns the space that is neither used nor granted as credit, and, for common use, not kept back either.
+/// Returns the space that is neither used nor granted as credit.
+///
+/// For common use, it leaves out the space that is kept back.
 fn free_credit(state: &State, kind: CreditKind) -> Credit {
     let space = state.store.space();
     let promised = state.sessions.values().map(|session| session.account.outstanding());
@@ -53,10 +63,10 @@ pub fn initial_credit(state: &State) -> Credit {
     }
 }
 
-/// Decides how much of `free` to grant to a session that wants `want` and has `left`; `None` if there is too little.
+/// Decides how much of `free` to grant; `None` if there is too little.
 ///
-/// A session gets no more of a kind of which it has enough. Otherwise a session that writes data would come to hold all
-/// metadata bytes, and one that makes files all blocks.
+/// The session wants `want` and has `left`. A session gets no more of a kind of which it has enough. Otherwise a
+/// session that writes data would come to hold all metadata bytes, and one that makes files all blocks.
 fn decide_grant(free: Credit, want: Credit, left: Credit) -> Option<Credit> {
     let amount = |free: u64, want: u64, left: u64, chunk: u64| {
         if want <= left { Some(0) } else { (want <= free).then(|| want.max(chunk.min(free / PLENTY_PART))) }
@@ -115,7 +125,9 @@ pub fn reclaim<'a>(shared: &'a SharedState, mut state: MutexGuard<'a, State>) ->
     Ok(state)
 }
 
-/// Returns the answer to a session's `statfs`: [`space_of_all`], but no more than the limits of a subtree leave.
+/// Returns the answer to a session's `statfs`.
+///
+/// It is [`space_of_all`], but no more than the limits of a subtree leave.
 pub fn space(shared: &SharedState, id: Option<SessionId>, subtree: QuotaId) -> SpaceReply {
     let mut state = shared.lock();
     if let Some(id) = id {
@@ -133,9 +145,10 @@ pub fn space(shared: &SharedState, id: Option<SessionId>, subtree: QuotaId) -> S
     SpaceReply { blocks_total, blocks_free, inodes_total, inodes_free }
 }
 
-/// Returns the space of the whole arena: a session may write what is free and what it was granted.
+/// Returns the space of the whole arena.
 ///
-/// Freed blocks that wait for a commit count, since [`grant`] doesn't refuse anything before that commit.
+/// A session may write what is free and what it was granted. Freed blocks that wait for a commit count, since [`grant`]
+/// doesn't refuse anything before that commit.
 pub fn space_of_all(state: &State, id: Option<SessionId>) -> SpaceReply {
     let total = state.store.space();
     let mut free = free_credit(state, CreditKind::Common);

@@ -1,4 +1,6 @@
-//! The threads that digest: they apply in slices, commit in batches without the lock, and free orphans.
+//! The threads that digest.
+//!
+//! They apply in slices, commit in batches without the lock, and free orphans.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,19 +23,19 @@ use crate::session_page;
 use crate::shared_state::SharedState;
 use crate::state::{OWN_SESSION, State};
 
-/// A log is digested when more than this part of it waits,
+/// The part of a log that may wait before the log is digested.
 const UNAPPLIED_PART: u64 = 4;
-/// or when nothing was appended for so long.
+/// How long a log may be idle with waiting records before it is digested.
 const IDLE: Duration = Duration::from_millis(300);
-/// A batch is committed when this part of a log waits for it,
+/// The part of a log that may wait for a commit before one begins.
 const UNCOMMITTED_PART: u64 = 3;
-/// or so many bytes of metadata do,
+/// The bytes of metadata that may wait for a commit before one begins.
 const UNCOMMITTED_BYTES: usize = 32 << 20;
-/// or the oldest update in it has waited so long.
+/// How long the oldest update may wait before a commit begins.
 const COMMIT_AGE: Duration = Duration::from_millis(500);
-/// How often logs are checked while sessions write, and when nothing has happened for a while.
-const LOOK_BUSY: Duration = Duration::from_millis(5);
-const LOOK_IDLE: Duration = Duration::from_millis(250);
+/// How often logs are checked while sessions write, and while they don't.
+const CHECK_INTERVAL_BUSY: Duration = Duration::from_millis(5);
+const CHECK_INTERVAL_IDLE: Duration = Duration::from_millis(250);
 /// How often orphans are checked.
 const SWEEP: Duration = Duration::from_secs(1);
 /// The number of quarantined sessions whose files are kept for inspection.
@@ -81,7 +83,7 @@ pub fn digest_thread(shared: &SharedState) {
             shared.stop();
             return;
         }
-        let pause = if moved.elapsed() < 2 * LOOK_IDLE { LOOK_BUSY } else { LOOK_IDLE };
+        let pause = if moved.elapsed() < 2 * CHECK_INTERVAL_IDLE { CHECK_INTERVAL_BUSY } else { CHECK_INTERVAL_IDLE };
         if state.ending || state.digest_wanted || has_more {
             continue;
         }
@@ -125,7 +127,9 @@ fn can_commit(state: &State) -> bool {
     state.store.is_dirty() && !state.is_committing
 }
 
-/// Returns whether much of these sessions' logs is applied and not committed, or as much as a thread waits for.
+/// Returns whether much of these sessions' logs is applied and not committed.
+///
+/// An amount for which a thread waits counts as much.
 fn is_much_uncommitted<'a>(state: &State, sessions: impl IntoIterator<Item = &'a ServedSession>) -> bool {
     let is_long = |session: &ServedSession| {
         let (applied, committed) = (state.store.applied(session.id), state.store.committed(session.id));
@@ -146,10 +150,10 @@ pub fn release_blocks(state: &mut State) {
     state.store.release_all(OWN_SESSION);
 }
 
-/// Takes blocks whose freeing is committed from sessions that might still read them.
+/// Takes freed blocks from sessions that might still read them.
 ///
-/// These sessions begin a new extent version, in which they ask again where their data are. That needs no action of
-/// theirs now.
+/// Their freeing is committed. These sessions begin a new extent version, in which they ask again where their data are.
+/// That needs no action of theirs now.
 pub fn take_unreleased_blocks(state: &mut State) {
     for session in state.sessions.values().filter(|session| session.fenced.is_none()) {
         let committed = state.store.committed(session.id);
@@ -160,9 +164,10 @@ pub fn take_unreleased_blocks(state: &mut State) {
     }
 }
 
-/// Quarantines fenced sessions: keeps their files for inspection, under names that no start takes up.
+/// Quarantines fenced sessions.
 ///
-/// SharedFS renames the log only after all that it applied from it is committed: until then a restart needs the log.
+/// Their files are kept for inspection, under names that no start takes up. SharedFS renames the log only after all
+/// that it applied from it is committed: until then a restart needs the log.
 pub fn quarantine_fenced(shared: &SharedState, state: &mut State) {
     let settled: Vec<SessionId> = state
         .sessions
@@ -185,7 +190,9 @@ pub fn quarantine_fenced(shared: &SharedState, state: &mut State) {
     }
 }
 
-/// Renames a session's files. The log is first: without it, no start takes the session up.
+/// Renames a session's files.
+///
+/// The log is first: without it, no start takes the session up.
 pub fn quarantine_session(arena: &Arena, id: SessionId) -> io::Result<()> {
     let sessions = arena.dir().join("sessions");
     for extension in ["log", "control", "leases"] {
@@ -242,7 +249,9 @@ pub fn sweep_orphans<'a>(shared: &'a SharedState, mut state: MutexGuard<'a, Stat
     state
 }
 
-/// Frees the orphans that no session has open, though a log may still write to them.
+/// Frees the orphans that no session has open.
+///
+/// A log may still write to them.
 pub fn free_orphans(state: &mut State) {
     closed_orphans(state).into_iter().for_each(|inode| free_orphan(state, inode));
 }
@@ -295,7 +304,9 @@ pub fn commit_thread(shared: &SharedState) {
     }
 }
 
-/// Freezes the applied updates for a commit; `None` if there is nothing to commit, or no commit can begin now.
+/// Freezes the applied updates for a commit.
+///
+/// Returns `None` if there is nothing to commit, or no commit can begin now.
 pub fn begin_commit(state: &mut State) -> Option<CommitJob> {
     // A batch that is tried again holds the updates of its first try: it's the same commit, and its costs are noted
     // already.
@@ -314,7 +325,7 @@ pub fn begin_commit(state: &mut State) -> Option<CommitJob> {
     Some(job)
 }
 
-/// Records the outcome of a commit that was run, and frees the log space that it made free.
+/// Records the outcome of a commit, and frees the log space that it made free.
 ///
 /// # Errors
 /// Those of the commit, which must be tried again.
@@ -345,8 +356,9 @@ pub fn commit(state: &mut State) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Notes the cost of all records that the coming commit takes, so that a restart knows the possible cost of the rest of
-/// a log.
+/// Notes the cost of all records that the coming commit takes.
+///
+/// So a restart knows the possible cost of the rest of a log.
 fn record_costs(state: &mut State) {
     for session in state.sessions.values() {
         // The page is mapped whole, so the store can't miss it.
@@ -354,7 +366,9 @@ fn record_costs(state: &mut State) {
     }
 }
 
-/// Tells sessions how far their logs are committed: the log space up to there is free.
+/// Tells sessions how far their logs are committed.
+///
+/// The log space up to there is free.
 fn publish_committed(state: &mut State, committed: &Committed) {
     for &(id, position) in &committed.sessions {
         if let Some(session) = state.sessions.get(&id).filter(|session| session.fenced.is_none()) {

@@ -1,8 +1,9 @@
-//! Makes persistent what sessions did: any session's writes for `fsync`, all sessions' for `sync`.
+//! Makes sessions' updates persistent.
 //!
-//! A session makes its own log persistent by itself. SharedFS applies the logs of other sessions as far as they are
-//! settled, and commits. It asks nothing of their processes, and no lease moves. A commit takes all applied updates, so
-//! the dependencies of a log's records are part of it: a record names only updates that were applied before.
+//! For `fsync` these are any session's writes to an inode, for `sync` all sessions' updates. A session makes its own
+//! log persistent by itself. SharedFS applies the logs of other sessions as far as they are settled, and commits. It
+//! asks nothing of their processes, and no lease moves. A commit takes all applied updates, so the dependencies of a
+//! log's records are part of it: a record names only updates that were applied before.
 
 use std::collections::BTreeSet;
 
@@ -15,9 +16,10 @@ use crate::leasing::Ancestors;
 use crate::shared_state::SharedState;
 use crate::state::State;
 
-/// Makes persistent what sessions other than `id` have done to an inode and to the names that lead to it.
+/// Makes persistent what other sessions have done to an inode.
 ///
-/// It also makes their updates persistent up to `positions`.
+/// That includes the names that lead to it. `id` is the asking session. It also makes their updates persistent up to
+/// `positions`.
 ///
 /// # Errors
 /// As [`sync_positions`].
@@ -43,7 +45,9 @@ pub fn sync_inode(
     sync_positions(shared, state, &positions)
 }
 
-/// Returns the sessions whose logs may hold unapplied updates of an inode, or of a directory that leads to it.
+/// Returns the sessions whose logs may hold unapplied updates of an inode.
+///
+/// Updates of a directory that leads to it count too.
 fn find_writers(state: &State, inode: InodeId) -> Result<BTreeSet<SessionId>, StoreError> {
     if state.store.inode(inode)?.is_some() {
         return Ok(state.leasing.manager.writers(inode, &Ancestors(&state.store)));

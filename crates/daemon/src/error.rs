@@ -14,7 +14,9 @@ pub enum DaemonError {
     /// The shared area can't be opened.
     #[error(transparent)]
     Store(#[from] ashlar_store::StoreError),
-    /// The shared area failed while SharedFS ran. Recovery may mend that, so the supervisor restarts SharedFS.
+    /// The shared area failed while SharedFS ran.
+    ///
+    /// Recovery may mend that, so the supervisor restarts SharedFS.
     #[error("the shared area failed: {0}")]
     Failed(ashlar_store::StoreError),
     /// The socket can't be made.

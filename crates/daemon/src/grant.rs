@@ -1,4 +1,6 @@
-//! Grants leases to sessions: performs the lease manager's decisions, and sends the state along.
+//! Grants leases to sessions, with the state that comes with them.
+//!
+//! It performs the lease manager's decisions.
 
 use std::io;
 use std::sync::Arc;
@@ -33,10 +35,14 @@ type Dependencies = Vec<(SessionId, LogPosition)>;
 /// How long a request that must wait pauses before it checks again.
 const PAUSE_MIN: Duration = Duration::from_micros(20);
 const PAUSE_MAX: Duration = Duration::from_millis(10);
-/// The same while it waits for a session to use its fresh grant, which rarely takes longer.
+/// The same while it waits for a session to use its fresh grant.
+///
+/// That rarely takes longer.
 const PAUSE_IN_USE: Duration = Duration::from_micros(50);
 
-/// The answer to a request, made when its leases were granted, until the requesting thread takes it.
+/// The answer to a request, until the requesting thread takes it.
+///
+/// It is made when the leases are granted.
 #[derive(Debug)]
 pub struct GrantAnswer {
     grants: Result<Vec<GrantReply>, Errno>,
@@ -49,7 +55,9 @@ pub struct GrantAnswer {
     pages: Vec<(Arc<Notifier>, InodeId)>,
 }
 
-/// Returns the time since boot, on a clock that runs through suspension and is the same for all processes.
+/// Returns the time since boot.
+///
+/// The clock runs through suspension and is the same for all processes.
 pub fn boot_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
@@ -64,8 +72,9 @@ pub fn now_us() -> u64 {
 pub enum Patience {
     /// It may.
     Any,
-    /// It fails with [`SharedState::LATER`]. The session asks again by message, and then receives whatever was granted
-    /// meanwhile.
+    /// It fails with [`SharedState::LATER`].
+    ///
+    /// The session asks again by message, and then receives whatever was granted meanwhile.
     None,
 }
 
@@ -96,7 +105,9 @@ pub fn lock_applied(shared: &SharedState, id: SessionId, patience: Patience) -> 
     if is_applied { Ok(state) } else { Err(SharedState::LATER) }
 }
 
-/// Applies what a session has logged, and the logs of other sessions if one of them may have made a missing inode.
+/// Applies what a session has logged.
+///
+/// If an inode is missing that another session may have made, it applies the other logs too.
 pub fn begin_request<'a>(
     shared: &'a SharedState,
     id: SessionId,
@@ -135,7 +146,7 @@ pub fn acquire(shared: &SharedState, id: SessionId, wants: &[Want], patience: Pa
     Ok(Reply::Granted { grants, applied, dependencies })
 }
 
-/// Returns whether a session asks only for the extents of files on which it holds leases.
+/// Returns whether a session asks only for extents under leases that it holds.
 ///
 /// The session itself applies to the answer what it has logged and SharedFS has not applied yet. So it need not wait
 /// for that: otherwise a program that reads back what it wrote would wait for the digest of all that it has written
@@ -152,7 +163,9 @@ fn is_extent_request(state: &mut State, id: SessionId, wants: &[Want]) -> bool {
         && wants.iter().all(|want| state.covering_lease(now_us(), id, want.inode, want.write).is_some())
 }
 
-/// Looks up one entry of a directory, with a lease on its inode, and on the directory if the session asks for one.
+/// Looks up one entry of a directory.
+///
+/// It grants a lease on the entry's inode, and on the directory if the session asks for one.
 pub fn lookup(
     shared: &SharedState,
     id: SessionId,
@@ -292,7 +305,9 @@ impl GrantAnswer {
     }
 }
 
-/// Requests a grant and waits for it. On the way, requests of other sessions that come first are served.
+/// Requests a grant and waits for it.
+///
+/// On the way, requests of other sessions that come first are served.
 fn request_grant(
     shared: &SharedState,
     state: &mut MutexGuard<'_, State>,
@@ -379,7 +394,7 @@ fn widen_want(state: &mut State, id: SessionId, want: &Want) -> Want {
     Want { scope, ..*want }
 }
 
-/// Answers a want that the session's leases cover at once, ahead of all waiting sessions.
+/// Answers a want that the session's leases cover, ahead of waiting sessions.
 fn answer_covered(state: &mut State, id: SessionId, wanted: &WantedLeases) -> Option<GrantAnswer> {
     let (mut grants, mut dependencies) = (Vec::with_capacity(wanted.wants.len()), Vec::new());
     for want in &wanted.wants {
@@ -432,9 +447,9 @@ pub fn end_leases(state: &mut State, id: SessionId) {
     perform_decisions(state);
 }
 
-/// Takes the leases on these inodes from all sessions, as the state granted with them is no longer true.
+/// Takes the leases on these inodes from all sessions.
 ///
-/// A session without a process asks for them, and ends.
+/// The state granted with them is no longer true. A session without a process asks for them, and ends.
 ///
 /// # Errors
 /// `EIO` if the shared area fails; [`SharedState::ENDING`].
@@ -551,7 +566,7 @@ fn write_word(state: &mut State, word: &SlotWord) {
     }
 }
 
-/// Gives a session's lease table more room if this slot is near the end of its room.
+/// Gives a session's lease table more room, if this slot is near its end.
 ///
 /// # Errors
 /// As [`ServedSession::make_lease_room`].
@@ -605,10 +620,10 @@ fn make_answer(
     GrantAnswer { grants, dependencies, applied: state.store.applied(id), tickets, pages }
 }
 
-/// Returns files that a program is about to write and whose pages a mount's kernel must drop first.
+/// Returns files whose pages a mount's kernel must drop first.
 ///
-/// A program may have them mapped through the mount, and is to see these writes. A mount waits for no pages, since the
-/// request may be in flight that has locked them.
+/// A program is about to write them. A program may have them mapped through the mount, and is to see these writes. A
+/// mount waits for no pages, since the request may be in flight that has locked them.
 fn find_pages_to_drop(state: &State, id: SessionId, wanted: &WantedLeases) -> Vec<(Arc<Notifier>, InodeId)> {
     let is_program = |session: &ServedSession| session.identity.kind == SessionKind::Process;
     if !state.sessions.get(&id).is_some_and(is_program) {
@@ -626,7 +641,7 @@ fn find_pages_to_drop(state: &State, id: SessionId, wanted: &WantedLeases) -> Ve
     owed.collect()
 }
 
-/// Bytes of state in one answer that the session did not ask for, as they are limited.
+/// Bytes of unasked state in one answer, which are limited.
 #[derive(Debug, Default)]
 struct UnaskedBytes {
     /// Attributes, including extended ones.
@@ -714,10 +729,10 @@ fn add_children(
     Ok(())
 }
 
-/// Adds the other files of a file's directory, as far as the lease covers them, if the session is likely to access
-/// them.
+/// Adds the other files of a file's directory, as far as the lease covers them.
 ///
-/// Their contents go along if the session is likely to read them, and may.
+/// It does so if the session is likely to access them. Their contents go along if the session is likely to read them,
+/// and may.
 fn add_siblings(
     state: &mut State,
     id: SessionId,
@@ -776,7 +791,7 @@ fn add_siblings(
     Ok(())
 }
 
-/// Returns whether a session that accesses a short file for the first time gets its contents too.
+/// Returns whether a first access to a short file gets its contents too.
 ///
 /// They cost a twentieth of the request that they save.
 fn is_short_first_access(want: &Want, file: &InodeState) -> bool {
@@ -796,7 +811,9 @@ fn content_bytes(contents: &Contents) -> usize {
     }
 }
 
-/// Returns whether a file's contents may be sent unasked: only to a session that may read them.
+/// Returns whether a file's contents may be sent unasked.
+///
+/// They may only be sent to a session that may read them.
 fn may_send_contents(state: &State, id: SessionId, file: &InodeState) -> bool {
     // Without the access list, this is unknown.
     let may_read = |session: &ServedSession| file.xattrs.is_some() && allows_reading(file, &session.credentials);

@@ -1,9 +1,10 @@
-//! Publishes grants into the grant cache, where all sessions read them ([`ashlar_wire::GrantCache`]).
+//! Publishes grants into the grant cache ([`ashlar_wire::GrantCache`]).
 //!
-//! SharedFS publishes each grant that a session only reads, if the grant cache can hold a read lease beside that
-//! session without a lease being taken from another one ([`LeaseManager::join`]). So nothing is published where one
-//! process writes in a tree under a lease on all of it. Where many processes access the same directories and files, the
-//! first one asks for all of them. Programs of a build do so, or commands that follow each other.
+//! All sessions read them there. SharedFS publishes each grant that a session only reads, if the grant cache can hold a
+//! read lease beside that session without a lease being taken from another one ([`LeaseManager::join`]). So nothing is
+//! published where one process writes in a tree under a lease on all of it. Where many processes access the same
+//! directories and files, the first one asks for all of them. Programs of a build do so, or commands that follow each
+//! other.
 //!
 //! - A published grant is true while its lease stands. SharedFS takes that lease like any other: by a store, with no
 //!   process to wait for.
@@ -36,7 +37,9 @@ use crate::leasing::Ancestors;
 use crate::session::read_only;
 use crate::state::State;
 
-/// The most grants published for one answer: later answers publish the rest of a directory.
+/// The most grants published for one answer.
+///
+/// Later answers publish the rest of a directory.
 const PUBLISHED_MAX: u64 = 1024;
 /// The most entries of a directory, and extents of a file, in one published grant.
 const ENTRIES_MAX: usize = 2048;
@@ -94,7 +97,7 @@ impl GrantPublisher {
         }
     }
 
-    /// Returns whether the grant cache holds all the needed state of an inode, and it is true.
+    /// Returns whether the grant cache holds all the needed, true state of an inode.
     pub fn has_grant(&self, inode: InodeId, need: Need) -> bool {
         self.writer.grant_cache().has(inode, need)
     }
@@ -107,7 +110,9 @@ impl GrantPublisher {
     }
 }
 
-/// Publishes an answer's grants, as far as the session may only read and no other session may write.
+/// Publishes an answer's grants that sessions only read.
+///
+/// No other session may write the inode.
 pub fn publish(state: &mut State, replies: &[GrantReply]) {
     let State { grant_cache: Some(grant_cache), leasing, store, counters, .. } = state else { return };
     // The files of a directory stand under one lease, so the grant cache joins its readers once for all of them.
@@ -203,10 +208,10 @@ mod tests {
         (id, Log::open(Arc::new(memory)).expect("a log"))
     }
 
-    /// A commit that failed after a resize and is tried again covers only the frozen batch.
+    /// A commit retried after a failure covers only the frozen batch.
     ///
-    /// It once counted one batch more on its second try. So it stood for updates that were applied after the freeze,
-    /// and that a crash could still lose.
+    /// It failed after a resize. It once counted one batch more on its second try. So it stood for updates that were
+    /// applied after the freeze, and that a crash could still lose.
     #[test]
     fn commit_retry_persists_only_frozen_batch() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -1,8 +1,9 @@
-//! The thread that turns the used parts of logs and segments into huge pages, if the arena lies in memory.
+//! The thread that makes huge pages of used memory.
 //!
-//! Processes then access them faster ([`ashlar_pmem::huge`]). The thread searches for such parts after a commit, and
-//! makes one huge page at a time, since processes that use the page wait meanwhile. If memory is fragmented, the kernel
-//! takes several milliseconds for one, so the thread leaves most of the time to other work.
+//! It serves logs and segments, if the arena lies in memory. Processes then access them faster ([`ashlar_pmem::huge`]).
+//! The thread searches for such parts after a commit, and makes one huge page at a time, since processes that use the
+//! page wait meanwhile. If memory is fragmented, the kernel takes several milliseconds for one, so the thread leaves
+//! most of the time to other work.
 
 use std::io;
 use std::sync::Arc;
@@ -14,9 +15,11 @@ use ashlar_store::Segment;
 use crate::shared_state::SharedState;
 use crate::state::State;
 
-/// After each huge page, the thread leaves the processor and the file to others for at least so long,
+/// The least pause after each huge page.
+///
+/// The thread leaves the processor and the file to others meanwhile.
 const PAUSE: Duration = Duration::from_millis(1);
-/// and for so many times as long as the page took to make, while any session writes.
+/// The pause while any session writes, in times of a page's making.
 const BUSY_TIMES: u32 = 16;
 
 /// Returns whether such a thread has anything to do.
@@ -47,7 +50,9 @@ enum HugePageHolder {
 }
 
 impl HugePageHolder {
-    /// Returns one, if there is any. All written bytes pass through the logs, so logs come first.
+    /// Returns one, if there is any.
+    ///
+    /// All written bytes pass through the logs, so logs come first.
     fn next(state: &State) -> Option<Self> {
         let log = state.sessions.values().find(|session| session.log_used.waiting() > 0);
         let log = log.map(|session| Self::Log(Arc::clone(&session.log_memory), Arc::clone(&session.log_used)));

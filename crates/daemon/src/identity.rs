@@ -11,7 +11,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// The most groups that a session may have: as many as the identity page holds.
 pub const GROUPS_MAX: usize = 256;
-/// Room for one read of `/proc`, in bytes: as many groups as there may be, and the text before them.
+/// Room for one read of `/proc`, in bytes.
+///
+/// It holds as many groups as there may be, and the text before them.
 const TEXT_BYTES: usize = 4096;
 /// The longest label that is kept, in bytes.
 const LABEL_BYTES_MAX: usize = 256;
@@ -50,16 +52,18 @@ impl Process {
         Some(Self { pid, start_ticks: start_ticks(pid)?, boot: boot_id() })
     }
 
-    /// Returns the process that has the number now, and a descriptor that becomes readable when it ends.
+    /// Returns the process that has the number now; `None` if none has.
     ///
-    /// `None` if no process has the number.
+    /// A descriptor comes with it that becomes readable when the process ends. `None` if no process has the number.
     pub fn find_open(pid: u32) -> Option<(Self, OwnedFd)> {
         let pidfd = pidfd_open(Pid::from_raw(i32::try_from(pid).ok()?)?, PidfdFlags::empty()).ok()?;
         // This check comes after the opening of the descriptor: the number can't pass to another process unnoticed.
         Some((Self::find(pid)?, pidfd)).filter(|(_, pidfd)| !has_ended(pidfd))
     }
 
-    /// Returns a descriptor that becomes readable when the process ends; `None` if it's gone.
+    /// Returns a descriptor that becomes readable when the process ends.
+    ///
+    /// Returns `None` if the process is gone.
     pub fn open(&self) -> Option<OwnedFd> {
         let (found, pidfd) = Self::find_open(self.pid)?;
         (found == *self).then_some(pidfd)
@@ -77,7 +81,9 @@ impl Process {
         }
     }
 
-    /// Returns whether the process ran in this boot of the machine, so that all that it wrote to memory is there.
+    /// Returns whether the process ran in this boot of the machine.
+    ///
+    /// Then all that it wrote to memory is there.
     pub fn is_of_this_boot(&self) -> bool {
         self.boot == boot_id()
     }
@@ -143,9 +149,9 @@ pub struct SessionIdentity {
 }
 
 impl SessionIdentity {
-    /// Returns the identity of a socket's peer, and a descriptor that reports the end of its process.
+    /// Returns the identity of a socket's peer.
     ///
-    /// Everything but the label comes from the kernel.
+    /// A descriptor comes with it that reports the end of its process. Everything but the label comes from the kernel.
     ///
     /// # Errors
     /// A sentence for people if the peer can't be served.
@@ -169,7 +175,9 @@ impl SessionIdentity {
         Ok((Self { process, uid, gid, groups, kind, label }, ending))
     }
 
-    /// Returns the credentials under which its records are validated: a mount's kernel has validated them already.
+    /// Returns the credentials under which its records are validated.
+    ///
+    /// A mount's kernel has validated them already.
     pub fn credentials(&self) -> Credentials {
         Credentials {
             uid: self.uid,
@@ -179,7 +187,9 @@ impl SessionIdentity {
         }
     }
 
-    /// Removes the identity from a lease table's first page: then its files have no owner.
+    /// Removes the identity from a lease table's first page.
+    ///
+    /// Then its files have no owner.
     pub fn wipe(page: &impl Persistent) -> Result<(), OutOfBounds> {
         page.store_u64(AT_MAGIC, 0)?;
         page.flush(AT_MAGIC, 8)?;
@@ -187,10 +197,11 @@ impl SessionIdentity {
         Ok(())
     }
 
-    /// Writes the identity into a lease table's first page, which has its owner already.
+    /// Writes the identity into a lease table's first page.
     ///
-    /// The magic is written last, so half an identity counts as none. On return, both are durable as far as the medium
-    /// allows without a sync. Before a sync a disk may have any part of it: the checksum shows that.
+    /// The page has its owner already. The magic is written last, so half an identity counts as none. On return, both
+    /// are durable as far as the medium allows without a sync. Before a sync a disk may have any part of it: the
+    /// checksum shows that.
     pub fn store(&self, page: &impl Persistent) -> Result<(), OutOfBounds> {
         page.store_u64(AT_PROCESS, u64::from(self.process.pid))?;
         page.store_u64(AT_START, self.process.start_ticks)?;

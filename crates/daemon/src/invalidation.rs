@@ -9,7 +9,9 @@ use crate::leasing::Ancestors;
 use crate::mount_notifier::StaleCache;
 use crate::state::State;
 
-/// Records that a lease is about to be taken: a restart from here on waits until the kernel no longer believes it.
+/// Records that a lease is about to be taken.
+///
+/// A restart from here on waits until the kernel no longer believes it.
 pub fn begin_invalidation(state: &State, id: SessionId) {
     if let Some(notifier) = state.sessions.get(&id).and_then(|session| session.notifier.as_ref()) {
         notifier.begin_revocation();

@@ -42,7 +42,7 @@ use crate::state::State;
 
 /// As many rights as a session can have inodes open.
 const RIGHTS_MAX: u32 = HANDLE_SLOTS as u32;
-/// Rights that have room at first, of 4 KiB, and how many times as many get room when those are used up.
+/// Rights that have room at first (4 KiB), and the growth when they are used up.
 const ROOM_FIRST: u32 = 512;
 const ROOM_GROWTH: u32 = 4;
 const WORD_BYTES: u64 = 8;
@@ -54,7 +54,9 @@ pub const LEASES_FILE_BYTES: u64 = LEASE_TABLE_BYTES + RIGHTS_MAX as u64 * WORD_
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct KeptRight {
     access: Access,
-    /// Its position in the table; `None` if the table got no room: the right is lost with this SharedFS.
+    /// Its position in the table.
+    ///
+    /// `None` if the table got no room: the right is lost with this SharedFS.
     word: Option<u32>,
 }
 
@@ -69,7 +71,9 @@ pub struct KeptRights {
     used: u32,
     /// Words of the table that have room.
     room: u32,
-    /// The batch of the store that commits, at the latest, the narrowing update whose rights were noted last.
+    /// The batch of the store that commits the last narrowing update at the latest.
+    ///
+    /// The rights of that update were noted last.
     batch: u64,
 }
 
@@ -104,7 +108,9 @@ impl KeptRights {
         self.kept.get(&inode).map_or(Access::NONE, |right| right.access).contains(access)
     }
 
-    /// Notes a right, in the table first. `is_over` returns those of the noted inodes whose rights are of no more use.
+    /// Notes a right, in the table first.
+    ///
+    /// `is_over` returns those of the noted inodes whose rights are of no more use.
     fn keep(&mut self, inode: InodeId, access: Access, batch: u64, is_over: impl FnOnce(&[InodeId]) -> Vec<InodeId>) {
         let before = self.kept.get(&inode).copied().unwrap_or(KeptRight { access: Access::NONE, word: None });
         if before.access.contains(access) {
@@ -225,7 +231,9 @@ impl OpenRules {
 }
 
 impl State {
-    /// Notes the rights to open files that sessions lose by an update, before it is applied.
+    /// Notes the rights to open files that sessions lose by an update.
+    ///
+    /// The update is not applied yet.
     ///
     /// # Errors
     /// Those of the store.

@@ -1,4 +1,6 @@
-//! The lease manager with its requests and answers, and the leases by which records are validated.
+//! The lease manager with its requests and answers.
+//!
+//! Records are validated by its leases.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +23,9 @@ use crate::validate::Leases;
 pub struct WantedLeases {
     /// Leases, and the state to send with each.
     pub wants: Vec<Want>,
-    /// How many of them, the first ones, the session asks for. The others are grants that it may need next.
+    /// How many of them, the first ones, the session asks for.
+    ///
+    /// The others are grants that it may need next.
     pub asked: usize,
 }
 
@@ -105,7 +109,9 @@ impl Leasing {
         }
     }
 
-    /// Takes up the tables of running sessions, and how far other sessions may have seen their logs.
+    /// Takes up the lease tables of running sessions.
+    ///
+    /// It also takes up how far other sessions may have seen their logs.
     pub fn restore<'a>(&mut self, store: &Store, sessions: impl Iterator<Item = &'a ServedSession>) {
         let (mut words, mut applied, mut all) = (Vec::new(), Vec::new(), Vec::new());
         for session in sessions {
@@ -223,7 +229,9 @@ fn restore_word(session: &ServedSession, slot: u32) -> Option<SlotWord> {
 }
 
 impl State {
-    /// Returns whether a wanted lease would cover a reserved inode, and the session is not a mount's.
+    /// Returns whether a session is refused a lease on a reserved inode.
+    ///
+    /// The lease would cover it, and the session is not a mount's.
     pub fn is_refused(&self, id: SessionId, want: &Want) -> bool {
         let lease = ashlar_lease::Want {
             inode: want.inode,
@@ -258,7 +266,9 @@ impl State {
         Ok(request)
     }
 
-    /// Returns the lease that a session holds on an inode already, and the dependencies of the inode's state.
+    /// Returns the lease that a session holds on an inode already.
+    ///
+    /// The dependencies of the inode's state come with it.
     pub fn covering_lease(
         &mut self,
         now_us: u64,

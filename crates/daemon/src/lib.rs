@@ -74,7 +74,9 @@ use ashlar_wire::{Listener, Watch};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Any process may ask for a session; its user and groups decide what the session may do.
+/// Any process may ask for a session.
+///
+/// Its user and groups decide what the session may do.
 const SOCKET_MODE: u32 = 0o666;
 
 /// Runs SharedFS: opens the arena, recovers, listens, and serves until it must end.

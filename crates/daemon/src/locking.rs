@@ -29,15 +29,19 @@ use crate::session_page;
 use crate::shared_state::SharedState;
 use crate::state::State;
 
-/// How long a restarted SharedFS waits for sessions that do not return: they may be stopped.
+/// How long a restarted SharedFS waits for sessions that do not return.
+///
+/// They may be stopped.
 const GRACE_MAX: Duration = Duration::from_secs(5);
-/// A session that has returned asks for its locks one after the other; so long after the last one, it has them all.
+/// The pause after which a returned session has asked for all its locks.
+///
+/// It asks for them one after the other.
 const GRACE_PAUSE: Duration = Duration::from_millis(200);
 
 /// How often a waiting thread checks whether its peer has hung up.
 const HANGUP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long, and how many at most, cancellations are remembered that find nothing to cancel.
+/// How long cancellations that find no wait are remembered, and how many.
 const EARLY_MAX: Duration = Duration::from_secs(1);
 const EARLY_COUNT_MAX: usize = 1024;
 
@@ -52,7 +56,7 @@ pub struct Locking {
     has_unreported: bool,
     /// Threads that wait.
     waiting: BTreeSet<WaiterId>,
-    /// Cancellations that arrived before the wait that they cancel, on another connection.
+    /// Cancellations that arrived before their wait, on another connection.
     early_cancels: VecDeque<(WaiterId, Instant)>,
     grace: Option<Grace>,
 }
@@ -195,7 +199,9 @@ impl Locking {
         }
     }
 
-    /// Returns whether the session's process must ask on a mount, since it has locks on the file there.
+    /// Returns whether the session's process must ask on a mount.
+    ///
+    /// It has locks on the file there.
     fn is_of_mount(&self, request: &LockRequest) -> bool {
         is_own(request) && self.table.is_held_elsewhere(request.inode, request.owner, request.pid)
     }
@@ -346,7 +352,9 @@ fn live_session(state: &State, id: SessionId) -> Result<&ServedSession, Errno> {
     state.live(id).filter(|session| !session.is_ending).ok_or(Errno::EIO)
 }
 
-/// Sets or removes a lock, and waits for it if the session asks for that, as long as the peer of the socket is there.
+/// Sets or removes a lock, and waits for it if the session asks for that.
+///
+/// It waits as long as the peer of the socket is there.
 pub fn set_lock(
     shared: &SharedState,
     id: SessionId,
@@ -401,9 +409,10 @@ pub fn set_lock(
     }
 }
 
-/// Moves a process's record locks out of the way of those that a mount asks for again in its name.
+/// Moves a process's record locks out of the mount's way.
 ///
-/// They may have moved to the mount just before the restart, and still stand in the process's control page.
+/// The mount asks for them again in the process's name. They may have moved to the mount just before the restart, and
+/// still stand in the process's control page.
 fn take_over_moved(state: &mut State, request: &LockRequest) {
     if request.kind != Kind::Record || is_own(request) {
         return;
@@ -415,9 +424,9 @@ fn take_over_moved(state: &mut State, request: &LockRequest) {
     of_process.for_each(|session| locking.table.handle_move(request.inode, process_owner(session.id)));
 }
 
-/// Waits until all sessions that may have held locks before a restart have asked for them again.
+/// Waits until all sessions have asked again for their locks.
 ///
-/// The asking session may have ended by then.
+/// These are the sessions that may have held locks before a restart. The asking session may have ended by then.
 fn await_grace(shared: &SharedState, state: &mut MutexGuard<'_, State>, id: SessionId) -> Result<(), Errno> {
     while let Some(until) = state.locking.grace_until() {
         if state.ending {
@@ -518,9 +527,9 @@ pub fn query_lock(shared: &SharedState, id: SessionId, request: &Request) -> Res
     Ok(Reply::Conflict(conflict))
 }
 
-/// Takes a process's own record locks on a file back into the table, and returns them.
+/// Takes a process's own record locks on a file back, and returns them.
 ///
-/// If `moves`, they may move to a mount from then on.
+/// They return to the table. If `moves`, they may move to a mount from then on.
 pub fn yield_locks(shared: &SharedState, id: SessionId, inode: InodeId, moves: bool) -> Reply {
     let mut state = shared.lock();
     let State { locking, sessions, .. } = &mut *state;

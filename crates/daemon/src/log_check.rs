@@ -23,7 +23,9 @@ pub struct LogFindings {
     pub problems: Vec<String>,
 }
 
-/// Reads the logs of all sessions that left one, from where the shared area has committed them.
+/// Reads the logs of all sessions that left one.
+///
+/// It reads from where the shared area has committed them.
 ///
 /// # Errors
 /// [`DaemonError`] if the arena's directory can't be read.

@@ -1,8 +1,9 @@
-//! Files that processes map directly (DAX), and the tables from which a restarted SharedFS knows these mappings.
+//! Files that processes map directly (DAX).
 //!
-//! A process maps blocks of data segments after SharedFS has promised that they stay in place. The process can't repeat
-//! that promise to a later SharedFS: it may sleep or be stopped while SharedFS is killed and started again. So a
-//! session's mappings stand in a file of their own, which SharedFS alone writes:
+//! A restarted SharedFS knows these mappings from tables. A process maps blocks of data segments after SharedFS has
+//! promised that they stay in place. The process can't repeat that promise to a later SharedFS: it may sleep or be
+//! stopped while SharedFS is killed and started again. So a session's mappings stand in a file of their own, which
+//! SharedFS alone writes:
 //!
 //! ```text
 //! record n, of 32 bytes, from byte 32 n on
@@ -37,11 +38,13 @@ const WORD: u64 = 24;
 const NUMBER_AT: u32 = 32;
 const NUMBER_MAX: u32 = u32::MAX >> 1;
 const FOLLOWS: u64 = 1 << 63;
-/// The most extents that a session may have mapped. Beyond that, the kernel maps files for it.
+/// The most extents that a session may have mapped.
+///
+/// Beyond that, the kernel maps files for it.
 const RECORDS_MAX: u64 = 4096;
-/// How often SharedFS commits concurrent writes of other sessions so that a file can be mapped.
+/// How often SharedFS commits other sessions' writes to map a file.
 const TRIES: u32 = 3;
-/// How often a thread checks whether another thread has made the table, and the pause in between.
+/// How often a thread checks for another thread's table, and the pause between.
 const TABLE_TRIES: u32 = 1000;
 const PAUSE: Duration = Duration::from_millis(1);
 const TABLE_BYTES: u64 = RECORDS_MAX * RECORD_BYTES;
@@ -64,7 +67,9 @@ impl MappedTable {
         Ok(Self { memory: map_table(arena, &file)?, used: Vec::new() })
     }
 
-    /// Returns the table that an earlier SharedFS has left, if there is one, and the mappings in it.
+    /// Returns the table that an earlier SharedFS has left, with its mappings.
+    ///
+    /// Returns `None` if there is none.
     ///
     /// # Errors
     /// [`SessionError`].
@@ -111,7 +116,9 @@ impl MappedTable {
         put(WORD, follows | u64::from(run.number) << NUMBER_AT | run.blocks)
     }
 
-    /// Records the runs that are mapped under a number: all of them or, without room, none.
+    /// Records the runs that are mapped under a number.
+    ///
+    /// It records all of them or, without room, none.
     fn record_runs(&mut self, runs: &[MappedRun]) -> bool {
         let free: Vec<u64> = (0..RECORDS_MAX)
             .filter(|&record| self.used.get(record as usize).is_none_or(Option::is_none))
@@ -275,7 +282,9 @@ pub fn show_writes(shared: &SharedState, id: SessionId, inode: InodeId) -> Resul
     Ok(())
 }
 
-/// Takes up the mappings of a session whose process lives. A dead process has nothing mapped any more.
+/// Takes up the mappings of a session whose process lives.
+///
+/// A dead process has nothing mapped any more.
 ///
 /// # Errors
 /// [`SessionError`].

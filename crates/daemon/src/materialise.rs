@@ -38,7 +38,9 @@ const FLAGS: OFlags = OFlags::RWMODE
     .union(OFlags::NOFOLLOW)
     .union(OFlags::LARGEFILE);
 
-/// Answers a session, over its own `socket`, with a descriptor of an inode on the mount that holds `directory`.
+/// Answers a session with a descriptor of an inode on a mount.
+///
+/// The mount is the one that holds `directory`. The answer goes over the session's own `socket`.
 ///
 /// # Errors
 /// `EINVAL` if `directory` is none or on no mount of this arena, or the flags or the inode's kind do not fit; `ESTALE`

@@ -37,7 +37,9 @@ use rustix::fs::Stat;
 
 use crate::grant::boot_time;
 
-/// Notifications that may wait; a mount that falls behind so far gets one that covers all.
+/// The most notifications that wait.
+///
+/// A mount that falls behind so far gets one that covers all.
 const QUEUE_MAX: usize = 4096;
 
 /// Cached state that a kernel must forget.
@@ -51,9 +53,10 @@ pub struct StaleCache {
     pub subtree: bool,
 }
 
-/// Records until when a mount's kernel may believe stale state, on the clock that counts from the machine's start.
+/// Records until when a mount's kernel may believe stale state.
 ///
-/// A restarted SharedFS waits so long. Zero: the kernel has received all notifications.
+/// The clock counts from the machine's start. A restarted SharedFS waits so long. Zero: the kernel has received all
+/// notifications.
 pub type NoteStale = Box<dyn Fn(Duration) + Send + Sync>;
 
 /// Notifies one mount's kernel.
@@ -61,7 +64,9 @@ pub struct Notifier {
     device: Mutex<Option<Arc<MountDevice>>>,
     state: Mutex<NotifierState>,
     changed: Condvar,
-    /// Held while attributes are written, so that a thread that sees them written may rely on it.
+    /// Held while attributes are written.
+    ///
+    /// So a thread that sees them written may rely on it.
     writing: Mutex<()>,
     ttl: Duration,
     note_stale: NoteStale,
@@ -85,7 +90,7 @@ pub struct MountDevice {
 
 #[derive(Debug, Default)]
 struct NotifierState {
-    /// The mount has not returned yet. From then on its kernel believes nothing any more.
+    /// Until when the kernel of a mount that has not returned believes its cache.
     absent_until: Option<Instant>,
     /// Whether the thread runs.
     has_worker: bool,
@@ -105,7 +110,9 @@ struct NotifierState {
     ended: bool,
 }
 
-/// A wait for a notification: it must end before any session may learn of the change that made the cache stale.
+/// A wait for a notification.
+///
+/// It must end before any session may learn of the change that made the cache stale.
 #[derive(Debug)]
 pub struct NotificationTicket {
     notifier: Arc<Notifier>,
@@ -161,7 +168,9 @@ impl Notifier {
         }
     }
 
-    /// Connects the mount's device when it registers or returns: the thread begins with the queued notifications.
+    /// Connects the mount's device when it registers or returns.
+    ///
+    /// The thread begins with the queued notifications.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -188,9 +197,9 @@ impl Notifier {
         (self.note_stale)(boot_time() + self.ttl);
     }
 
-    /// Queues a notification behind others; called with SharedFS's lock held, so it never waits.
+    /// Queues a notification behind others.
     ///
-    /// The ticket is the last one's, and so stands for all.
+    /// It is called with SharedFS's lock held, so it never waits. The ticket is the last one's, and so stands for all.
     pub fn queue_stale(self: &Arc<Self>, before: &[StaleCache], stale: StaleCache) -> NotificationTicket {
         let all = || before.iter().chain([&stale]);
         let mut state = self.state.lock();
@@ -226,7 +235,9 @@ impl Notifier {
         self.state.lock().owes_pages(inode)
     }
 
-    /// Waits until pages of a file are dropped, but no longer than the kernel may keep them.
+    /// Waits until pages of a file are dropped.
+    ///
+    /// It waits no longer than the kernel may keep them.
     pub fn wait_pages(&self, inode: InodeId) {
         let deadline = Instant::now() + self.ttl;
         let mut state = self.state.lock();
@@ -362,7 +373,9 @@ impl MountDevice {
             && !fds[0].revents().contains(PollFlags::ERR)
     }
 
-    /// Ends the connection if its mount is still there, whichever other processes have the device.
+    /// Ends the connection if its mount is still there.
+    ///
+    /// Other processes may have the device too.
     fn abort(&self) {
         // Once SharedFS closes its copy, the connection most often ends too.
         if self.is_connected()
@@ -373,9 +386,10 @@ impl MountDevice {
     }
 }
 
-/// Ends the connection of a mount of this arena whose process is dead, and whose files showed this device number.
+/// Ends the connection of a dead process's mount of this arena.
 ///
-/// A helper that waits for one of its requests still has its device, and the mount's users would wait for ever.
+/// The mount's files showed this device number. A helper that waits for one of its requests still has its device, and
+/// the mount's users would wait for ever.
 pub fn abort_dead_mount(shown: u64, arena: &Path) {
     let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
     let device = format!("{}:{}", rustix::fs::major(shown), rustix::fs::minor(shown));

@@ -1,8 +1,8 @@
-//! Makes the placeholder descriptor that a process has in the kernel while LibFS has the file open.
+//! Makes the placeholder that stands in the kernel for an open file.
 //!
-//! Code that calls the kernel without LibFS must fail on it in every call. It is the root of a FUSE mount that stands
-//! in no tree and that no process answers for. As an `O_PATH` descriptor it reads and writes nothing, and a call for
-//! attributes gets `ENOTCONN`.
+//! LibFS has the file open. Code that calls the kernel without LibFS must fail on it in every call. It is the root of a
+//! FUSE mount that stands in no tree and that no process answers for. As an `O_PATH` descriptor it reads and writes
+//! nothing, and a call for attributes gets `ENOTCONN`.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

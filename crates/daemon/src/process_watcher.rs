@@ -22,7 +22,9 @@ pub struct ProcessWatcher {
     waker: OwnedFd,
 }
 
-/// Each process has a number of its own: by the time that an end is reported, its session's number may be another's.
+/// The watched processes, each with a number of its own.
+///
+/// By the time that an end is reported, its session's number may be another's.
 #[derive(Debug, Default)]
 struct WatchedProcesses {
     watched: BTreeMap<SessionId, (u64, OwnedFd)>,
@@ -63,15 +65,17 @@ impl ProcessWatcher {
         }
     }
 
-    /// Makes a waiting [`Self::wait`] return, so that its thread sees the end of SharedFS.
+    /// Makes a waiting [`Self::wait`] return.
+    ///
+    /// So its thread sees the end of SharedFS.
     pub fn wake(&self) {
         // A counter that is full has woken the thread already.
         let _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
     }
 
-    /// Waits until processes end or the thread is woken; returns the sessions whose processes have ended.
+    /// Waits for the ends of processes, and returns their sessions.
     ///
-    /// Those are watched no longer.
+    /// [`Self::wake`] ends the wait too. Those are watched no longer.
     ///
     /// # Errors
     /// The system's.

@@ -23,13 +23,17 @@ use crate::shared_state::SharedState;
 use crate::state::State;
 use crate::validate::Violation;
 
-/// The balance that a session gets at a time while there is plenty, so that it asks seldom.
+/// The balance that a session gets at a time while there is plenty.
+///
+/// It is so large that the session asks seldom.
 const CHUNK: QuotaAmount = QuotaAmount { blocks: (16 << 20) / ashlar_types::BLOCK_BYTES, inodes: 1024 };
-/// The part of the free amount that one chunk takes at most; with less, sessions get exactly what they ask for.
+/// The part of the free amount that one chunk takes at most.
+///
+/// With less, sessions get exactly what they ask for.
 const PLENTY_PART: u64 = 16;
 /// No update makes more than an owner, a group and a subtree use something.
 const WANTS_MAX: usize = 4;
-/// Entries of directories that SharedFS searches for names to show the paths of subtrees.
+/// The most entries that SharedFS searches to show the paths of subtrees.
 const ENTRIES_SEEN_MAX: usize = 100_000;
 /// The most directories above one whose path is to be shown.
 const DEPTH_MAX: usize = 1000;
@@ -51,7 +55,9 @@ impl OutstandingQuota {
         held.inodes = held.inodes.saturating_add(amount.inodes);
     }
 
-    /// Books the use of a limited resource by a batch; returns `false` if that is more than was granted.
+    /// Books the use of a limited resource by a batch.
+    ///
+    /// Returns `false` if that is more than was granted.
     fn spend(&mut self, moved: &Move, limits: QuotaLimits) -> bool {
         let held = self.amounts.entry(moved.key).or_default();
         let spend = |held: &mut u64, limit: Option<u64>, more: i64| {
@@ -146,7 +152,9 @@ impl State {
         Err(Violation::NoQuota)
     }
 
-    /// Takes back all balances of a session: it pays anew for later records, and its logged ones are applied.
+    /// Takes back all balances of a session.
+    ///
+    /// It pays anew for later records, and its logged ones are applied.
     pub fn invalidate_quota_balances(&mut self, id: SessionId, has_limits: bool) {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.fenced.is_none()) else { return };
         session.raise_quota_version(has_limits);
@@ -213,7 +221,9 @@ fn reclaim<'a>(
     state
 }
 
-/// Sets or removes limits. They hold from here on, for all sessions, and are durable on return.
+/// Sets or removes limits.
+///
+/// They hold from here on, for all sessions, and are durable on return.
 pub fn set_limits(shared: &SharedState, key: QuotaKey, limits: QuotaLimits) -> Result<(), Errno> {
     let mut state = shared.apply_all_settled(shared.lock());
     let others = state.store.quotas().into_iter().any(|(other, _, limits)| other != key && !limits.is_none());
@@ -245,7 +255,9 @@ pub fn list_quotas(shared: &SharedState) -> Result<Vec<QuotaStatus>, Errno> {
     Ok(list)
 }
 
-/// Returns the path of a directory from the root; `None` if it is gone, or not found within `left` entries.
+/// Returns the path of a directory from the root.
+///
+/// Returns `None` if it is gone, or not found within `left` entries.
 fn path_of(state: &State, directory: InodeId, left: &mut usize) -> Result<Option<Vec<u8>>, StoreError> {
     let mut names: Vec<Name> = Vec::new();
     let mut at = directory;
@@ -261,7 +273,9 @@ fn path_of(state: &State, directory: InodeId, left: &mut usize) -> Result<Option
     Ok(Some(if path.is_empty() { b"/".to_vec() } else { path }))
 }
 
-/// Returns the name of an inode in a directory; `None` if it is not found within `left` entries.
+/// Returns the name of an inode in a directory.
+///
+/// Returns `None` if it is not found within `left` entries.
 pub fn name_in(state: &State, parent: InodeId, inode: InodeId, left: &mut usize) -> Result<Option<Name>, StoreError> {
     const PAGE: usize = 1000;
     let mut after = 0;

@@ -1,10 +1,10 @@
-//! Grants directories ahead to a session that walks through a tree, one directory after the other.
+//! Grants directories ahead to a session that walks through a tree.
 //!
-//! This resembles a kernel that reads a file ahead. The next directory is the one that a depth-first walk visits next,
-//! by name or in the order of a listing. When a session asks for the one after its last, it is granted some more with
-//! it, and their files. Each time it has used those up, it is granted more. A session that asks for any other directory
-//! begins anew. No lease is taken from a session that may have written there: if another session holds the next
-//! directory, the walking session must ask.
+//! The session reads one directory after the other. This resembles a kernel that reads a file ahead. The next directory
+//! is the one that a depth-first walk visits next, by name or in the order of a listing. When a session asks for the
+//! one after its last, it is granted some more with it, and their files. Each time it has used those up, it is granted
+//! more. A session that asks for any other directory begins anew. No lease is taken from a session that may have
+//! written there: if another session holds the next directory, the walking session must ask.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -17,7 +17,7 @@ use crate::scan_detection;
 use crate::session::ServedSession;
 use crate::state::State;
 
-/// How many further directories a session is granted when it first goes on, how that grows, and the most.
+/// How many directories a session is granted ahead: at first, growth, at most.
 ///
 /// Each takes two leases, and one answer holds at most 64.
 const FIRST: usize = 4;
@@ -34,7 +34,9 @@ const DEPTH_MAX: usize = 64;
 /// A program may leave out so many directories.
 const SKIPPED_MAX: usize = 2;
 
-/// The most walks remembered: as many as threads walk through trees at the same time.
+/// The most walks remembered.
+///
+/// As many threads may walk through trees at the same time.
 const WALKS_MAX: usize = 32;
 
 /// A session's walks through trees, the latest first.
@@ -44,7 +46,7 @@ pub struct TreeWalks(VecDeque<TreeWalk>);
 /// One walk through a tree.
 #[derive(Debug)]
 struct TreeWalk {
-    /// The last directory that was asked for or granted ahead, and its ancestors up to the root.
+    /// The last directory that was asked for or granted ahead, and its ancestors.
     above: Vec<InodeId>,
     order: Order,
     /// How many directories the last request granted ahead.
@@ -99,7 +101,7 @@ impl<'a> Tree<'a> {
         Ok(None)
     }
 
-    /// Returns the first of the walks that this directory continues, and in which order.
+    /// Returns the first walk that this directory continues, and in which order.
     fn find_walk(
         &mut self,
         walks: &VecDeque<TreeWalk>,
@@ -179,7 +181,9 @@ pub fn add_read_ahead(state: &mut State, id: SessionId, wants: &mut Vec<Want>) {
     }
 }
 
-/// Returns the directory that a session with this want reads: the wanted one, or a wanted file's.
+/// Returns the directory that a session with this want reads.
+///
+/// It is the wanted one, or a wanted file's.
 fn directory_of_want(state: &State, want: &Want) -> Option<InodeId> {
     if want.write || want.scope == ScopeKind::Subtree || want.need == Need::default() {
         return None;
@@ -191,7 +195,9 @@ fn directory_of_want(state: &State, want: &Want) -> Option<InodeId> {
     home_of(want.inode, &found).as_file()
 }
 
-/// Continues a walk with a directory that is asked for; returns the directories to grant, with that one.
+/// Continues a walk with a directory that is asked for.
+///
+/// Returns the directories to grant, with that one.
 fn continue_walk(
     state: &State,
     id: SessionId,
@@ -237,11 +243,10 @@ fn with_ancestors(store: &Store, directory: InodeId) -> Result<Vec<InodeId>, Sto
     Ok(above)
 }
 
-/// Returns a file that stands for all files of its directory without a lease of their own, and the directory's entry
-/// count.
+/// Returns a file that stands for the files of its directory.
 ///
-/// It is `asked`, if given, or any file. `None` if there is none, or the session's lease on the whole directory covers
-/// them.
+/// It stands for those without a lease of their own. The directory's entry count comes with it. It is `asked`, if
+/// given, or any file. `None` if there is none, or the session's lease on the whole directory covers them.
 fn representative_file(
     state: &State,
     id: SessionId,

@@ -185,9 +185,10 @@ fn validated_end(state: &mut State, id: SessionId, end: LogPosition) -> LogPosit
     session.validated
 }
 
-/// Applies logs up to their bounds, each one only as far as its dependencies are applied.
+/// Applies logs up to their bounds.
 ///
-/// [`State::unmet`] then holds the conditions that are missing.
+/// Each log is applied only as far as its dependencies are. [`State::unmet`] then holds the conditions that are
+/// missing.
 fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
     loop {
         let before: Vec<_> = bounds.iter().map(|(id, _)| state.store.applied(*id)).collect();
@@ -205,10 +206,10 @@ fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
     }
 }
 
-/// Makes room for logs that stopped for lack of it, when nothing else lets them go on.
+/// Makes room for logs that stopped for lack of it.
 ///
-/// It frees inodes that have no link and are open in no session, and commits what has been freed. Returns whether there
-/// is more room now.
+/// Nothing else lets them go on. It frees inodes that have no link and are open in no session, and commits what has
+/// been freed. Returns whether there is more room now.
 fn make_room(state: &mut State) -> Result<bool, DaemonError> {
     if !state.unmet.values().any(|unmet| *unmet == UnmetDependency::Room) {
         return Ok(false);
@@ -224,7 +225,9 @@ fn make_room(state: &mut State) -> Result<bool, DaemonError> {
     Ok(free_now > free || used_now < used)
 }
 
-/// Gives up missing dependencies of logs: it cuts the depending logs, unless the other log is at fault.
+/// Gives up missing dependencies of logs.
+///
+/// It cuts the depending logs, unless the other log is at fault.
 fn cut_unmet(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
     let unmet = std::mem::take(&mut state.unmet);
     for (id, unmet) in unmet {

@@ -18,9 +18,10 @@ use crate::mapped;
 use crate::session::Control;
 use crate::shared_state::SharedState;
 
-/// A thread waits without sleeping for messages that follow an answer so soon, so many in a row.
+/// How soon after an answer, and how often in a row, messages count as quick.
 ///
-/// Several processes use something in turn then, and one of them is woken between two requests.
+/// A thread waits without sleeping for the next one then. Several processes use something in turn then, and one of them
+/// is woken between two requests.
 const SOON: Duration = Duration::from_micros(300);
 const SOON_COUNT: u32 = 8;
 /// Sessions that are polled at once: those that asked last.
@@ -79,16 +80,19 @@ impl RequestSlots {
         pace.soon = if is_soon { (pace.soon + 1).min(2 * SOON_COUNT) } else { pace.soon.saturating_sub(4) };
     }
 
-    /// Records an answer; returns for how long to poll for the next message, as far as that is known.
+    /// Records an answer; returns for how long to poll for the next message.
+    ///
+    /// Returns `None` if that is not known.
     fn record_answer(&self) -> Option<Duration> {
         let mut pace = self.pace.lock();
         pace.answered = Some(Instant::now());
         (pace.soon >= SOON_COUNT).then_some(SOON)
     }
 
-    /// Watches a connection for a moment, and polls request slots if no other thread does.
+    /// Watches a connection for a moment.
     ///
-    /// It polls the slots of sessions that asked lately; `own` is the session of the connection.
+    /// It polls request slots if no other thread does. It polls the slots of sessions that asked lately; `own` is the
+    /// session of the connection.
     pub fn watch_connection(&self, shared: &SharedState, connection: &mut Connection, own: Option<&SlotOwner>) {
         let Some(own) = own else { return connection.watch(None, &mut || false) };
         let pause = self.record_answer();

@@ -21,13 +21,17 @@ use crate::leasing::Ancestors;
 use crate::shared_state::SharedState;
 use crate::state::State;
 
-/// The most reservations of all mounts: some for each inode that a mount may have open.
+/// The most reservations of all mounts.
+///
+/// There are some for each inode that a mount may have open.
 const RESERVED_MAX: usize = 1 << 18;
 
 /// The reserved inodes, with the reserving session and its reason.
 pub type Reservations = BTreeSet<(InodeId, SessionId, ReserveReason)>;
 
-/// Reserves an inode for the kernel, and takes all leases that cover it from sessions that may hold none then.
+/// Reserves an inode for the kernel.
+///
+/// It takes all leases that cover the inode from sessions that may hold none then.
 ///
 /// # Errors
 /// `EPERM` for sessions other than mounts'; `ESTALE` if the inode is gone; `ENFILE` if too many are reserved; `EIO`.
@@ -111,7 +115,7 @@ pub fn is_watched(reservations: &Reservations, directory: InodeId) -> bool {
         .any(|(inode, _, reason)| is_watch(reason) && (inode == directory || reason == ReserveReason::WatchedAll))
 }
 
-/// Reports to the lease manager how far the reasons for an inode's reservation reach.
+/// Reports how far the reasons for a reservation reach to the lease manager.
 fn update_reach(state: &mut State, inode: InodeId, is_directory: bool) {
     let State { leasing, store, reservations, .. } = state;
     match reservations_of(reservations, inode).map(|(.., reason)| reach_of(reason, is_directory)).max() {

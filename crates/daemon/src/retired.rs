@@ -1,4 +1,6 @@
-//! Retired sessions: sessions that have ended and whose files are kept for sessions to come.
+//! Retired sessions.
+//!
+//! A retired session has ended, and its files are kept for sessions to come.
 //!
 //! Purpose: most of the time that a session takes to begin and to end goes into making and removing its files, above
 //! all into the syncs of a disk. A program that follows another one of the same user gets the files of its predecessor:
@@ -28,8 +30,9 @@ use crate::session::{Control, LogRoom, PreparedSession, ServedSession, SessionLo
 use crate::shared_state::SharedState;
 use crate::state::State;
 
-/// A process that has closed its session has the files mapped until it ends. SharedFS waits for it so often, and so
-/// long each time.
+/// How often, and how long each time, SharedFS waits for a process to end.
+///
+/// A process that has closed its session has the files mapped until it ends.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -58,7 +61,9 @@ pub struct RetiredSession {
 }
 
 impl RetiredSession {
-    /// Returns whether the files of a session that is committed as a whole may pass to another session.
+    /// Returns whether the session's files may pass to another session.
+    ///
+    /// The session is committed as a whole.
     pub fn is_fit(state: &State, session: &ServedSession) -> bool {
         session.identity.kind == SessionKind::Process
             && session.fenced.is_none()
@@ -100,9 +105,9 @@ impl RetiredSession {
         None
     }
 
-    /// Returns whether no process uses the files any more, and they still have their room.
+    /// Returns whether no process uses the files any more, and they are whole.
     ///
-    /// The process that had them could truncate them.
+    /// They must still have their room. The process that had them could truncate them.
     fn is_free(&self, shared: &SharedState) -> bool {
         let [near, locks] = CONTROL_ROOM;
         let room = near.end + (locks.end - locks.start);
@@ -136,7 +141,9 @@ pub fn remove_with(shared: &SharedState, state: &mut State, id: SessionId) {
     }
 }
 
-/// Removes the files before the row: files without a row would look like a new session's, and be applied again.
+/// Removes the files before the row.
+///
+/// Files without a row would look like a new session's, and be applied again.
 fn has_removed_files(shared: &SharedState, id: SessionId) -> bool {
     let removed = shared.arena.remove_session(id);
     removed

@@ -1,34 +1,46 @@
-//! Detects directory scans: when a session accesses several files of a directory, all of them are granted at once.
+//! Detects directory scans.
+//!
+//! When a session accesses several files of a directory, all of them are granted at once.
 
 use std::collections::VecDeque;
 
 use ashlar_types::InodeId;
 
-/// Directories remembered: as many as threads scan at the same time, and as many as read-ahead grants.
-const DIRECTORIES_MAX: usize = 128;
-/// A directory of at most so many entries is granted with the first access to it or to one of its files.
+/// The most directories remembered.
 ///
-/// That takes no longer than one more request.
+/// Threads scan so many at the same time, and read-ahead grants so many.
+const DIRECTORIES_MAX: usize = 128;
+/// A directory of at most so many entries is granted with the first access.
+///
+/// The access is to the directory or to one of its files. That takes no longer than one more request.
 pub const SMALL_ENTRIES_MAX: u64 = 16;
 /// A directory of at most so many entries is listed with the first access to it.
 ///
 /// Most programs that access a directory list it next.
 pub const LISTED_ENTRIES_MAX: u64 = 64;
-/// A session must access one file of so many in the directory again before all are granted again.
+/// One of so many files must be accessed again before all are granted again.
 const ENTRIES_PER_ACCESS: u64 = 16;
-/// A session must read one file of so many in the directory before the contents of all are sent.
+/// One of so many files must be read before the contents of all are sent.
 ///
 /// Sending them costs as much as a request for each of those reads.
 const ENTRIES_PER_READ: u64 = 32;
-/// Files of a larger directory are not granted together: a thread that waits for one would wait for all.
+/// Files of a larger directory are not granted together.
+///
+/// A thread that waits for one would wait for all.
 const ENTRIES_MAX: u64 = 1024;
-/// The most bytes of attributes, with the extended ones, that go along unasked: the rest is sent on request.
+/// The most bytes of attributes that go along unasked, extended ones included.
+///
+/// The rest is sent on request.
 pub const ATTRIBUTE_BYTES_MAX: usize = 256 << 10;
-/// The most bytes of contents that go along unasked: small files stand in the answer itself, others as their extents.
+/// The most bytes of contents that go along unasked.
+///
+/// Small files stand in the answer itself, others as their extents.
 pub const CONTENT_BYTES_MAX: usize = 128 << 10;
-/// Contents of files with more blocks do not go along unasked: their extent lists may be long.
+/// Contents of files with more blocks do not go along unasked.
+///
+/// Their extent lists may be long.
 pub const CONTENT_BLOCKS_MAX: u64 = 256;
-/// The extents of a file of at most so many blocks go along with the first access to it.
+/// The extents of a file of at most so many blocks go along with its first access.
 pub const SHORT_FILE_BLOCKS: u64 = 16;
 
 /// The directories in which a session has accessed files, the latest first.
@@ -47,16 +59,17 @@ struct ScannedDirectory {
 #[derive(Debug)]
 struct Accesses {
     count: u64,
-    /// After more than so many accesses, the session is likely to access the other files.
+    /// After more than so many accesses, further ones are likely.
     needed: u64,
     /// The slot and generation of the lease under which all files were granted.
     granted_under: (u32, u64),
 }
 
 impl ScanDetector {
-    /// Records that the session accesses a file of a directory with so many entries, or reads it for the first time.
+    /// Records an access to a file of a directory with so many entries.
     ///
-    /// Returns whether the session is likely to access further files.
+    /// `reads` says that the session reads the file for the first time. Returns whether the session is likely to access
+    /// further files.
     pub fn record_access(&mut self, directory: InodeId, entries: u64, reads: bool) -> bool {
         let known = self.0.iter().position(|seen| seen.directory == directory).and_then(|at| self.0.remove(at));
         let accesses = |needed| Accesses { count: 0, needed, granted_under: (0, 0) };
@@ -75,7 +88,7 @@ impl ScanDetector {
         is_likely
     }
 
-    /// Records that the session will access the files of a directory with so many entries.
+    /// Records that the session will access the files of a directory.
     pub fn expect_scan(&mut self, directory: InodeId, entries: u64) {
         self.0.retain(|seen| seen.directory != directory);
         let accesses = |count, needed| Accesses { count, needed, granted_under: (0, 0) };
@@ -83,23 +96,25 @@ impl ScanDetector {
         self.0.truncate(DIRECTORIES_MAX);
     }
 
-    /// Returns whether all files of the directory are to be granted with one of them, under a lease of this slot and
-    /// generation.
+    /// Returns whether all files of the directory are to be granted with one of them.
     ///
-    /// They are granted once. After that, the session must access some of them again. Otherwise a reader of one file
-    /// would be sent all of them each time that another session writes one.
+    /// The grant is under a lease of this slot and generation. They are granted once. After that, the session must
+    /// access some of them again. Otherwise a reader of one file would be sent all of them each time that another
+    /// session writes one.
     pub fn is_grant_due(&mut self, directory: InodeId, slot: u32, generation: u64) -> bool {
         self.is_due(directory, (slot, generation), |seen| &mut seen.accesses)
     }
 
-    /// Returns whether the contents of all files are to be sent with one that is read; as [`Self::is_grant_due`].
+    /// Returns whether the contents of all files are to be sent with one that is read.
+    ///
+    /// It decides as [`Self::is_grant_due`].
     pub fn is_content_due(&mut self, directory: InodeId, slot: u32, generation: u64) -> bool {
         self.is_due(directory, (slot, generation), |seen| &mut seen.reads)
     }
 
-    /// Records that some of a directory's files were not granted, since the grant cache held them.
+    /// Records that some of a directory's files were not granted.
     ///
-    /// If the session asks for one next, the grant cache holds them no more.
+    /// The grant cache held them. If the session asks for one next, the grant cache holds them no more.
     pub fn record_left_out(&mut self, directory: InodeId) {
         if let Some(seen) = self.0.iter_mut().find(|seen| seen.directory == directory) {
             seen.accesses = Accesses { count: 0, needed: 0, granted_under: (0, 0) };

@@ -1,7 +1,8 @@
-//! Serves connections: each has a thread, which receives a request, serves it, and sends the reply.
+//! Serves connections, each in a thread.
 //!
-//! The thread that accepts a connection serves it, and another one waits for the next. Programs begin and end all the
-//! time, and each waits for the answer to its first message. So no thread is to be made or woken meanwhile.
+//! The thread receives a request, serves it, and sends the reply. The thread that accepts a connection serves it, and
+//! another one waits for the next. Programs begin and end all the time, and each waits for the answer to its first
+//! message. So no thread is to be made or woken meanwhile.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -29,14 +30,16 @@ use crate::{credit, durability, grant, locking, mapped, quota, reserved, status}
 /// A process keeps a few, and one for each thread that waits for a lock or a commit.
 const CONNECTIONS_MAX: usize = 1024;
 const CONNECTIONS_OF_PROCESS_MAX: usize = 256;
-/// The longest request: a thousand wants are far below it, and a peer must not make SharedFS hold more.
+/// The longest request.
+///
+/// A thousand wants are far below it, and a peer must not make SharedFS hold more.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
 /// Stack of a connection's thread: requests don't nest.
 const STACK_BYTES: usize = 512 << 10;
-/// Threads that wait for a connection: so many at least, if the system has threads, and so many at most.
+/// How many threads wait for a connection, if the system has threads.
 const ACCEPTORS: std::ops::RangeInclusive<usize> = 2..=4;
-/// How often SharedFS checks whether it is to end, and how long it waits after a connection that can't be accepted.
-const LOOK: Duration = Duration::from_millis(200);
+/// How often SharedFS checks for its end, and its pause after a failed accept.
+const END_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 const RETRY: Duration = Duration::from_millis(10);
 /// How long connections may take to end when SharedFS ends.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -78,7 +81,9 @@ impl Connections {
         self.closed.notify_all();
     }
 
-    /// Records that a thread is about to wait for a connection; returns `false` if enough threads do.
+    /// Records that a thread is about to wait for a connection.
+    ///
+    /// Returns `false` if enough threads do.
     fn begin_waiting(&self) -> bool {
         let mut open = self.open.lock();
         let is_wanted = open.acceptors < *ACCEPTORS.end();
@@ -127,7 +132,7 @@ pub fn serve_connections(shared: &Arc<SharedState>, listener: &Listener) -> io::
             shared.stop();
             break;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(END_CHECK_INTERVAL);
     }
     listener.end();
     connections.end_all();
@@ -145,7 +150,7 @@ fn start_acceptor(shared: &Arc<SharedState>, acceptor: Acceptor, connections: &A
     started.map(drop).inspect_err(|_| _ = connections.end_waiting())
 }
 
-/// Accepts a connection and serves it; then the next, while too few other threads wait for one.
+/// Accepts and serves connections, while too few other threads wait for one.
 fn accept_connections(shared: &Arc<SharedState>, acceptor: &Acceptor, connections: &Arc<Connections>) {
     let mut is_failing = false;
     loop {
@@ -219,7 +224,7 @@ struct ConnectedPeer {
     session: Option<SessionId>,
     /// A process's session may ask in a request slot.
     slot_owner: Option<SlotOwner>,
-    /// It has just resumed its session, and repeats requests that SharedFS has forgotten.
+    /// It has just resumed, and repeats requests that SharedFS has forgotten.
     is_reclaiming: bool,
 }
 
@@ -334,7 +339,9 @@ fn answer_request(
     serve_session(shared, id, request, descriptors)
 }
 
-/// Returns a process's session as one that may ask in a request slot. A mount has many threads with many connections.
+/// Returns a process's session as one that may ask in a request slot.
+///
+/// A mount has many threads with many connections.
 fn slot_owner_of(state: &State, id: SessionId) -> Option<SlotOwner> {
     let session = state.sessions.get(&id).filter(|session| session.identity.kind == SessionKind::Process)?;
     Some(SlotOwner { id, control: Arc::clone(&session.control) })

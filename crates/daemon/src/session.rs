@@ -60,7 +60,9 @@ pub type SessionLog = Log<Arc<Mapping>>;
 /// The control page in SharedFS's memory.
 pub type Control = ControlPage<Arc<Mapping>>;
 
-/// The descriptors that a session gets: log and control page read-write, lease table read-only.
+/// The descriptors that a session gets.
+///
+/// Log and control page are read-write, the lease table is read-only.
 #[derive(Clone, Debug)]
 pub struct SessionFiles {
     /// The log.
@@ -72,8 +74,9 @@ pub struct SessionFiles {
 }
 
 impl SessionFiles {
-    /// Opens the files again for the session's process: SharedFS's own descriptions show whether any process has
-    /// others.
+    /// Opens the files again for the session's process.
+    ///
+    /// SharedFS's own descriptions show whether any process has others.
     fn new(log: &Mapping, control: &Mapping, leases: &Mapping) -> io::Result<Self> {
         let open = |memory: &Mapping, access| open_again(memory.file(), access).map(Arc::new);
         let (both, read) = (MappingAccess::ReadWrite, MappingAccess::ReadOnly);
@@ -104,7 +107,9 @@ pub struct PreparedSession {
 }
 
 impl PreparedSession {
-    /// Makes the files of a session. The log has room for `room`, and the others what most sessions need.
+    /// Makes the files of a session.
+    ///
+    /// The log has room for `room`, and the others what most sessions need.
     ///
     /// # Errors
     /// [`SessionError`]; the files are removed again.
@@ -145,7 +150,9 @@ impl PreparedSession {
         Ok(Self { id, only_for: None, token, log, control, leases, files })
     }
 
-    /// Prepares a retired session again: all of its log is committed, and no other process has its files.
+    /// Prepares a retired session again.
+    ///
+    /// All of its log is committed, and no other process has its files.
     ///
     /// # Errors
     /// [`SessionError`]; then the files can't be used.
@@ -242,16 +249,21 @@ pub struct ServedSession {
     pub quota_version: QuotaVersion,
     /// Its outstanding quota balances in this version.
     pub outstanding: OutstandingQuota,
-    /// Whether its records must have been granted what they use. Another SharedFS granted those from before the last
-    /// start.
+    /// Whether its records must have been granted what they use.
+    ///
+    /// Another SharedFS granted those from before the last start.
     pub is_quota_validated: bool,
     /// Inode numbers that it may use.
     pub ranges: InodeRanges,
     /// Whether its lease table and page are as new as its log.
     pub is_whole: bool,
-    /// Records before this position were validated under the leases of their time, before SharedFS was restarted.
+    /// Records before this position were validated under the leases of their time.
+    ///
+    /// That was before SharedFS was restarted.
     pub validated: LogPosition,
-    /// Records before this position are not validated by leases: SharedFS was killed while it took one of them.
+    /// Records before this position are not validated by leases.
+    ///
+    /// SharedFS was killed while it took one of them.
     pub trusted: LogPosition,
     /// Records applied since this SharedFS started or the session began.
     pub records: u64,
@@ -272,15 +284,21 @@ pub struct ServedSession {
     pub due: LogPosition,
     /// The log's tail when it was last seen to move, and the time of that.
     pub moved: (LogPosition, Instant),
-    /// Whether its process has connected since this SharedFS started, and has repeated what an earlier one knew.
-    pub is_connected: bool,
-    /// Whether its process is gone or closed it: it is removed as soon as all of it is committed.
-    pub is_ending: bool,
-    /// Threads that apply the last of its log, in steps between which other threads have the lock.
+    /// Whether its process has connected since this SharedFS started.
     ///
-    /// The session is not removed while there are any.
+    /// It has then repeated what an earlier one knew.
+    pub is_connected: bool,
+    /// Whether its process is gone or closed it.
+    ///
+    /// It is removed as soon as all of it is committed.
+    pub is_ending: bool,
+    /// Threads that apply the last of its log, in steps.
+    ///
+    /// Between two steps other threads have the lock. The session is not removed while there are any.
     pub enders: u32,
-    /// Whether its further records depend on lost updates: no more of its log is applied.
+    /// Whether its further records depend on lost updates.
+    ///
+    /// Then no more of its log is applied.
     pub is_cut: bool,
     /// Whether its files are quarantined.
     pub is_quarantined: bool,
@@ -483,7 +501,9 @@ impl ServedSession {
         Ok(())
     }
 
-    /// Sets the committed position of the log: the log is free up to there, and will be used there again.
+    /// Sets the committed position of the log.
+    ///
+    /// The log is free up to there, and will be used there again.
     pub fn set_committed(&self, position: LogPosition) {
         let before = self.log.head();
         self.log.set_head(position);
@@ -495,7 +515,9 @@ impl ServedSession {
         }
     }
 
-    /// Returns a function that notes, for a restarted SharedFS, until when the mount's kernel may believe stale state.
+    /// Returns a function that notes how long the mount's kernel may be stale.
+    ///
+    /// A restarted SharedFS finds the noted time.
     pub fn note_stale(&self) -> NoteStale {
         let page = Arc::clone(&self.page);
         // The page is mapped whole, so the store can't miss it.
@@ -510,7 +532,9 @@ impl ServedSession {
         Ok(())
     }
 
-    /// Returns the credit of one kind that the session claims to have left; no more than its account shows.
+    /// Returns the credit of one kind that the session claims to have left.
+    ///
+    /// It is no more than the account shows.
     pub fn credit_left(&self, kind: CreditKind) -> Credit {
         let (said, outstanding) = (self.control.credit_left(kind), self.account.outstanding());
         Credit {

@@ -44,9 +44,9 @@ const _: () = assert!(PAGE_END <= 4096);
 /// The most inode numbers in one range: the count must fit 16 bits.
 pub const RANGE_MAX: u64 = 0xffff;
 
-/// Formats a page that states only how many slots of the table have room, and the position at which the log begins.
+/// Formats a page with the table's room and the position of the log's begin.
 ///
-/// All before that position is settled and committed.
+/// It states nothing else. All before that position is settled and committed.
 pub fn format_page(page: &impl Persistent, slots: u32, position: LogPosition) -> Result<(), OutOfBounds> {
     let noted = (VALIDATED..PAGE_END).step_by(8);
     noted.filter(|at| page.load_u64(*at).is_ok_and(|word| word != 0)).try_for_each(|at| page.store_u64(at, 0))?;
@@ -55,7 +55,9 @@ pub fn format_page(page: &impl Persistent, slots: u32, position: LogPosition) ->
     set_cost_at(page, position, Credit::default())
 }
 
-/// Returns the position before which records were validated under the leases of their time.
+/// Returns the position up to which records were validated.
+///
+/// They were validated under the leases of their time.
 pub fn validated(page: &impl Persistent) -> LogPosition {
     LogPosition(page.load_u64(VALIDATED).unwrap_or(0))
 }
@@ -65,17 +67,21 @@ pub fn set_validated(page: &impl Persistent, position: LogPosition) -> Result<()
     page.store_u64(VALIDATED, position.0)
 }
 
-/// Returns whether a kill came between a lease's end and the validation of the records written under it.
+/// Returns whether a kill came while a lease was being taken.
+///
+/// Records written under it may not be validated.
 pub fn is_revoking(page: &impl Persistent) -> bool {
     page.load_u64(REVOKING).unwrap_or(0) != 0
 }
 
-/// Notes that a lease is about to be taken, or that all records written under it are validated.
+/// Notes that a lease is about to be taken, or that its records are validated.
 pub fn set_revoking(page: &impl Persistent, revoking: bool) -> Result<(), OutOfBounds> {
     page.store_u64(REVOKING, u64::from(revoking))
 }
 
-/// Returns whether the session may have locks that only an earlier SharedFS knew: the session asks for them again.
+/// Returns whether the session may have locks that its control page lacks.
+///
+/// Only an earlier SharedFS knew them, and the session asks for them again.
 pub fn has_other_locks(page: &impl Persistent) -> bool {
     page.load_u64(OTHER_LOCKS).unwrap_or(0) != 0
 }
@@ -85,7 +91,7 @@ pub fn set_other_locks(page: &impl Persistent) -> Result<(), OutOfBounds> {
     page.store_u64(OTHER_LOCKS, 1)
 }
 
-/// Returns until when a mount's kernel may believe stale state, in milliseconds since boot.
+/// Returns until when a mount's kernel may be stale, in milliseconds since boot.
 pub fn stale_until_ms(page: &impl Persistent) -> u64 {
     page.load_u64(STALE_UNTIL).unwrap_or(0)
 }
@@ -95,9 +101,9 @@ pub fn set_stale_until_ms(page: &impl Persistent, until_ms: u64) -> Result<(), O
     page.store_u64(STALE_UNTIL, until_ms)
 }
 
-/// Returns the device number that the files of the session's mount show; 0 before the mount has registered one.
+/// Returns the device number that the files of the session's mount show.
 ///
-/// No file system has the number 0.
+/// It is 0 before the mount has registered one. No file system has the number 0.
 pub fn mount_device(page: &impl Persistent) -> u64 {
     page.load_u64(MOUNT_DEVICE).unwrap_or(0)
 }
@@ -120,7 +126,9 @@ pub fn set_lease_room(page: &impl Persistent, slots: u32) -> Result<(), OutOfBou
     page.store_u64(LEASE_ROOM, slots.into())
 }
 
-/// Returns the file whose record locks are delegated in a slot; `None` if there is none.
+/// Returns the file whose record locks are delegated in a slot.
+///
+/// Returns `None` if there is none.
 pub fn delegated(page: &impl Persistent, slot: u32) -> Option<InodeId> {
     let noted = page.load_u64(DELEGATED + 8 * u64::from(slot % LOCK_SLOTS)).unwrap_or(0);
     (noted != 0).then_some(InodeId(noted))
@@ -167,7 +175,9 @@ pub fn set_granted(page: &impl Persistent, credit: Credit) -> Result<(), OutOfBo
     page.store_u64(GRANTED_METADATA, credit.metadata_bytes)
 }
 
-/// Returns the cost of all records before a position that was about to be committed; `None` if none was noted for it.
+/// Returns the cost of all records before a position.
+///
+/// A commit up to there was about to begin. Returns `None` if no cost was noted for it.
 pub fn cost_at(page: &impl Persistent, position: LogPosition) -> Option<Credit> {
     if position.0 == 0 {
         return Some(Credit::default());
@@ -208,7 +218,9 @@ pub struct InodeRanges {
 }
 
 impl InodeRanges {
-    /// Reads the ranges from the page. Numbers only grow, so the newest range is the largest.
+    /// Reads the ranges from the page.
+    ///
+    /// Numbers only grow, so the newest range is the largest.
     pub fn load(page: &impl Persistent) -> Self {
         let slots: Vec<_> = (0..RANGE_SLOTS)
             .map_while(|slot| page.load_u64(RANGES + 8 * slot).ok().filter(|&word| word != 0))
@@ -218,8 +230,9 @@ impl InodeRanges {
         Self { next: newest.map_or(0, |slot| (slot + 1) % RANGE_SLOTS as usize), slots }
     }
 
-    /// Returns whether the next range replaces an old one, whose numbers are then refused: the log must be applied
-    /// first.
+    /// Returns whether the next range replaces an old one.
+    ///
+    /// The old numbers are then refused: the log must be applied first.
     pub fn is_full(&self) -> bool {
         self.slots.len() == RANGE_SLOTS as usize
     }

@@ -26,11 +26,13 @@ use crate::shared_state::SharedState;
 /// Each takes as much room as a session's beginning, and a third of a millisecond to make. Programs that begin together
 /// find one each, and a longer row of programs is not faster than that.
 const PREPARED_MAX: usize = 4;
-/// The most retired sessions that wait to be prepared, and the most prepared ones made of them.
+/// The most retired sessions that wait, and the most prepared ones made of them.
 ///
 /// That is as many programs as run at once on most machines.
 const RETIRED_MAX: usize = 8;
-/// The most of these whose logs have more room than a new one: memory that a machine keeps for programs to come.
+/// The most of these whose logs have more room than a new one.
+///
+/// A machine keeps so much memory for programs to come.
 const LARGE_MAX: usize = 2;
 /// How long these stay if nothing else happens.
 const RETIRED_KEPT: Duration = Duration::from_secs(60);
@@ -53,7 +55,9 @@ struct PreparedSessions {
 }
 
 impl SessionPool {
-    /// Takes a prepared session for a process, if there is one, and preferably one that only its user may take.
+    /// Takes a prepared session for a process, if there is one.
+    ///
+    /// It prefers one that only the process's user may take.
     pub fn take(&self, whom: &Credentials) -> Option<PreparedSession> {
         let made = &mut self.sessions.lock().made;
         let is_first =
@@ -68,7 +72,9 @@ impl SessionPool {
         self.changed.notify_all();
     }
 
-    /// Keeps a retired session to prepare another of it; returns it if there are enough.
+    /// Keeps a retired session to prepare another of it.
+    ///
+    /// Returns it if there are enough.
     pub fn keep(&self, retired: RetiredSession) -> Option<RetiredSession> {
         let mut sessions = self.sessions.lock();
         let large = || sessions.retired.iter().filter(|retired| is_large(retired.log_room)).count();
@@ -81,7 +87,9 @@ impl SessionPool {
         None
     }
 
-    /// Removes all retired sessions, as their room is wanted; returns whether there were any.
+    /// Removes all retired sessions; returns whether there were any.
+    ///
+    /// Their room is wanted.
     pub fn give_up_kept(&self, shared: &SharedState) -> bool {
         let (made, retired) = {
             let mut sessions = self.sessions.lock();
@@ -125,8 +133,9 @@ impl SessionPool {
         }
     }
 
-    /// Puts a session prepared of a retired one where it is taken first; returns one of those that exceeds their
-    /// number.
+    /// Puts a reused session where it is taken first.
+    ///
+    /// Returns one of the reused ones that exceeds their number.
     fn put_first(&self, prepared: PreparedSession) -> Option<PreparedSession> {
         let made = &mut self.sessions.lock().made;
         made.push_front(prepared);
@@ -163,7 +172,9 @@ fn is_large(room: LogRoom) -> bool {
     room.allocated > sessions::LOG_BEGINNING
 }
 
-/// Runs the thread that prepares sessions, and removes those that no process has taken.
+/// Runs the thread that prepares sessions.
+///
+/// It also removes those that no process has taken.
 pub fn fill_thread(shared: &SharedState) {
     let pool = &shared.pool;
     while let Some(job) = pool.wait() {

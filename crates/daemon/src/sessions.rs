@@ -25,7 +25,9 @@ use crate::state::State;
 const RANGE: u64 = 4096;
 /// Inode numbers that a process begins with: most make few files or none.
 const FIRST_RANGE: u64 = 64;
-/// Slots of a session's lease table that are not for inodes that it makes, but for leases that it asks for at once.
+/// Slots of a session's lease table that are kept for leases it asks for.
+///
+/// The others are for inodes that it makes.
 const LEASES_KEPT: u64 = 128;
 const _: () = assert!(FIRST_RANGE <= RANGE && RANGE <= crate::session_page::RANGE_MAX);
 
@@ -42,8 +44,9 @@ const SESSIONS_OF_USER_MAX: usize = 32;
 const SESSIONS_OF_USER_ENDING: usize = 32;
 const SESSIONS_OF_ROOT: usize = 64;
 
-/// How long a new session sleeps before it checks again whether kernels have forgotten names: about as long as that
-/// takes.
+/// How long a new session sleeps before it checks kernels' names again.
+///
+/// Forgetting them takes about as long.
 const FORGETTING_PAUSE: Duration = Duration::from_micros(100);
 /// Bytes of a process's log that have room in the arena when it begins.
 pub const LOG_BEGINNING: u64 = 64 << 10;
@@ -62,9 +65,10 @@ pub struct OpenedSession {
     pub welcome: Welcome,
     /// The session's files, which are sent with it.
     pub files: SessionFiles,
-    /// Further files for a process: a data segment, the grant cache, and the placeholder.
+    /// Further files for a process.
     ///
-    /// A mount asks for everything: its kernel's cache is taken back with the mount's own leases.
+    /// They are a data segment, the grant cache, and the placeholder. A mount asks for everything: its kernel's cache
+    /// is taken back with the mount's own leases.
     pub others: [Option<Arc<File>>; 3],
 }
 
@@ -195,10 +199,10 @@ fn retry_with_room<T, E>(shared: &SharedState, make: impl Fn() -> Result<T, E>) 
     make().or_else(|error| if shared.pool.give_up_kept(shared) { make() } else { Err(error) })
 }
 
-/// Waits until kernels of mounts that were alone have forgotten names: a kernel keeps some only for a sole mount.
+/// Waits until kernels of mounts that were alone have forgotten names.
 ///
-/// If a mount can't make its kernel forget, or does not answer, this waits until the kernel may not believe them any
-/// more.
+/// A kernel keeps some only for a sole mount. If a mount can't make its kernel forget, or does not answer, this waits
+/// until the kernel may not believe them any more.
 fn await_forgetting(shared: &SharedState, disturbed: &[(Arc<Control>, u64)]) {
     let deadline = Instant::now() + shared.cache_ttl();
     let is_due = || disturbed.iter().any(|(control, company)| control.company_known() != *company);
@@ -212,7 +216,9 @@ fn user_of(session: &ServedSession) -> (u32, bool) {
     (session.identity.uid, session.is_ending)
 }
 
-/// Checks whether a user may have one more session; `sessions` gives the user of each, and whether it's ending.
+/// Checks whether a user may have one more session.
+///
+/// `sessions` gives the user of each, and whether it's ending.
 fn check_room(sessions: impl Iterator<Item = (u32, bool)>, user: u32) -> Result<(), Refused> {
     let (mut all, mut own, mut ending) = (0, 0, 0_usize);
     for (other, is_ending) in sessions {
@@ -414,9 +420,9 @@ fn end_where(shared: &SharedState, ids: &[SessionId], is_meant: impl Fn(SessionI
     drop(state);
 }
 
-/// Ends a session that need not wait for the commit: it is committed and removed in the background.
+/// Ends a session that need not wait for the commit.
 ///
-/// Other sessions see its updates on return.
+/// It is committed and removed in the background. Other sessions see its updates on return.
 pub fn leave_session(shared: &SharedState, id: SessionId) {
     let mut state = begin_end(shared, &[id], |_, _| true);
     shared.request_commit(&mut state);
@@ -519,7 +525,9 @@ fn cut_off_mounts(shared: &SharedState, ids: &[SessionId]) {
     }
 }
 
-/// Runs the thread that ends sessions whose processes have died, all that have by then with one commit.
+/// Runs the thread that ends sessions whose processes have died.
+///
+/// One commit serves all that have died by then.
 pub fn end_thread(shared: &SharedState, died: &Receiver<Vec<SessionId>>) {
     while let Ok(mut ids) = died.recv() {
         ids.extend(died.try_iter().flatten());
@@ -559,9 +567,9 @@ pub fn watch_thread(shared: &SharedState, died: &Sender<Vec<SessionId>>) {
 mod tests {
     use super::*;
 
-    /// A session whose long log is applied in steps at its end must not be removed by a commit between two steps.
+    /// An ending session must stay between two steps of its log's application.
     ///
-    /// The rest of its log was lost once.
+    /// A commit between them must not remove it. The rest of its log was lost once.
     #[test]
     fn ending_session_stays_while_its_log_is_applied_in_steps() {
         let place = tempfile::tempdir().expect("a directory");

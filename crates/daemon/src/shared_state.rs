@@ -19,7 +19,7 @@ use crate::request_slots::RequestSlots;
 use crate::session_pool::SessionPool;
 use crate::state::State;
 
-/// Batches of one session's log that the digest thread applies before it turns to the next session.
+/// Batches of one log that are applied before the next session's turn.
 const BATCHES_IN_TURN: usize = 8;
 
 /// The state that all threads of SharedFS share.
@@ -32,7 +32,7 @@ pub struct SharedState {
     pub watcher: ProcessWatcher,
     /// Does the work that may have to wait for a mount.
     pub helper: Arc<Helper>,
-    /// The file that LibFS opens as a placeholder of its open files, if one could be made.
+    /// The file that LibFS opens as a placeholder, if one could be made.
     pub placeholder: Option<Arc<File>>,
     /// When SharedFS started.
     pub started: Instant,
@@ -45,11 +45,11 @@ pub struct SharedState {
     pub digest_wanted: Condvar,
     /// Signals that a commit is wanted.
     pub commit_wanted: Condvar,
-    /// Signals that a commit has ended, a session was fenced or removed, or SharedFS is ending.
+    /// Signals the end of a commit, of a session or of SharedFS, or a fence.
     pub progress: Condvar,
     /// Signals that lease requests were answered.
     pub grants_changed: Condvar,
-    /// Signals that a lock was freed, a wait was cancelled, a session was removed, or SharedFS is ending.
+    /// Signals a freed lock, a cancelled wait, or the end of a session or of SharedFS.
     pub locks_changed: Condvar,
 }
 
@@ -113,9 +113,9 @@ impl SharedState {
         self.pool.end();
     }
 
-    /// Applies at most [`BATCHES_IN_TURN`] batches of a session's log, and requests commits that are due meanwhile.
+    /// Applies at most [`BATCHES_IN_TURN`] batches of a session's log.
     ///
-    /// Returns whether there is more to apply.
+    /// It requests commits that are due meanwhile. Returns whether there is more to apply.
     pub fn apply_some<'a>(&'a self, mut state: MutexGuard<'a, State>, id: SessionId) -> (MutexGuard<'a, State>, bool) {
         let mut has_more = false;
         if let Some(settled) = state.settled(id) {
@@ -158,9 +158,9 @@ impl SharedState {
         self.digest_wanted.notify_all();
     }
 
-    /// Applies a session's log up to what is settled now, in slices, so that other threads get the lock in between.
+    /// Applies a session's log up to what is settled now, in slices.
     ///
-    /// The lock is held again on return.
+    /// Between slices, other threads get the lock. The lock is held again on return.
     pub fn apply_settled<'a>(&'a self, mut state: MutexGuard<'a, State>, id: SessionId) -> MutexGuard<'a, State> {
         let Some(settled) = state.settled(id) else { return state };
         while !self.apply_batch(&mut state, id, settled) {
@@ -177,7 +177,9 @@ impl SharedState {
         state
     }
 
-    /// Performs the lease manager's decisions; returns when to go on, if there is such a time.
+    /// Performs the lease manager's decisions.
+    ///
+    /// Returns when to go on, if there is such a time.
     pub fn perform_decisions(&self, state: &mut MutexGuard<'_, State>) -> Option<u64> {
         let (answered, until) = perform_decisions(state);
         if answered {
@@ -186,7 +188,9 @@ impl SharedState {
         until
     }
 
-    /// Waits until a session's log, which is applied up to `target`, is committed up to there, or the session is gone.
+    /// Waits until a session's log is committed up to `target`.
+    ///
+    /// It is applied up to there. The wait ends too if the session is gone.
     ///
     /// # Errors
     /// `EIO` if the session is fenced or the shared area has failed; [`SharedState::ENDING`].
@@ -199,9 +203,9 @@ impl SharedState {
         self.wait_while_behind(state, id, target, |state| self.request_commit(state))
     }
 
-    /// Waits until a session's log is applied and committed up to `target`, or the session is gone.
+    /// Waits until a session's log is applied and committed up to `target`.
     ///
-    /// The digest thread does the application.
+    /// The wait ends too if the session is gone. The digest thread does the application.
     ///
     /// # Errors
     /// As [`Self::wait_committed`].

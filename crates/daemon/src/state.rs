@@ -18,18 +18,23 @@ use crate::reserved::{self, Reservations};
 use crate::session::{Control, ServedSession};
 use crate::validate::{RecordRefusal, Violation};
 
-/// The session number under which SharedFS itself applies updates: it frees orphans.
+/// The session number under which SharedFS itself applies updates.
+///
+/// It frees orphans.
 pub const OWN_SESSION: SessionId = SessionId(0);
 
-/// How long a sole mount goes on keeping its kernel from caching names after the last other session has ended.
+/// How long a sole mount keeps its kernel from caching names.
 ///
-/// Where programs start and end all the time, each would otherwise wait until the kernel has forgotten those names.
+/// The time counts from the end of the last other session. Where programs start and end all the time, each would
+/// otherwise wait until the kernel has forgotten those names.
 const SOLITUDE: Duration = Duration::from_secs(30);
 
 /// How far SharedFS has come since its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecoveryPhase {
-    /// SharedFS applies the logs of sessions from before the start, each as far as its dependencies are applied.
+    /// SharedFS applies the logs of sessions from before the start.
+    ///
+    /// Each is applied as far as its dependencies are.
     Recovering,
     /// Some dependencies are lost, and no log waits for them any more.
     Salvaging,
@@ -52,7 +57,9 @@ pub struct State {
     pub store: Store,
     /// Leases, and the requests for them.
     pub leasing: Leasing,
-    /// Grants that all sessions may read without asking; `None` if the system gave no memory for them.
+    /// Grants that all sessions may read without asking.
+    ///
+    /// `None` if the system gave no memory for them.
     pub grant_cache: Option<GrantPublisher>,
     /// Inodes that only mounts' sessions may hold leases on.
     pub reservations: Reservations,
@@ -80,7 +87,9 @@ pub struct State {
     pub makes_huge_pages: bool,
     /// When there was last more than one session.
     pub last_shared: Option<Instant>,
-    /// No grant is sent before this time: an earlier SharedFS may have left kernels with stale caches.
+    /// No grant is sent before this time.
+    ///
+    /// An earlier SharedFS may have left kernels with stale caches.
     pub not_before: Instant,
     /// SharedFS is about to end.
     pub ending: bool,
@@ -135,9 +144,10 @@ impl State {
         self.last_shared.is_some_and(|last| last.elapsed() < SOLITUDE)
     }
 
-    /// Writes into all control pages whether there are other sessions, or were within [`SOLITUDE`].
+    /// Writes into all control pages whether there are other sessions.
     ///
-    /// Returns the sole mounts that have become shared, each with the number of the change that its kernel must follow.
+    /// Sessions count that ended within [`SOLITUDE`]. Returns the sole mounts that have become shared, each with the
+    /// number of the change that its kernel must follow.
     pub fn publish_sharing(&mut self) -> Vec<(Arc<Control>, u64)> {
         if self.sessions.len() > 1 {
             self.last_shared = Some(Instant::now());
@@ -171,7 +181,9 @@ impl State {
         self.sessions.values().filter(|session| session.fenced.is_none()).map(|session| session.id).collect()
     }
 
-    /// Applies a validated update, and reports to the lease manager which inodes it moved.
+    /// Applies a validated update.
+    ///
+    /// It reports to the lease manager which inodes the update moved.
     pub fn apply_update(
         &mut self,
         id: SessionId,
@@ -254,9 +266,9 @@ impl State {
         self.locking.end_session(id);
     }
 
-    /// Returns the end of the part of a session's log in which every slot is committed or void.
+    /// Returns the end of the settled part of a session's log.
     ///
-    /// A log that contradicts itself fences its session.
+    /// There, every slot is committed or void. A log that contradicts itself fences its session.
     pub fn settled(&mut self, id: SessionId) -> Option<LogPosition> {
         let session = self.live(id)?;
         let reason = match session.log.settled() {

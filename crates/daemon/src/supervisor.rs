@@ -35,9 +35,9 @@ enum Event {
     Died(std::io::Result<ExitStatus>),
 }
 
-/// Runs `program` with `args` and restarts it each time it is killed, until it ends with success.
+/// Runs `program` with `args` until it ends with success.
 ///
-/// If the supervisor gets SIGTERM or SIGINT, it passes the signal on.
+/// It restarts the program each time it is killed. If the supervisor gets SIGTERM or SIGINT, it passes the signal on.
 ///
 /// # Errors
 /// [`SupervisorError`] if the program can't be started, ends with an error, or keeps dying.

@@ -84,7 +84,9 @@ pub struct Validator<'a, L> {
     pub store: &'a Store,
     /// The session's rights.
     pub credentials: &'a Credentials,
-    /// Its leases; `None` if the record was validated by leases already, or they were lost with the machine's memory.
+    /// Its leases; `None` if they do not decide.
+    ///
+    /// The record was validated by leases already, or they were lost with the machine's memory.
     pub leases: Option<L>,
     /// Whether it may make an inode of this number.
     pub is_granted: &'a dyn Fn(InodeId) -> bool,

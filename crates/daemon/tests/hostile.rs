@@ -1,4 +1,6 @@
-//! Hostile sessions: their forgeries change nothing, fence them, and harm no other session.
+//! Hostile sessions.
+//!
+//! Their forgeries change nothing, fence them, and harm no other session.
 
 mod common;
 
@@ -24,8 +26,9 @@ const NOBODYS: QuotaKey = QuotaKey::User(NOBODY);
 /// Writes that take more blocks than a session begins with.
 const MORE_THAN_GRANTED: u32 = 400;
 
-/// Returns the tree as an honest session sees it: names, inodes and attributes of the root's entries, and the root's
-/// own.
+/// Returns the tree as an honest session sees it.
+///
+/// It shows names, inodes and attributes of the root's entries, and the root's own.
 fn picture(socket: &std::path::Path) -> String {
     let mut honest = Client::open(socket);
     let root = honest.acquire(&[(InodeId::ROOT, false)]).expect("granted");
@@ -39,7 +42,9 @@ fn picture(socket: &std::path::Path) -> String {
     picture
 }
 
-/// Runs one attack by a session of its own that holds the leases it asks for, and checks the outcome.
+/// Runs one attack by a session of its own, and checks the outcome.
+///
+/// The session holds the leases it asks for.
 fn attack(site: &mut Site, story: &str, forge: impl FnOnce(&mut Client)) {
     let before = picture(&site.socket());
     let mut hostile = Client::open(&site.socket());
@@ -255,7 +260,9 @@ fn ordinary_user_cannot_change_files_of_others() {
     assert!(run_as_nobody(&site, "mount", [file, outer]));
 }
 
-/// Linux lets any user make character devices of number 0:0, and leave them by renames; and no others.
+/// Linux lets any user make whiteouts.
+///
+/// They are character devices of number 0:0, and renames leave them; no other devices are allowed.
 #[test]
 fn ordinary_user_makes_own_whiteouts_and_no_other_devices() {
     if !rustix::process::geteuid().is_root() {
@@ -291,7 +298,9 @@ fn open_to_all(root: &mut Client, directory: InodeId) {
     root.digest().expect("digested");
 }
 
-/// Moves a file within a directory, so that it leaves whiteout `left` of this owner and group.
+/// Moves a file within a directory, so that it leaves a whiteout.
+///
+/// The whiteout is `left`, of this owner and group.
 fn move_away(
     c: &mut Client,
     left: InodeId,

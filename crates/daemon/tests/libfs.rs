@@ -1,5 +1,6 @@
-//! Sessions of LibFS on a real daemon, without a kernel: calls that the kernel never passes on, and effects that it
-//! hides.
+//! Sessions of LibFS on a real daemon, without a kernel.
+//!
+//! They try calls that the kernel never passes on, and effects that it hides.
 
 mod common;
 
@@ -36,9 +37,10 @@ fn removed_file_gets_no_new_name() {
     two.close(unnamed);
 }
 
-/// A freed file must not be changed by a session that knows it by the lease of its directory.
+/// A freed file must not be changed by a session that still knows it.
 ///
-/// Its maker once changed it after SharedFS had freed it, and was fenced for that.
+/// The session knows it by the lease of its directory. Its maker once changed it after SharedFS had freed it, and was
+/// fenced for that.
 #[test]
 fn freed_file_is_changed_by_no_session() {
     let site = Site::new(64 << 20);
@@ -64,7 +66,7 @@ fn freed_file_is_changed_by_no_session() {
     two.close(theirs);
 }
 
-/// A descriptor shows a file's number before SharedFS has seen in any log that the file exists.
+/// A descriptor shows a file's number before any applied log has the file.
 #[test]
 fn inode_number_is_known_before_its_log_is_applied() {
     let site = Site::new(64 << 20);
@@ -78,7 +80,9 @@ fn inode_number_is_known_before_its_log_is_applied() {
     one.close(file);
 }
 
-/// A file that is replaced all the time is there all the time; an answer about the file before once denied that.
+/// A file that is replaced all the time is there all the time.
+///
+/// An answer about the file before once denied that.
 #[test]
 fn replaced_file_is_there_at_all_times() {
     const SECONDS: u64 = 2;
@@ -137,9 +141,10 @@ fn inode_without_contents_is_refused_at_once() {
     }
 }
 
-/// A change of owner that names neither owner nor group takes set-id bits away, from the caller's own files only.
+/// A change of owner that names none strips set-id bits of own files only.
 ///
-/// SharedFS would refuse a record that does it to another user's file, and fence the session.
+/// It names neither owner nor group. SharedFS would refuse a record that does it to another user's file, and fence the
+/// session.
 #[test]
 fn other_user_takes_no_set_id_bits_away() {
     let site = Site::new(64 << 20);
@@ -154,10 +159,9 @@ fn other_user_takes_no_set_id_bits_away() {
     assert_eq!(fs.set_attributes(&owner, file, &neither).expect("changed").inode.mode, 0o755);
 }
 
-/// A rename that leaves a whiteout is one update: the session that made it knows the whiteout at once, and others find
-/// it.
+/// A rename that leaves a whiteout is one update.
 ///
-/// From then on it is a file like any other.
+/// The session that made it knows the whiteout at once, and others find it. From then on it is a file like any other.
 #[test]
 fn whiteout_of_rename_is_seen_by_all_sessions() {
     let mut site = Site::new(64 << 20);
@@ -191,7 +195,7 @@ fn whiteout_of_rename_is_seen_by_all_sessions() {
     assert_eq!(site.check()["sessions_fenced"], 0);
 }
 
-/// The fast path is taken only where it can serve the call, and there it must be taken.
+/// The fast path is taken exactly where it can serve the call.
 ///
 /// The kernel passes neither collapsing nor inserting on to FUSE, so they are tried here, between all else that changes
 /// a file. Each case that the fast path does not handle must send the caller to the slow path.
@@ -255,7 +259,9 @@ fn fast_path_is_taken_only_on_warm_state() {
     assert_eq!((one.write_open(&way, WriteAt::End, b"x", false, 100), read(&one, &way)), (None, None));
 }
 
-/// Names outside of all namespaces, namespaces without a name, and absent access lists: as ext4 answers.
+/// Invalid names of extended attributes fail as on ext4.
+///
+/// They are names outside of all namespaces, namespaces without a name, and absent access lists.
 #[test]
 fn xattr_invalid_name_is_refused_as_by_ext4() {
     let site = Site::new(64 << 20);
@@ -367,9 +373,9 @@ fn allocate(model: &mut Vec<u8>, how: Allocation, offset: u64, length: u64) -> R
     Ok(())
 }
 
-/// More files open and more leases held than a session has room for when it begins, also over the death of SharedFS.
+/// A session can open more files and hold more leases than it begins with.
 ///
-/// Open files are not freed.
+/// That also holds over the death of SharedFS. Open files are not freed.
 #[test]
 fn session_gets_room_for_more_handles_and_leases() {
     const FILES: u64 = 3000;
@@ -410,7 +416,9 @@ fn session_gets_room_for_more_handles_and_leases() {
     assert_eq!(site.check()["sessions_fenced"], 0);
 }
 
-/// Returns how many bytes of a session's log this process has mapped without a fault.
+/// Returns how many bytes of a session's log are mapped without a fault.
+///
+/// This process has mapped them.
 fn mapped_bytes_of_log(site: &Site, session: SessionId) -> u64 {
     let log = site.arena().join(format!("sessions/{session}.log"));
     let maps = std::fs::read_to_string("/proc/self/smaps").expect("read");
@@ -419,9 +427,9 @@ fn mapped_bytes_of_log(site: &Site, session: SessionId) -> u64 {
     resident.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
 }
 
-/// A session that goes on in a retired session's log has its pages mapped in steps, as in a new one.
+/// A session that goes on in a retired session's log maps pages in steps.
 ///
-/// That also holds where the log has gone round.
+/// A session in a new log does the same. That also holds where the log has gone round.
 #[test]
 fn log_of_retired_session_is_mapped_in_steps() {
     const WRITES: u64 = 1000;
@@ -456,9 +464,10 @@ fn log_of_retired_session_is_mapped_in_steps() {
     }
 }
 
-/// A session that only writes data holds no room for names, and one that only makes files holds none for data.
+/// A session holds no room of a kind that it does not use.
 ///
-/// Otherwise other sessions would be granted crumbs, and ask for each file.
+/// One that only writes data holds none for names, and one that only makes files holds none for data. Otherwise other
+/// sessions would be granted crumbs, and ask for each file.
 #[test]
 fn session_hoards_no_credit_that_it_does_not_use() {
     const CHUNK_BLOCKS: u64 = 4096;

@@ -1,4 +1,6 @@
-//! Grants that sessions read from the grant cache: without a request, and never stale.
+//! Grants that sessions read from the grant cache.
+//!
+//! They take no request, and are never stale.
 
 mod common;
 
@@ -25,14 +27,16 @@ fn name(number: u64) -> String {
     format!("file-{number:03}")
 }
 
-/// Returns a file's text: some texts stand in the published grant itself, some in blocks.
+/// Returns a file's text.
+///
+/// Some texts stand in the published grant itself, some in blocks.
 fn text(number: u64, version: u64) -> Vec<u8> {
     vec![(number + 41 * version) as u8; (number * 331 % 9000) as usize]
 }
 
-/// Makes a directory of files, below another directory, by a session that has ended.
+/// Makes a directory of files, below another directory.
 ///
-/// So it's all applied, and no session holds leases to write it.
+/// The session that makes it has ended. So it's all applied, and no session holds leases to write it.
 fn make_tree(site: &Site) -> InodeId {
     let fs = connect(site);
     let outer = fs.make(&ROOT, InodeId::ROOT, b"outer", &make(FileKind::Directory)).expect("made").id;
@@ -73,9 +77,9 @@ fn check_reads_without_request(site: &Site, directory: InodeId) {
     assert!(asked <= 2, "{asked} requests");
 }
 
-/// Opens two sessions that read at the same time, and so share their leases: from then on no session asks.
+/// Opens two sessions that read at the same time.
 ///
-/// Two earlier ones record the access times.
+/// They share their leases, and from then on no session asks. Two earlier ones record the access times.
 fn read_by_two(site: &Site, directory: InodeId, version: u64) -> [Arc<LibFs>; 2] {
     let open_and_read = || {
         let sessions = [connect(site), connect(site)];
@@ -88,7 +92,9 @@ fn read_by_two(site: &Site, directory: InodeId, version: u64) -> [Arc<LibFs>; 2]
     open_and_read()
 }
 
-/// Programs of a build once asked for the same directories and headers, one after the other.
+/// Programs of a build read the grants that the first one asked for.
+///
+/// Each once asked for the same directories and headers again.
 #[test]
 fn published_grants_are_read_without_a_request() {
     let site = Site::new(64 << 20);
@@ -120,7 +126,7 @@ fn grants_of_one_reader_serve_the_next_sessions() {
     }
 }
 
-/// A session that reads files before it changes them asks for them once, not for each.
+/// A session that reads files before it changes them asks once for all.
 #[test]
 fn reader_that_changes_files_asks_once_for_all() {
     let site = Site::new(64 << 20);
@@ -145,7 +151,9 @@ fn reader_that_changes_files_asks_once_for_all() {
     }
 }
 
-/// Each change of a file or its directory shows at once, to a reader of the grant cache and to a new session.
+/// Each change of a file or its directory shows at once.
+///
+/// It shows to a reader of the grant cache and to a new session.
 #[test]
 fn change_shows_at_once_to_readers_of_grant_cache() {
     let site = Site::new(64 << 20);
@@ -193,7 +201,9 @@ fn change_shows_at_once_to_readers_of_grant_cache() {
     }
 }
 
-/// Short sessions, one after the other and beside each other, each of which reads much and writes little.
+/// Short sessions, one after the other and beside each other.
+///
+/// Each reads much and writes little.
 #[test]
 fn short_sessions_see_each_others_writes() {
     let site = Site::new(64 << 20);
@@ -220,7 +230,9 @@ fn short_sessions_see_each_others_writes() {
     }
 }
 
-/// A session that outlives SharedFS still maps the old grant cache, whose leases SharedFS takes no more.
+/// A session that outlives SharedFS still maps the old grant cache.
+///
+/// SharedFS takes the leases of that one no more.
 #[test]
 fn grant_cache_of_dead_sharedfs_is_not_believed() {
     let mut site = Site::new(64 << 20);
@@ -271,7 +283,9 @@ fn access_time_shows_through_grant_cache() {
     assert_eq!(after, records);
 }
 
-/// A session gets the grant cache's file, and could open it again: no change that it makes there may reach others.
+/// A session can't change the grant cache for others.
+///
+/// It gets the grant cache's file, and could open it again.
 #[test]
 fn session_cannot_write_grant_cache() {
     let site = Site::new(64 << 20);

@@ -1,4 +1,6 @@
-//! Concurrent calls of LibFS sessions, checked against a model: some order of them must explain all answers.
+//! Concurrent calls of LibFS sessions, checked against a model.
+//!
+//! Some order of them must explain all answers.
 
 mod common;
 
@@ -200,7 +202,9 @@ fn operations_are_linearizable_while_daemon_is_killed() {
     linearizable(60, true);
 }
 
-/// Runs rounds of random operations, checked against the model. With `kills`, the daemon dies somewhere in each round.
+/// Runs rounds of random operations, checked against the model.
+///
+/// With `kills`, the daemon dies somewhere in each round.
 fn linearizable(rounds: u64, kills: bool) {
     const OPERATIONS: usize = 14;
     let mut site = Site::new(64 << 20);

@@ -14,7 +14,9 @@ fn daemon_process() {
     common::run_daemon();
 }
 
-/// However the directories on their way change, remembered paths lead where paths lead that are not remembered.
+/// Remembered paths lead where paths lead that are not remembered.
+///
+/// The directories on their way may change in any way.
 #[test]
 fn remembered_path_leads_where_fresh_path_leads() {
     const STEPS: u64 = 1500;
@@ -94,8 +96,9 @@ fn too_long_name_fails_with_enametoolong() {
     }
 }
 
-/// Two sessions move one name at once: one of them gets it. The other one may see the file at both names, before and
-/// after.
+/// Two sessions move one name at once: one of them gets it.
+///
+/// The other one may see the file at both names, before and after.
 #[test]
 fn name_moved_by_two_sessions_is_moved_once() {
     let site = Site::new(64 << 20);

@@ -1,4 +1,6 @@
-//! State that SharedFS grants LibFS sessions together and ahead: few requests, and nothing stale.
+//! State that SharedFS grants LibFS sessions together and ahead.
+//!
+//! It takes few requests, and is never stale.
 
 mod common;
 
@@ -59,9 +61,10 @@ fn files_made_in_shared_directory_take_few_requests() {
     two.close(theirs);
 }
 
-/// A directory's maker that looks at it again must not take the leases below it from readers.
+/// A directory's maker leaves the leases below it to readers.
 ///
-/// It once asked for all below the directory. A mount that did so took all that other sessions had read.
+/// It reads the directory again meanwhile. It once asked for all below the directory. A mount that did so took all that
+/// other sessions had read.
 #[test]
 fn maker_of_directory_leaves_leases_below_to_readers() {
     const DIRECTORIES: u64 = 30;
@@ -93,7 +96,9 @@ fn maker_of_directory_leaves_leases_below_to_readers() {
     assert!(asked < 5, "{asked} requests where only the directory has changed");
 }
 
-/// A session that stats the files of a shared directory gets them together; it once asked for each of them.
+/// Files of a shared directory are granted together.
+///
+/// A session that stats them once asked for each of them.
 #[test]
 fn files_of_shared_directory_are_granted_together() {
     const FILES: u64 = 200;
@@ -340,7 +345,9 @@ fn state_granted_with_directory_is_limited() {
     assert_eq!(fs.xattr(id, b"user.long").expect("read"), value);
 }
 
-/// Makes a tree of so many directories with files in them, in two levels; returns them by name.
+/// Makes a tree of so many directories with files in them, in two levels.
+///
+/// Returns them by name.
 fn tree(fs: &LibFs, directories: u64, files: u64) -> Vec<(String, InodeId)> {
     let mut made = Vec::new();
     for outer in 0..directories.div_ceil(20) {
@@ -443,7 +450,9 @@ fn grants_ahead_of_walk_are_not_stale() {
     }
 }
 
-/// A directory whose lease moves often is known by a few of its names. They are the right ones.
+/// A directory whose lease moves often has the right names.
+///
+/// It is known by a few of its names.
 #[test]
 fn crowded_directory_matches_model() {
     const NAMES: u64 = 120;
@@ -491,7 +500,9 @@ fn crowded_directory_matches_model() {
     }
 }
 
-/// A grant ahead is void once another session has changed the file, in whatever way; so is a repeated one.
+/// A grant ahead is void once another session has changed the file.
+///
+/// The way of the change does not matter. A repeated grant is void, too.
 #[test]
 fn grant_ahead_is_void_after_change_by_other_session() {
     const FILES: u64 = 6;

@@ -1,4 +1,6 @@
-//! Inodes that a mount has reserved for its kernel: programs' sessions are refused, and hold no leases there.
+//! Inodes that a mount has reserved for its kernel.
+//!
+//! Programs' sessions are refused, and hold no leases there.
 
 mod common;
 

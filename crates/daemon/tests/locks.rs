@@ -1,4 +1,6 @@
-//! Record locks of honest and hostile sessions: they exclude other sessions, over ends and restarts.
+//! Record locks of honest and hostile sessions.
+//!
+//! They exclude other sessions, over ends and restarts.
 
 mod common;
 
@@ -50,7 +52,9 @@ fn conflict(client: &mut Client, range: (u64, u64)) -> Option<(LockMode, u64, u6
     }
 }
 
-/// Asks for a lock through a slot until it is delegated: no other session has a lock then, or waits.
+/// Asks for a lock through a slot until it is delegated.
+///
+/// No other session has a lock then, or waits.
 fn await_delegation(client: &mut Client, slot: u32, range: (u64, u64)) {
     let begun = Instant::now();
     loop {

@@ -1,4 +1,6 @@
-//! Quotas over the bare protocol: grants stay within the limit, whatever sessions hold, and whatever dies.
+//! Quotas over the bare protocol.
+//!
+//! Grants stay within the limit, whatever sessions hold, and whatever dies.
 
 mod common;
 

@@ -1,4 +1,6 @@
-//! Requests in request slots: answered while SharedFS is awake anyway, and sent as messages otherwise.
+//! Requests in request slots.
+//!
+//! SharedFS answers them while it is awake anyway; otherwise they are sent as messages.
 
 mod common;
 
@@ -47,7 +49,9 @@ fn ask_slot(client: &mut Client, request: &Request, wake: &mut dyn FnMut(&mut Cl
     (asked.progress, asked.reply)
 }
 
-/// Asks in the request slot until SharedFS handles the request, and returns the outcome; `wake` makes a thread poll.
+/// Asks in the request slot until SharedFS handles the request.
+///
+/// Returns the outcome; `wake` makes a thread poll.
 fn ask_slot_fully(client: &mut Client, request: &Request, wake: &mut dyn FnMut(&mut Client)) -> HandledRequest {
     let (mut buffer, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(20));
     while Instant::now() < deadline {
@@ -163,7 +167,9 @@ fn nonsense_in_request_slot_harms_no_session() {
     site.check();
 }
 
-/// Two threads of a session whose answers do not fit into the request slot get each its own.
+/// Long answers of two threads of a session reach their own threads.
+///
+/// They do not fit into the request slot.
 #[test]
 fn long_answers_reach_their_own_threads() {
     const FILES: u64 = 700;
@@ -214,7 +220,9 @@ fn append_in_turn(fs: &LibFs, file: InodeId, turns: Receiver<u64>, others: Sende
     }
 }
 
-/// Lets two sessions append in turn while `meanwhile` runs; returns how often they did.
+/// Lets two sessions append in turn while `meanwhile` runs.
+///
+/// Returns how often they did.
 fn run_two_appenders(sessions: [Arc<LibFs>; 2], meanwhile: impl FnOnce()) -> u64 {
     let file = sessions[0].make(&ROOT, InodeId::ROOT, b"file", &make(FileKind::Regular)).expect("made").id;
     let ([to_one, to_two], [one, two]) = {

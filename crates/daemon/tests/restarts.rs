@@ -130,7 +130,9 @@ fn late_write_under_lease_taken_at_kill_is_not_fenced() {
     site.check();
 }
 
-/// A mount's kernel believes its cache from before the restart for a while, and no SharedFS can notify it.
+/// A mount's kernel believes its cache for a while after a restart.
+///
+/// No SharedFS can notify it.
 #[test]
 fn grant_waits_for_mount_absent_after_restart() {
     use std::os::fd::AsFd;

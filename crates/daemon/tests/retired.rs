@@ -49,7 +49,9 @@ fn inode_of(file: &File) -> u64 {
     file.metadata().expect("known").ino()
 }
 
-/// Returns the logs in the arena that take more memory than a new one: the names of their files, and their inodes.
+/// Returns the logs that take more memory than a new one.
+///
+/// They are names of files in the arena, with their inodes.
 fn large_logs(site: &Site) -> Vec<(String, u64)> {
     let logs = fs::read_dir(site.arena().join("sessions")).expect("listed").filter_map(|entry| {
         let path: PathBuf = entry.expect("an entry").path();
@@ -239,7 +241,9 @@ fn session_whose_files_are_damaged_is_not_reused() {
     site.check();
 }
 
-/// After a power loss, a session without a sync may have its predecessor's lease table, or one without an owner.
+/// After a power loss, a reused session may show its predecessor's table.
+///
+/// The session had no sync. Its lease table may also have no owner.
 #[test]
 fn reused_log_after_power_loss_ends_at_known_position() {
     for is_nobodys in [false, true] {

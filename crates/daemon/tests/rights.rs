@@ -25,7 +25,9 @@ fn is_root() -> bool {
     is_root
 }
 
-/// Opens a session of an ordinary user, of this process: a thread opens it that has become the user.
+/// Opens a session of an ordinary user, of this process.
+///
+/// A thread opens it that has become the user.
 fn open_as_user(site: &Site) -> Client {
     let open = || {
         let (gid, uid) = (Gid::from_raw(USER), Uid::from_raw(USER));
@@ -36,7 +38,9 @@ fn open_as_user(site: &Site) -> Client {
     std::thread::scope(|scope| scope.spawn(open).join().expect("opened"))
 }
 
-/// A way to narrow the rights to a file: its rights before, and the updates that narrow them.
+/// A way to narrow the rights to a file.
+///
+/// It has the rights before, and the updates that narrow them.
 struct Narrowing {
     name: &'static str,
     before: fn(&mut Client, InodeId),

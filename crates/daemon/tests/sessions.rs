@@ -1,4 +1,6 @@
-//! Honest sessions: their updates show to other sessions, outlive every kill, and freed space returns.
+//! Honest sessions.
+//!
+//! Their updates show to other sessions and outlive every kill, and freed space returns.
 
 mod common;
 
@@ -429,7 +431,9 @@ fn locks_exclude_wait_cancel_and_outlive_daemon() {
     assert!(waiter.join().expect("answered").is_ok());
 }
 
-/// Adds one to the number in `file`, as other sessions do at the same time; returns the old number.
+/// Adds one to the number in `file`; returns the old number.
+///
+/// Other sessions do so at the same time.
 fn increment(client: &mut Client, socket: &std::path::Path, file: InodeId) -> u64 {
     loop {
         let wants = vec![Client::want(file, true)];
@@ -554,7 +558,9 @@ fn wait_for_room_behind_forged_record_fails_at_once() {
     }
 }
 
-/// Seals the log while an append of `client` is under way, so that it leaves a void slot at the end.
+/// Leaves a void slot at the end of the log.
+///
+/// It seals the log while an append of `client` is under way.
 fn leave_void(client: &mut Client, file: InodeId) {
     let data = vec![7; 256 << 10];
     let write = Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: &data };

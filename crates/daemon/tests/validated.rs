@@ -1,4 +1,6 @@
-//! SharedFS accepts every record that LibFS logs for an ordinary user: the checks of both agree.
+//! SharedFS accepts every record that LibFS logs for an ordinary user.
+//!
+//! The checks of both agree.
 
 mod common;
 
@@ -35,7 +37,9 @@ fn is_root() -> bool {
     is_root
 }
 
-/// Opens a session of the ordinary user, with that user's credentials as LibFS knows them.
+/// Opens a session of the ordinary user, with the user's credentials.
+///
+/// These are the credentials as LibFS knows them.
 fn connect_as_user(site: &Site) -> (Arc<LibFs>, Credentials) {
     let open = || {
         let (gid, uid) = (Gid::from_raw(USER), Uid::from_raw(USER));
@@ -75,7 +79,9 @@ fn maybe<T>(random: &mut Random, value: T) -> Option<T> {
     (random.below(3) == 0).then_some(value)
 }
 
-/// Draws permission bits, set-id and sticky ones too; those that allow much more often than not.
+/// Draws permission bits, set-id and sticky ones too.
+///
+/// They allow much more often than not.
 fn mode(random: &mut Random) -> u32 {
     let special = if random.below(3) == 0 { random.below(8) as u32 } else { 0 };
     let plain = if random.below(2) == 0 { 0o777 } else { random.below(0o1000) as u32 };
@@ -232,7 +238,9 @@ impl World {
     }
 }
 
-/// Random attributes, lists, owners, sticky and set-id bits, and calls of a user among them.
+/// A user's calls among random attributes are all accepted.
+///
+/// Access lists, owners, sticky and set-id bits are random, too.
 #[test]
 fn every_record_libfs_logs_for_a_user_is_accepted() {
     if !is_root() {
@@ -266,7 +274,9 @@ fn every_record_libfs_logs_for_a_user_is_accepted() {
     }
 }
 
-/// Between the check of a directory's rights and the record that changes it, another session may close the directory.
+/// Another session may close a directory between check and record.
+///
+/// The check is of the directory's rights, and the record changes it.
 #[test]
 fn names_changed_as_their_directory_closes_are_accepted() {
     if !is_root() {

@@ -48,7 +48,9 @@ pub fn read(path: &Path, limit: usize) -> FileImage {
     FileImage { length, bytes }
 }
 
-/// Reads as much of LMDB's file as its two first pages count. A page more than one of them knows does no harm.
+/// Reads as much of LMDB's file as its two first pages count.
+///
+/// A page more than one of them knows does no harm.
 pub fn read_metadata(path: &Path) -> FileImage {
     const LAST_PAGE_AT: usize = 136;
     let first = read(path, 2 * PAGE_BYTES);

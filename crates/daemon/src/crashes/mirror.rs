@@ -1,4 +1,4 @@
-//! Follows an arena's files, and makes images that a crash at this moment may leave.
+//! Follows an arena's files, and makes images that a crash may leave.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,9 @@ use ashlar_tests::random::Random;
 use super::image::{FileImage, Image, read, read_metadata, torn_metadata};
 use crate::identity::{AT_BOOT, AT_START};
 
-/// Control pages and lease tables are followed this far: the tables behind it matter only to living processes.
+/// Bytes of control pages and lease tables that are followed.
+///
+/// The tables behind them matter only to living processes.
 const PAGE_BYTES: u64 = 4096;
 
 /// The processes that a crash ends.
@@ -79,7 +81,9 @@ impl Mirror {
         listed
     }
 
-    /// Returns the twin of a file; a file that is met for the first time was made since, of zeros.
+    /// Returns the twin of a file.
+    ///
+    /// A file that is met for the first time was made since, of zeros.
     fn twin(&mut self, number: FileNumber) -> Option<&CrashTwin> {
         if !self.files.contains_key(&number) {
             match self.listed().into_iter().find(|(found, _)| *found == number) {

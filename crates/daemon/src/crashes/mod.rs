@@ -63,7 +63,9 @@ struct Setup {
     lives: u64,
     /// Power losses tried at each persist point while a commit is under way.
     images: u64,
-    /// Elsewhere one power loss is tried at one in so many points: `crates/log` tries those of appends.
+    /// Elsewhere one power loss is tried at one in so many points.
+    ///
+    /// `crates/log` tries those of appends.
     thinness: u64,
 }
 

@@ -55,8 +55,9 @@ impl TreePicture {
         Ok(tree)
     }
 
-    /// Reads the model's tree. Nodes that have not changed since `before` come from there: every update leaves a time
-    /// of its own.
+    /// Reads the model's tree.
+    ///
+    /// Nodes that have not changed since `before` come from there: every update leaves a time of its own.
     pub fn of_model(model: &MemoryStore, before: &Self) -> Self {
         let inodes: BTreeMap<InodeId, &Inode> = model.inodes().collect();
         let known: BTreeMap<InodeId, &Rc<TreeNode>> = before.0.values().map(|node| (node.id, node)).collect();

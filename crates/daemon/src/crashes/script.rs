@@ -1,4 +1,6 @@
-//! A session at work, with everything that SharedFS does for it, all in one thread and from one seed.
+//! A session at work, and SharedFS's work for it.
+//!
+//! All runs in one thread and from one seed.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -25,7 +27,9 @@ use crate::{Config, digest, grant, recovery, sessions};
 
 /// Small, so that the log goes round often; a record may take a quarter of it.
 const RING_BYTES: u64 = 24 << 10;
-/// Blocks that are left when only deletions are possible any more: those copy blocks too.
+/// Blocks that are left for deletions, which copy blocks too.
+///
+/// Only updates of at most one block may take them.
 const SPARE_BLOCKS: u64 = 5;
 const BLOCK: u64 = 4096;
 const FILE_BLOCKS_MAX: u64 = 5;
@@ -34,7 +38,9 @@ const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"a long name, so that rows d
 /// The history so far, as far as crashes are concerned.
 #[derive(Default)]
 pub struct Story {
-    /// The tree after each update, and before the first. The last update may be under way.
+    /// The tree after each update, and before the first.
+    ///
+    /// The last update may be under way.
     pub trees: Vec<TreePicture>,
     /// How many updates' calls have returned.
     pub returned: usize,
@@ -86,7 +92,9 @@ impl Story {
     }
 }
 
-/// Returns the model of a tree that was recovered after these updates: its orphans are gone.
+/// Returns the model of a tree that was recovered after these updates.
+///
+/// Its orphans are gone.
 fn replayed(records: &[(u8, Vec<u8>)]) -> MemoryStore {
     let mut model = MemoryStore::new();
     for (kind, body) in records {
@@ -208,7 +216,9 @@ impl Live {
         self.shared.perform_decisions(&mut state);
     }
 
-    /// Brings the commit one stage further: other steps may come between any two stages.
+    /// Brings the commit one stage further.
+    ///
+    /// Other steps may come between any two stages.
     fn advance_commit(&mut self) {
         if let Some(done) = self.done.take() {
             digest::finish_commit(&mut self.shared.lock(), done).expect("committed");
@@ -229,8 +239,9 @@ impl Live {
         }
     }
 
-    /// Releases the committed part of the log, and declares that the session reads by no extent older than what is
-    /// applied.
+    /// Releases the committed part of the log.
+    ///
+    /// It also declares that the session reads by no extent older than what is applied.
     fn release(&mut self) {
         let mut state = self.shared.lock();
         self.log.release(self.control.committed());
@@ -274,7 +285,7 @@ impl Live {
         self.leased.insert(inode, (grants[0].slot, grants[0].word));
     }
 
-    /// Returns whether a lease that was granted on the inode still holds, as LibFS checks it.
+    /// Returns whether a lease granted on the inode still holds, as LibFS checks it.
     fn holds(&self, inode: InodeId) -> bool {
         let state = self.shared.lock();
         self.leased.get(&inode).is_some_and(|&(slot, word)| state.sessions[&self.id].leases.word(slot).0 == word)
@@ -288,7 +299,7 @@ impl Live {
         InodeId(self.inodes.next().expect("not empty"))
     }
 
-    /// Returns the blocks that are neither used nor needed by records that wait in the log.
+    /// Returns the blocks that are neither used nor needed by logged records.
     fn room(&self) -> u64 {
         let state = self.shared.lock();
         let applied = state.store.applied(self.id);

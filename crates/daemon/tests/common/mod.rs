@@ -1,6 +1,6 @@
-//! Test sessions without LibFS, on the bare protocol and the bare log; and the daemon in a process of its own.
+//! Test sessions on the bare protocol and the bare log, without LibFS.
 //!
-//! Such a session may be honest or not.
+//! The daemon runs in a process of its own. Such a session may be honest or not.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub mod libfs;
@@ -25,7 +25,7 @@ pub const DAEMON_ENV: &str = "ASHLAR_TEST_DAEMON";
 
 pub const NOW: Timestamp = Timestamp { seconds: 1_700_000_000, nanoseconds: 5 };
 
-/// Held while this process has an arena's lock file open, and while it starts another process.
+/// Held while an arena's lock file is open, and while a process starts.
 ///
 /// A child has copies of all descriptors until it executes its program, and so holds the lock too.
 static STARTING: Mutex<()> = Mutex::new(());
@@ -115,7 +115,9 @@ impl Site {
         daemon.wait().expect("reaped").success()
     }
 
-    /// Checks that the daemon still lives and the file system is sound; returns the counters.
+    /// Checks that the daemon lives and the file system is sound.
+    ///
+    /// Returns the counters.
     pub fn check(&mut self) -> std::collections::BTreeMap<String, u64> {
         let mut line = Connection::connect(&self.socket()).expect("the daemon listens");
         match line.call(&Request::Fsck, &[]).expect("answered").0 {
@@ -134,7 +136,9 @@ impl Site {
     }
 }
 
-/// The sessions that left files: owned ones, and prepared ones without an identity in their lease tables.
+/// The sessions that left files.
+///
+/// Owned ones have an identity in their lease tables, prepared ones have none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionsLeft {
     pub owned: usize,
@@ -166,16 +170,18 @@ impl Site {
         self.arena().join(format!("sessions/{session}.log")).exists()
     }
 
-    /// Makes a session's files look like ones of an earlier boot, as after a power loss.
+    /// Makes a session's files look like ones of an earlier boot.
+    ///
+    /// A power loss leaves such files.
     pub fn age(&self, session: ashlar_types::SessionId) {
         let table = self.arena().join(format!("sessions/{session}.leases"));
         let table = std::fs::File::options().write(true).open(table).expect("a lease table");
         rustix::io::pwrite(&table, &[0; 16], 88).expect("another boot");
     }
 
-    /// Waits until the files of a session that has ended are prepared again, or removed.
+    /// Waits until a session's files are prepared again, or removed.
     ///
-    /// The daemon removes them if enough are prepared.
+    /// The session has ended. The daemon removes them if enough are prepared.
     pub fn await_prepared_of(&self, session: ashlar_types::SessionId) {
         let deadline = Instant::now() + Duration::from_secs(20);
         let path = self.arena().join(format!("sessions/{session}.leases"));
@@ -210,7 +216,9 @@ fn open_to_all(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("permissions");
 }
 
-/// Returns this test program as a command, to run one of its hidden tests in a process of its own.
+/// Returns this test program as a command.
+///
+/// It runs one of the hidden tests in a process of its own.
 pub fn this_test(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"]);
@@ -409,7 +417,7 @@ impl Client {
         }
     }
 
-    /// Asks for the log's digest, and releases the log and the blocks that its updates have freed.
+    /// Asks for the log's digest, and releases the log and freed blocks.
     pub fn make_room(&mut self) {
         let end = self.digest().expect("digested");
         self.log.release(end);
@@ -429,7 +437,9 @@ impl Client {
         self.committed_by(&Request::Digest)
     }
 
-    /// Makes a request that commits a part of the log, and returns the committed position.
+    /// Makes a request that commits a part of the log.
+    ///
+    /// Returns the committed position.
     pub fn committed_by(&mut self, request: &Request) -> Result<LogPosition, Errno> {
         match self.call(request)? {
             Reply::Committed(position) => Ok(position),
@@ -437,7 +447,9 @@ impl Client {
         }
     }
 
-    /// Makes a file or directory in a directory on which the session holds a write lease.
+    /// Makes a file or directory in a directory.
+    ///
+    /// The session holds a write lease on the directory.
     pub fn make(&mut self, parent: InodeId, name: &[u8], kind: FileKind) -> InodeId {
         let inode = self.inode();
         self.append(&Update::Create(create(inode, parent, name, kind)));
