@@ -1,8 +1,10 @@
-//! Second tries: what a name led to was gone when something was to be done with it, since somebody put another file in its place.
+//! Holds the inode of a path that a thread opens again after `ESTALE`.
 //!
-//! On a kernel's own file systems a path is opened however soon what it led to loses its name. Here the kernel looks the name up, and opens the inode (or
-//! changes its mode, and so on) by another request. It tries a second time where that fails with `ESTALE`, and then tells the program. So what the same thread looks up
-//! the second time is held as an open file is, until it has done that.
+//! The first time, the inode was gone when the kernel used it, since another process put another file in its place. On
+//! a kernel's own file systems a path can be opened however soon its inode loses its name. Here the kernel looks the
+//! name up, and opens the inode (or changes its mode, and so on) by another request. If that fails with `ESTALE`, the
+//! kernel retries once, and then reports the error to the program. So the inode that the same thread looks up the
+//! second time is held as an open file is, until the thread has used it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -12,7 +14,7 @@ use parking_lot::Mutex;
 
 /// Threads that are known at once; one more takes the place of the first.
 const KNOWN_MAX: usize = 64;
-/// Who has not come back by then has given up, or was refused.
+/// A thread that has not retried by then has given up, or was refused.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -22,7 +24,7 @@ struct Try {
     held: Option<InodeId>,
 }
 
-/// Who tries something again.
+/// The threads that retry after `ESTALE`.
 #[derive(Debug, Default)]
 pub(crate) struct Again {
     tries: Mutex<Vec<Try>>,
@@ -30,12 +32,12 @@ pub(crate) struct Again {
 }
 
 impl Again {
-    /// Whether there is anybody: most of the time nobody is.
+    /// Whether any thread retries: most of the time none does.
     pub(crate) fn is_any(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// Notes that a thread was told `ESTALE`. What is returned is held no more, and to be closed.
+    /// Records that a thread got `ESTALE`. The returned inodes are held no more, and the caller closes them.
     #[must_use]
     pub(crate) fn note(&self, thread: u32) -> Vec<InodeId> {
         let mut tries = self.tries.lock();
@@ -48,7 +50,8 @@ impl Again {
         closed
     }
 
-    /// A thread has looked a file up, and the caller has opened it: it's held if the thread is at its second try. What is returned is to be closed.
+    /// Holds an inode that a thread has looked up and the caller has opened, if the thread retries. The caller closes
+    /// the returned inode.
     #[must_use]
     pub(crate) fn hold(&self, thread: u32, inode: InodeId) -> Option<InodeId> {
         let mut tries = self.tries.lock();
@@ -58,7 +61,7 @@ impl Again {
         }
     }
 
-    /// A thread's second try has come to its end. What is returned is to be closed.
+    /// Ends a thread's retry. The caller closes the returned inodes.
     #[must_use]
     pub(crate) fn end(&self, thread: u32) -> Vec<InodeId> {
         let mut tries = self.tries.lock();
@@ -68,7 +71,7 @@ impl Again {
     }
 }
 
-/// Forgets a thread, and those that did not come back; returns what was held for them.
+/// Forgets a thread, and those that did not retry in time; returns the inodes that were held for them.
 fn end(tries: &mut Vec<Try>, thread: u32) -> Vec<InodeId> {
     let is_over = |one: &mut Try| one.thread == thread || one.since.elapsed() > PATIENCE;
     tries.extract_if(.., is_over).filter_map(|one| one.held).collect()

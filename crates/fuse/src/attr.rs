@@ -1,4 +1,4 @@
-//! Attributes: GETATTR, SETATTR, STATX, STATFS, and the forms in which the kernel wants them.
+//! Attributes: GETATTR, SETATTR, STATX, STATFS, and the kernel's forms of them.
 
 use ashlar_libfs::{Change, Found, SetTime};
 use ashlar_types::{BLOCK_BYTES, Errno, FileKind, Inode, InodeId, NAME_MAX, Timestamp};
@@ -12,16 +12,18 @@ use crate::server::Server;
 /// `STATX_BASIC_STATS` and `STATX_BTIME`.
 const STATX_MASK: u32 = 0x7ff | 0x800;
 
-/// The kernel counts in ticks, of 10 ms at the longest: it rounds up, and lets one more pass.
+/// The error of the kernel's clock for validities. It counts in ticks of 10 ms at the longest, rounds up, and lets one
+/// more pass.
 const TICKS_MS: u64 = 30;
 
-/// What the kernel is told of how long it may keep something: whole seconds, and nanoseconds. It's less than it may.
+/// Returns how long the kernel may keep something, in whole seconds and nanoseconds. It is less than `ttl_ms`, by the
+/// error of the kernel's clock.
 pub(crate) fn validity(ttl_ms: u64) -> (u64, u32) {
     let ttl_ms = ttl_ms.saturating_sub(TICKS_MS);
     (ttl_ms / 1000, u32::try_from(ttl_ms % 1000 * 1_000_000).unwrap_or(0))
 }
 
-/// An inode as `fuse_attr`.
+/// Returns an inode as `fuse_attr`.
 pub(crate) fn attr(id: InodeId, inode: &Inode) -> Attr {
     Attr {
         ino: id.0,
@@ -71,7 +73,7 @@ fn statx(found: &Found) -> Statx {
     }
 }
 
-/// The time that SETATTR sets, if it does.
+/// Returns the time that SETATTR sets, if it sets one.
 fn time(valid: u32, set: u32, now: u32, seconds: u64, nanoseconds: u32) -> Option<SetTime> {
     if valid & now != 0 {
         Some(SetTime::Now)
@@ -82,7 +84,7 @@ fn time(valid: u32, set: u32, now: u32, seconds: u64, nanoseconds: u32) -> Optio
     }
 }
 
-/// What SETATTR asks for.
+/// Returns the change that SETATTR asks for.
 fn change(asked: &SetattrIn) -> Change {
     let has = |bit: u32| asked.valid & bit != 0;
     let owner = has(fattr::UID | fattr::GID);
@@ -97,15 +99,16 @@ fn change(asked: &SetattrIn) -> Change {
     }
 }
 
-/// Whether SETATTR names no attribute. The kernel sends it so when set-id bits are to go and nothing else: before a write or
-/// `fallocate` by an ordinary user, and at `chown(path, -1, -1)`. Having promised `HANDLE_KILLPRIV_V2`, this side does it.
+/// Whether SETATTR names no attribute. The kernel sends such a request to have set-id bits cleared and nothing else:
+/// before a write or `fallocate` by an ordinary user, and at `chown(path, -1, -1)`. The mount has promised
+/// `HANDLE_KILLPRIV_V2`, so it clears them.
 const fn asks_for_nothing(valid: u32) -> bool {
     let all = fattr::MODE | fattr::UID | fattr::GID | fattr::SIZE | fattr::ATIME | fattr::MTIME;
     valid & (all | fattr::ATIME_NOW | fattr::MTIME_NOW) == 0
 }
 
 impl<F: FileSystem> Server<F> {
-    /// An inode as `fuse_attr`, with the blocks that may be shown of it.
+    /// Returns an inode as `fuse_attr`, with the number of blocks that may be shown.
     fn attr(&self, found: &Found) -> Attr {
         let attr = attr(found.id, &found.inode);
         Attr { blocks: self.mappable.shown_blocks(found.id, attr.size, attr.blocks), ..attr }
@@ -113,7 +116,7 @@ impl<F: FileSystem> Server<F> {
 }
 
 impl<F: FileSystem> Call<'_, F> {
-    /// The answer that tells of one inode's attributes.
+    /// Replies with one inode's attributes.
     pub(crate) fn reply_attributes(&mut self, found: &Found) -> Answer {
         let ttl_ms = self.fs().cache_ttl_ms(found.id);
         let (attr_valid, attr_valid_nsec) = validity(ttl_ms);
@@ -125,10 +128,11 @@ impl<F: FileSystem> Call<'_, F> {
         Ok(Then::Send)
     }
 
-    /// For how long the kernel may keep names of a directory, in milliseconds. What it is given so is noted when the answer is sent.
+    /// Returns how long the kernel may keep names of a directory, in milliseconds. The server records the names of the
+    /// answer when it sends it.
     pub(crate) fn name_ttl_ms(&mut self, directory: InodeId) -> u64 {
         if !self.reply.names_until {
-            // Whoever waits for such answers waits for those only that began before there was company.
+            // A thread that waits for answers with names waits only for those that began before the mount was shared.
             if self.fs().is_shared() {
                 return 0;
             }
@@ -137,13 +141,14 @@ impl<F: FileSystem> Call<'_, F> {
         self.fs().name_ttl_ms(directory)
     }
 
-    /// From here on until the answer is sent and its names are noted, who has names forgotten waits.
+    /// Begins an answer with names. From here until the answer is sent and its names are recorded, a thread that makes
+    /// the kernel forget names waits.
     pub(crate) fn begin_names(&mut self) {
         self.server.given.begin_answer();
         self.reply.names_until = true;
     }
 
-    /// The part of an answer that tells where a name leads. The kernel may keep the attributes for so many milliseconds.
+    /// Puts the entry that a name leads to into the answer. The kernel may keep its attributes for `attr_ttl_ms`.
     pub(crate) fn put_entry(
         &mut self,
         directory: InodeId,
@@ -186,7 +191,7 @@ impl<F: FileSystem> Call<'_, F> {
         self.reply_attributes(&found)
     }
 
-    /// STATX: the kernel asks so where the time of birth is wanted.
+    /// STATX: the kernel sends it when the caller wants the time of birth.
     pub(crate) fn statx(self) -> Answer {
         let found = self.fs().attributes(self.inode())?;
         let ttl_ms = self.fs().cache_ttl_ms(found.id);
@@ -224,7 +229,7 @@ impl<F: FileSystem> Call<'_, F> {
     }
 }
 
-/// Whether a file's content is what OPEN opens.
+/// Whether the inode is a regular file, whose content OPEN opens.
 pub(crate) fn is_regular(found: &Found) -> bool {
     found.inode.kind == FileKind::Regular
 }

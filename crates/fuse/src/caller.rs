@@ -1,42 +1,42 @@
-//! The thread that has sent a request, as `/proc` shows it while it waits for the answer.
+//! Reads from `/proc` the thread that has sent a request and waits for its answer.
 //!
 //! Some requests don't say all that an answer depends on. A thread that waits for an answer shows in `/proc` which call
-//! it is in, and of which kind its process is. Each look takes some microseconds, so only requests ask that need it. A
-//! thread whose process replaces its program is locked for `/proc`, but such a thread waits for no request that is
-//! looked at here.
+//! it is in, and of which kind its process is. Each read takes some microseconds, so it is done only for requests that
+//! need it. A thread whose process replaces its program is locked for `/proc`, but such a thread waits for no request
+//! that is read here.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-/// After which time a thread is looked at again that has not come to rest. It's on its way into the wait for the
-/// answer, unless it does not wait for this one.
+/// How long to wait before a thread is read again that still runs. It is on its way into the wait for the answer,
+/// unless it does not wait for this one.
 const PAUSE: Duration = Duration::from_micros(50);
-/// `pwritev2`, by its number for programs of this machine's width and for those of 32 bits.
+/// `pwritev2`, by its number for programs of this machine's width and for 32-bit programs.
 const PWRITEV2: [i64; 2] = [libc::SYS_pwritev2, if cfg!(target_arch = "x86_64") { 379 } else { 393 }];
 /// Its flag for writing at the offset though the open file appends.
 const RWF_NOAPPEND: u64 = 0x20;
 
-/// A call of the kernel's: its number, or -1 where a thread waits outside of calls, and its arguments.
+/// A system call: its number, or -1 if a thread waits outside of calls, and its arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SystemCall {
     pub(crate) number: i64,
     pub(crate) arguments: [u64; 6],
 }
 
-/// The call in which a thread stands.
+/// The call that a thread is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ThreadCall {
     /// It waits in a call.
     Waiting(SystemCall),
     /// It runs.
     Running,
-    /// It's gone, or may not be looked at.
+    /// It is gone, or may not be read.
     Hidden,
 }
 
 impl ThreadCall {
-    /// Looks at a thread until it waits, `looks` times at most.
+    /// Reads a thread until it waits, `looks` times at most.
     pub(crate) fn look_at(thread: u32, looks: u32) -> Self {
         for look in 0..looks {
             if look > 0 {
@@ -50,7 +50,7 @@ impl ThreadCall {
         Self::Running
     }
 
-    /// Whether it's a write that goes to its offset in a file that is open for appending.
+    /// Whether it is a write that goes to its offset in a file that is open for appending.
     pub(crate) fn writes_at_offset(self) -> bool {
         let Self::Waiting(call) = self else { return false };
         PWRITEV2.contains(&call.number) && call.arguments[5] & RWF_NOAPPEND != 0
@@ -58,7 +58,7 @@ impl ThreadCall {
 }
 
 impl SystemCall {
-    /// Reads what `/proc/TID/syscall` says; `None` where the thread runs.
+    /// Parses the text of `/proc/TID/syscall`; returns `None` if the thread runs.
     pub(crate) fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace();
         let number = words.next()?.parse().ok()?;
@@ -72,8 +72,8 @@ impl SystemCall {
     }
 }
 
-/// Whether a thread's program has words of 32 bits. The kernel keeps a program's auxiliary vector as it gave it: pairs
-/// of words, of which the first number is small.
+/// Whether a thread's program is a 32-bit one. The kernel keeps a program's auxiliary vector as it gave it: pairs of
+/// words, of which the first number is small.
 pub(crate) fn is_32_bit(thread: u32) -> bool {
     let mut first = [0; 8];
     let auxiliary = File::open(format!("/proc/{thread}/auxv"));

@@ -1,14 +1,18 @@
-//! Serving by rings: on each core threads that are bound to it.
+//! Threads that serve requests by rings: several for each core, bound to it.
 //!
-//! What is asked on a core comes by that core's queue, and a thread there is just switched to and back: 3 us for a question and its answer, where a thread that
-//! reads from the device, and has to be woken on another core, takes 20 to 100.
+//! A request made on a core comes by that core's queue. The kernel just switches to a thread there and back: 3 us for a
+//! request and its answer. A thread that reads from the device has to be woken on another core, which takes 20 to 100
+//! us.
 //!
-//! Each thread has one entry, so that nothing is given to it while it's at work. The kernel gives a request to the entry that came last: as long as one thread of a core is
-//! enough, the others sleep. They are there for when it's held up (a lease that must first come from elsewhere, a disk's `fsync`), or has a request whose answer another
-//! thread will give: it waits for that alone, and passes it on at once. When only one of a core is left that waits for a request, another one is started.
+//! Each thread has one entry, so the kernel gives it no request while it is at work. The kernel gives a request to the
+//! entry that came last: as long as one thread of a core is enough, the others sleep. They help when that thread is
+//! held up, by a lease that must first come from another session or by a disk's `fsync`. They also help when another
+//! thread will answer its request: it then waits for that answer alone, and passes it on at once. When only one thread
+//! of a core is left that waits for a request, one more is started.
 //!
-//! A request that finds no entry waits until one comes back by an answer: an entry that is made meanwhile does not bring it. So a thread that comes later has the kernel ask
-//! something ([`notify::ask`]), about a regular file. Where none is known, nobody waits for a lock: all else is answered before long.
+//! A request that finds no entry waits until an answer gives one back: a newly made entry does not bring it. So a
+//! thread that is added later makes the kernel send a request about a regular file ([`notify::ask`]). If no regular
+//! file is known yet, no process waits for a lock, and all other requests are answered before long.
 //!
 //! FORGET and INTERRUPT come from the device in any case.
 
@@ -32,25 +36,26 @@ use crate::ring::{Event, Ring, WorkerInbox};
 use crate::route::Route;
 use crate::server::{Server, opened};
 
-/// Threads that each core has from the beginning, …
+/// Threads that each core has from the beginning.
 const SEATS: usize = 3;
-/// … and at most: more than locks are waited for at once.
+/// Threads that a core has at most: more than the locks that may wait at once.
 const SEATS_MAX: usize = 256;
-/// So many requests in a row that move as many bytes as this each, or more, have a thread leave its core: they are work that is to be done beside the client's.
+/// After so many requests in a row that move at least [`LARGE_BYTES`] each, a thread leaves its core. Such requests are
+/// work that is better done on another core than the client's.
 const LARGE_IN_A_ROW: u32 = 2;
 const LARGE_BYTES: usize = 64 << 10;
 
-/// The threads that serve by rings. None, where requests come from the device.
+/// The threads that serve by rings; none if requests come from the device.
 #[derive(Debug, Default)]
 pub(crate) struct Cores {
     cores: Vec<Core>,
-    /// Where threads may run that are not bound.
+    /// The cores on which unbound threads may run.
     everywhere: Option<CpuSet>,
     /// Rings whose threads are not started yet.
     rings: Mutex<Vec<(Ring, Post)>>,
     threads: Mutex<Threads>,
     asked: AtomicU64,
-    /// A regular file that was used last.
+    /// The regular file that was used last.
     file: AtomicU64,
 }
 
@@ -60,7 +65,7 @@ struct Core {
     /// Its threads, and how many of them wait for a request.
     seats: AtomicUsize,
     free: AtomicUsize,
-    /// One more is on its way.
+    /// Whether one more thread is about to start.
     grows: AtomicBool,
 }
 
@@ -70,18 +75,18 @@ struct Threads {
     closed: bool,
 }
 
-/// What a thread serves.
+/// The queues that a thread serves.
 #[derive(Clone, Debug)]
 enum Post {
-    /// The core at this place among all; `late` where its others are at work.
+    /// The queue of the core at this index. `late` if the thread is added because the core's others are at work.
     Core { place: usize, late: bool },
-    /// The queues of cores that are off. When one is switched on, it's served by this thread alone.
+    /// The queues of cores that are off. If such a core is switched on, this thread alone serves it.
     Off(Vec<u16>),
 }
 
 impl Cores {
-    /// Makes the rings of a mount, before they are agreed on with the kernel: from then on it waits for them. None, where this process may not run on all cores, or can't have
-    /// rings.
+    /// Makes the rings of a mount, before INIT agrees on them: from then on the kernel waits for them. Returns `None`
+    /// if this process may not run on all cores, or can't have rings.
     pub(crate) fn new(device: &Device) -> Option<Self> {
         let listed = |file: &str| parsed(&std::fs::read_to_string(format!("/sys/devices/system/cpu/{file}")).ok()?);
         let (online, possible) = (listed("online")?, listed("possible")?);
@@ -100,7 +105,7 @@ impl Cores {
         Some(Self { cores, everywhere: Some(allowed), rings: Mutex::new(rings.ok()?), ..Self::default() })
     }
 
-    /// Whether there are any.
+    /// Whether the mount is served by rings.
     pub(crate) fn are_any(&self) -> bool {
         !self.cores.is_empty()
     }
@@ -116,14 +121,15 @@ impl Cores {
             inbox.close();
         }
         for (_, thread) in started {
-            // What a thread gave the kernel may be written to for as long as there is that thread. A panic there has been reported, and leaves its memory.
+            // The kernel may write to an entry's memory as long as the thread lives that gave the entry. If a thread
+            // panicked, that has been reported, and its memory is leaked.
             if let Ok(ring) = thread.join() {
                 ring.end();
             }
         }
     }
 
-    /// Has the kernel ask something by the queue of the core on which this is called.
+    /// Makes the kernel send a request by the queue of the core that the caller runs on.
     fn ask(&self, device: &Device) {
         let (number, file) = (self.asked.fetch_add(1, Ordering::Relaxed), InodeId(self.file.load(Ordering::Relaxed)));
         if let Err(errno) = notify::ask(device.as_fd(), number, file) {
@@ -131,7 +137,7 @@ impl Cores {
         }
     }
 
-    /// Has the calling thread, which was started by one that is bound, run anywhere.
+    /// Lets the calling thread run on any core. It inherited the binding of the thread that started it.
     pub(crate) fn roam(&self) {
         if let Some(everywhere) = &self.everywhere {
             bind_to(everywhere);
@@ -154,7 +160,7 @@ impl Core {
     }
 }
 
-/// Numbers from 0 on, as `0-3,8` names them.
+/// Returns the core numbers that a list such as `0-3,8` names.
 fn parsed(list: &str) -> Option<Vec<usize>> {
     let mut numbers = Vec::new();
     for range in list.trim().split(',') {
@@ -183,7 +189,7 @@ impl<F: FileSystem> Server<F> {
         Ok(())
     }
 
-    /// One more thread for a core most of whose threads are at work.
+    /// Starts one more thread for a core most of whose threads are at work.
     fn add_worker(self: &Arc<Self>, place: usize) {
         let core = &self.cores.cores[place];
         if core.seats.load(Ordering::Relaxed) >= SEATS_MAX || core.grows.swap(true, Ordering::Relaxed) {
@@ -203,7 +209,7 @@ struct Worker<'a, F> {
     ring: Ring,
     request: Vec<u8>,
     reply: Reply,
-    /// Requests in a row that were large.
+    /// The number of large requests in a row.
     large: u32,
 }
 
@@ -212,7 +218,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
         Self { server, ring, request: Vec::new(), reply: Reply::new(TRANSFER_BYTES), large: 0 }
     }
 
-    /// Serves until the mount is gone; the ring's memory is the kernel's until this thread has ended.
+    /// Serves until the mount is gone. Returns the ring, whose memory is the kernel's until this thread has ended.
     fn run(mut self, post: &Post) -> Ring {
         let result = match post {
             Post::Core { place, late } => self.serve_core(*place, *late),
@@ -249,7 +255,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
                     if !self.serve(entry)? {
                         continue;
                     }
-                    // Much that is moved is moved beside the client, on any core.
+                    // A thread that moves much data runs beside the client, on any core.
                     let binds = self.large < LARGE_IN_A_ROW;
                     if binds != is_bound {
                         is_bound = bind_to(if binds { &own } else { &everywhere }) && binds;
@@ -265,7 +271,8 @@ impl<'a, F: FileSystem> Worker<'a, F> {
         }
     }
 
-    /// Of a queue whose entry is kept by its request there must be another one, since there is no other thread.
+    /// Serves the queues of cores that are off. A request that another thread will answer keeps its queue's entry. Then
+    /// the queue gets another entry, since no other thread serves it.
     fn serve_off(&mut self, queues: &[u16]) -> io::Result<()> {
         queues.iter().try_for_each(|queue| self.ring.register(*queue))?;
         self.ring.watch_mail()?;
@@ -290,7 +297,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
         self.ring.submit()
     }
 
-    /// Gives the kernel what came by the mailbox; `false` once it's closed.
+    /// Gives the kernel the answers that came by the inbox. Returns `false` once the inbox is closed.
     fn pass_on(&mut self) -> io::Result<bool> {
         let Some(answers) = self.ring.inbox().take() else { return Ok(false) };
         for (entry, answer) in answers {
@@ -300,7 +307,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
         Ok(true)
     }
 
-    /// Serves the request in an entry. Whether it's answered: where it's not, its answer comes by the mailbox.
+    /// Serves the request in an entry. Returns whether it is answered; if not, its answer comes by the inbox.
     fn serve(&mut self, entry: usize) -> io::Result<bool> {
         let server = self.server;
         let is_short = self.ring.receive(entry, &mut self.request);
@@ -315,7 +322,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
         let answer = server.carry_out(header, arguments, &mut self.reply, &route);
         match answer {
             Ok(Then::Later) => return Ok(false),
-            // Here every request is answered, or its entry would be lost.
+            // Every request of a ring is answered, or its entry would be lost.
             Ok(Then::Nothing) => self.reply.clear(),
             _ => {}
         }
@@ -324,7 +331,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
         let mut sent = self.ring.answer(entry, reply);
         if self.reply.is_kept() {
             sent = sent.and_then(|()| self.ring.submit());
-            // What is long has no names.
+            // A long request has no names.
             server.check(if is_short { &self.request } else { &[] }, &self.reply);
             server.end_answer(&mut self.reply);
         }
@@ -332,7 +339,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
     }
 }
 
-/// One more, as long as this is there.
+/// Raises a counter as long as it lives.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl<'a> Counted<'a> {

@@ -9,23 +9,23 @@ use rustix::io::Errno;
 
 use crate::proto::{InHeader, WriteIn};
 
-/// The most bytes that one READ or WRITE carries. More than this no longer makes large transfers cheaper.
+/// The most bytes that one READ or WRITE carries. A larger size no longer makes large transfers cheaper.
 pub(crate) const TRANSFER_BYTES: usize = 1 << 20;
 /// The largest request, and so the smallest buffer that the kernel accepts for reading one.
 pub(crate) const REQUEST_BYTES: usize = TRANSFER_BYTES + 4096;
 const _: () = assert!(REQUEST_BYTES >= TRANSFER_BYTES + size_of::<InHeader>() + size_of::<WriteIn>());
 
-/// The device, open. All threads that serve share one open file: a file for each takes an ioctl without a safe wrapper
+/// The open device. All threads that serve share one open file: a file for each takes an ioctl without a safe wrapper
 /// (`FUSE_DEV_IOC_CLONE`), and showed no gain above the noise on two cores.
 #[derive(Debug)]
 pub(crate) struct Device(OwnedFd);
 
-/// What became of a reply.
+/// The kernel's answer to a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
     /// The kernel has it.
     Taken,
-    /// Nobody waits for it any more: the request was aborted.
+    /// No process waits for it any more: the request was aborted.
     Unwanted,
 }
 
@@ -35,14 +35,14 @@ impl Device {
         rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map(Self)
     }
 
-    /// From now on a look for a request does not wait for one, so that [`Device::receive`] can watch.
+    /// Makes reads of the device return at once if no request waits, so that [`Device::receive`] can watch.
     pub(crate) fn set_nonblocking(&self) -> Result<(), Errno> {
         let flags = rustix::fs::fcntl_getfl(&self.0)?;
         rustix::fs::fcntl_setfl(&self.0, flags | OFlags::NONBLOCK)
     }
 
-    /// Waits for a request; `None` when the mount is gone. While it watches for one, whoever wants the core has it: the thread may be bound to the
-    /// one of its client.
+    /// Waits for a request; returns `None` when the mount is gone. While it watches for one, it yields the core to any
+    /// other thread: it may be bound to its client's core.
     pub(crate) fn receive(&self, buffer: &mut [u8], watch: &mut Watch) -> Result<Option<usize>, Errno> {
         watch.begin(None);
         loop {
@@ -88,7 +88,7 @@ impl Device {
         }
     }
 
-    /// Another descriptor of the same open file.
+    /// Returns another descriptor of the same open file.
     pub(crate) fn duplicate(&self) -> Result<OwnedFd, Errno> {
         rustix::io::fcntl_dupfd_cloexec(&self.0, 3)
     }

@@ -14,10 +14,11 @@ use crate::file_system::FileSystem;
 use crate::proto::{Attr, Dirent, EntryOut, OpenOut, ReadIn, fopen};
 use crate::reply::{Check, Reply};
 
-/// The handle of a directory that a program with words of 32 bits has opened. Its library takes no place of more than 31 bits.
+/// The handle of a directory that a 32-bit program has opened. Its library takes no place of more than 31 bits.
 const HANDLE_NARROW: u64 = 1;
 
-/// The place of an entry in 31 bits: the high half of its place in 63, so the order is the same. Many entries may share one.
+/// Returns an entry's place in 31 bits: the high half of its place in 63, so the order is the same. Many entries may
+/// share one.
 const fn narrowed(cookie: u64) -> u64 {
     if cookie <= COOKIE_PARENT {
         return cookie;
@@ -26,7 +27,7 @@ const fn narrowed(cookie: u64) -> u64 {
     if half > COOKIE_PARENT { half } else { COOKIE_PARENT + 1 }
 }
 
-/// The last place of 63 bits with this place of 31.
+/// Returns the last place of 63 bits with this place of 31.
 const fn widened(place: u64) -> u64 {
     if place <= COOKIE_PARENT || place > i32::MAX as u64 { place } else { place << 32 | u32::MAX as u64 }
 }
@@ -38,11 +39,11 @@ struct Page<'a> {
     reply: &'a mut Reply,
     directory: InodeId,
     size: usize,
-    /// Whether attributes come with the names (READDIRPLUS).
+    /// Whether attributes are listed with the names (READDIRPLUS).
     plus: bool,
     /// Whether places have 31 bits.
     narrow: bool,
-    /// The last place, and what the body's length and the number of checks were before the first entry that has it.
+    /// The last place, and the body's length and the number of checks before the first entry at that place.
     last: (u64, usize, usize),
     /// Where in the body the last entry's `Dirent` begins.
     last_dirent: usize,
@@ -54,16 +55,18 @@ impl<'a> Page<'a> {
         Page { reply, directory, size, plus, narrow: false, last: (0, 0, 0), last_dirent: 0, result: Ok(()) }
     }
 
-    /// Adds an entry; `false` where it doesn't fit any more. Two names may share a place, and a listing goes on behind a
-    /// place: so all entries with the same one are in one page or in the next. Behind all of them but the last a listing goes on
-    /// before the first: the kernel hands a page on in parts, and an entry that is shown twice is better than one that is not.
+    /// Adds an entry; returns `false` if it doesn't fit any more.
+    ///
+    /// Two names may share a place, and a listing continues after a place. So all entries with the same place are in
+    /// one page or in the next. After each of them but the last, a listing continues before the first: the kernel hands
+    /// a page on in parts, and showing an entry twice is better than not at all.
     fn add(&mut self, listed: &Listed) -> bool {
         let place = if self.narrow { narrowed(listed.cookie) } else { listed.cookie };
         let (length, checks) = (self.reply.body_length(), self.reply.check_count());
         let head = if self.plus { ENTRY_BYTES } else { size_of::<Dirent>() };
         if length + (head + listed.name.len()).next_multiple_of(8) > self.size {
             let (last, length, checks) = self.last;
-            // A page that has room for nothing else keeps what it has, or the listing would never go on.
+            // A page that has room for nothing else keeps its entries, or the listing would never continue.
             if last == place && length > 0 {
                 self.reply.truncate(length);
                 self.reply.truncate_checks(checks);
@@ -84,7 +87,7 @@ impl<'a> Page<'a> {
     fn put(&mut self, listed: &Listed, place: u64) -> Result<(), Errno> {
         if self.plus {
             self.reply.structure(&EntryOut {
-                // Node number 0 says that no attributes come with this name.
+                // Node number 0 says that this name has no attributes.
                 nodeid: listed.inode.as_ref().map_or(0, |_| listed.id.0),
                 attr: listed.inode.as_ref().map(|inode| attr(listed.id, inode)).unwrap_or_default(),
                 ..EntryOut::default()
@@ -104,15 +107,16 @@ impl<'a> Page<'a> {
     }
 }
 
-/// An entry for the directory itself or its parent.
+/// Makes an entry for the directory itself or its parent.
 fn dot(name: &[u8], id: InodeId, cookie: u64) -> Listed {
     Listed { cookie, name: name.to_vec(), id, kind: FileKind::Directory, inode: None }
 }
 
 impl<F: FileSystem> Call<'_, F> {
-    /// OPENDIR. The handle keeps a removed directory, as it keeps a removed file. The kernel may keep listings while nobody else
-    /// can change them: at each start of one it compares the directory's time of change, but may miss an answer to that question
-    /// when it's told to forget at the same moment. A listing that is kept has places of 63 bits.
+    /// OPENDIR. The handle keeps a removed directory, as it keeps a removed file. The kernel may keep listings while no
+    /// other session can change them. At the start of each listing it compares the directory's time of change, but it
+    /// may miss an answer to that question if it is made to forget at the same moment. A kept listing has places of 63
+    /// bits.
     pub(crate) fn opendir(self) -> Answer {
         let inode = self.inode();
         self.fs().open(inode)?;
@@ -174,8 +178,8 @@ impl<F: FileSystem> Call<'_, F> {
         page.result
     }
 
-    /// Says how long the kernel may keep the entries of a listing, and which blocks it may be shown of each. That is asked after
-    /// the listing, and not for each entry within it, where LibFS may hold its locks.
+    /// Sets how long the kernel may keep the entries of a listing, and how many blocks it may show of each. This asks
+    /// LibFS after the listing, and not for each entry within it, where LibFS may hold its locks.
     fn set_validity(&mut self, directory: InodeId) -> Result<(), Errno> {
         let (entry_valid, entry_valid_nsec) = validity(self.name_ttl_ms(directory));
         let fs = &self.server.file_system;

@@ -1,13 +1,12 @@
-//! Pages of the kernel that are newer than the mount's own state.
+//! Writes back pages of the kernel that are newer than the mount's own state.
 //!
-//! A program that writes through a shared mapping changes the kernel's pages, and the mount learns of it when the
-//! kernel writes them back. Until then a block may look like a hole here and hold data. [`MappableFiles`] knows the
-//! files that it may concern.
+//! A program that writes through a shared mapping changes the kernel's pages. The mount learns of it when the kernel
+//! writes them back. Until then a block may look like a hole here and hold data. [`MappableFiles`] knows the files that
+//! may have such pages.
 //!
 //! LSEEK of such a file is answered once the kernel has written back the pages of the hole that the answer would name
-//! ([`Server::seek_written_back`]). The number of blocks that a file takes up is never shown as none: programs take
-//! that for a file without data, and don't read it. Having pages written back for each `stat` would take them away from
-//! a database.
+//! ([`Server::seek_written_back`]). The number of blocks that a file takes up is never shown as 0: programs take that
+//! for a file without data, and don't read it. Writing pages back for each `stat` would take them away from a database.
 //!
 //! [`MappableFiles`]: crate::mappable::MappableFiles
 
@@ -22,7 +21,7 @@ use crate::notify::Pages;
 use crate::server::Server;
 
 impl<F: FileSystem> Server<F> {
-    /// The kernel is about to fill pages of a file, by READ or WRITE.
+    /// Records that the kernel is about to fill pages of a file, by READ or WRITE.
     pub(crate) fn note_fill(&self, inode: InodeId) {
         self.fills.fill(inode);
         if self.mappable.fill(inode) {
@@ -30,14 +29,14 @@ impl<F: FileSystem> Server<F> {
         }
     }
 
-    /// A handle was made through which a file may be mapped for writing.
+    /// Records that a handle was made through which a file may be mapped for writing.
     pub(crate) fn note_mappable(&self, inode: InodeId) {
         if self.mappable.open(inode, self.fills.must_drop(inode)) {
             self.forget_no_blocks(inode);
         }
     }
 
-    /// Makes the kernel ask again how many blocks a file takes up, if it was given none.
+    /// Makes the kernel ask again how many blocks a file takes up, if the last answer was 0.
     fn forget_no_blocks(&self, inode: InodeId) {
         let found = self.file_system.attributes(inode);
         if found.is_ok_and(|found| found.inode.blocks == 0 && found.inode.size > 0) {
@@ -45,7 +44,7 @@ impl<F: FileSystem> Server<F> {
         }
     }
 
-    /// Finds data or a hole once the kernel has written back whatever it has of the hole that is found. Waits for the
+    /// Finds data or a hole, once the kernel has written back all pages of the hole that is found. Waits for the
     /// kernel.
     pub(crate) fn seek_written_back(&self, inode: InodeId, what: Seek, offset: u64) -> Outcome<u64> {
         let seek = |what, offset| self.file_system.seek(inode, what, offset);
@@ -57,7 +56,8 @@ impl<F: FileSystem> Server<F> {
     }
 }
 
-/// See [`Server::seek_written_back`]. A hole that was written back is not written back again: it holds no newer data.
+/// Implements [`Server::seek_written_back`]. A hole that was written back is not written back again: it holds no newer
+/// data.
 fn seek_past_dirty(
     seek: &dyn Fn(Seek, u64) -> Outcome<u64>,
     write_back: &dyn Fn(Range<u64>),
@@ -76,12 +76,12 @@ fn seek_past_dirty(
     }
 }
 
-/// The hole that an answer to LSEEK rests on; to `u64::MAX` where it reaches to the file's end.
+/// Returns the hole that an answer to LSEEK rests on; its end is `u64::MAX` if it reaches to the file's end.
 fn hole_of(seek: &dyn Fn(Seek, u64) -> Outcome<u64>, what: Seek, offset: u64, answer: Outcome<u64>) -> Range<u64> {
     match (what, answer) {
         (Seek::Data, Ok(data)) => offset..data,
         (Seek::Data, Err(Errno::ENXIO)) => offset..u64::MAX,
-        // The end of the file is a hole, behind which there is nothing.
+        // The end of the file is a hole, and nothing follows it.
         (Seek::Hole, Ok(hole)) => match seek(Seek::Data, hole) {
             Ok(data) => hole..data,
             Err(_) if seek(Seek::Hole, hole).is_ok() => hole..u64::MAX,

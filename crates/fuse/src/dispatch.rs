@@ -1,4 +1,4 @@
-//! From a request to the operation that it asks for.
+//! Leads a request to the operation that it asks for.
 
 use ashlar_types::{Credentials, Errno, InodeId};
 
@@ -8,7 +8,7 @@ use crate::reply::Reply;
 use crate::route::Route;
 use crate::server::Server;
 
-/// What becomes of a request that did not fail.
+/// How a request that did not fail is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
     /// The reply is sent.
@@ -24,7 +24,7 @@ pub(crate) enum Then {
 /// The result of an operation.
 pub(crate) type Answer = Result<Then, Errno>;
 
-/// One request, with what is needed to carry it out.
+/// One request, with everything that is needed to carry it out.
 pub(crate) struct Call<'a, F> {
     pub(crate) server: &'a std::sync::Arc<Server<F>>,
     pub(crate) header: InHeader,
@@ -34,17 +34,19 @@ pub(crate) struct Call<'a, F> {
 }
 
 impl<F: FileSystem> Call<'_, F> {
-    /// The file system.
+    /// Returns the file system.
     pub(crate) fn fs(&self) -> &F {
         &self.server.file_system
     }
 
-    /// The inode that the request is about. The kernel's node numbers are inode numbers, so FORGET has nothing to free.
+    /// Returns the inode that the request is about. The kernel's node numbers are inode numbers, so FORGET has nothing
+    /// to free.
     pub(crate) const fn inode(&self) -> InodeId {
         InodeId(self.header.nodeid)
     }
 
-    /// On whose behalf. The kernel has checked permissions (`default_permissions`), supplementary groups and ACLs included.
+    /// Returns the user and group of the caller. The kernel has checked permissions (`default_permissions`),
+    /// supplementary groups and ACLs included.
     pub(crate) const fn who(&self) -> Credentials {
         Credentials::checked(self.header.uid, self.header.gid)
     }
@@ -100,7 +102,7 @@ impl<F: FileSystem> Call<'_, F> {
         }
     }
 
-    /// INTERRUPT: only a lock that is waited for can be called off; all else ends by itself.
+    /// INTERRUPT: only a waiting lock can be cancelled; all other requests end by themselves.
     fn interrupt(mut self) -> Answer {
         let asked: InterruptIn = self.arguments.structure()?;
         self.server.locks.interrupt(self.server, asked.unique);

@@ -1,4 +1,4 @@
-//! Open files: opening, reading, writing, space, and what ends with a handle.
+//! Open files: opening, reading, writing, allocating, and closing of handles.
 
 use std::sync::atomic::Ordering;
 
@@ -20,32 +20,33 @@ use crate::proto::{
 use crate::reply::Check;
 use crate::server::Server;
 
-/// A handle's number is its own as long as the mount lives. Its lowest bits are flags: the handle bypasses the kernel's
-/// pages, …
+/// Flag of a handle that bypasses the kernel's pages. A handle's number is its own as long as the mount lives; its
+/// lowest bits are flags.
 const HANDLE_DIRECT: u64 = 1 << 0;
-/// … and the file may be mapped for writing through it.
+/// Flag of a handle through which the file may be mapped for writing.
 const HANDLE_MAPPABLE: u64 = 1 << 1;
-/// The handle after one has a number that is larger by this.
+/// The difference between the numbers of two successive handles.
 const HANDLE_STEP: u64 = 1 << 2;
-/// WRITE: the kernel writes pages of a shared mapping back, for nobody in particular.
+/// WRITE: the kernel writes pages of a shared mapping back, on behalf of no process.
 const WRITE_CACHE: u32 = 1 << 0;
-/// A user and a group that are none.
+/// A user and a group that do not exist.
 const NOBODY: u32 = u32::MAX;
-/// The most that one COPY_FILE_RANGE copies: callers go on from where it stopped, and can be killed in between.
+/// The most that one COPY_FILE_RANGE copies. Callers continue after it, and can be killed in between.
 const COPY_BYTES_MAX: u64 = 64 << 20;
 
-/// How often a thread that appends is looked at until it waits for the answer. One that does not wait (it writes asynchronously)
-/// is taken to append.
+/// How often an appending thread is read until it waits for the answer. A thread that does not wait (it writes
+/// asynchronously) is taken to append.
 const APPEND_LOOKS: u32 = 400;
 
 const fn has(flags: u32, flag: i32) -> bool {
     flags & flag as u32 != 0
 }
 
-/// Whether a handle opened with `flags` bypasses the kernel's pages. Besides `O_DIRECT`, that's a handle which can only
-/// write. The pages that it would fill are of no use to readers: a write moves the file's time of modification, so the kernel
-/// drops them when it next asks for the attributes (`AUTO_INVAL_DATA`). Without them a write is copied once less, the
-/// kernel doesn't ask for the file's capabilities first, and an append can't fill a page in the wrong place.
+/// Whether a handle opened with `flags` bypasses the kernel's pages. Such handles are opened with `O_DIRECT`, or can
+/// only write. The pages that a write-only handle would fill are of no use to readers: a write moves the file's time of
+/// modification, so the kernel drops them when it next asks for the attributes (`AUTO_INVAL_DATA`). Without pages a
+/// write is copied once less, the kernel doesn't ask for the file's capabilities first, and an append can't fill a page
+/// in the wrong place.
 const fn is_direct(flags: u32) -> bool {
     let only_writes = flags & libc::O_ACCMODE as u32 == libc::O_WRONLY as u32;
     has(flags, libc::O_DIRECT) || only_writes
@@ -72,8 +73,8 @@ impl<F: FileSystem> Call<'_, F> {
             self.server.locks.note_sent(handle, self.header.pid);
         }
         if self.fs().is_shared() {
-            // The look-up that led here may have made the inode known to the kernel only after SharedFS had told it that its
-            // attributes are stale. Who has a handle asks for them again.
+            // SharedFS may have sent the notification that the inode's attributes are stale before the kernel knew the
+            // inode: the look-up that led here introduced it. So the kernel is made to ask for the attributes again.
             self.server.forget_attributes(inode);
         }
         Ok(Then::SendOpened(inode, handle))
@@ -83,8 +84,8 @@ impl<F: FileSystem> Call<'_, F> {
         Ok(self.fs().attributes(self.inode())?.inode.mode & (MODE_SETUID | MODE_SETGID) != 0)
     }
 
-    /// The part of an answer that tells of a new handle. While the lease holds, every page that the kernel has is right: it
-    /// was told when one was not.
+    /// Puts a new handle into the answer. While the lease holds, all pages that the kernel has are right: SharedFS made
+    /// it forget the others.
     pub(crate) fn put_open(&mut self, inode: InodeId, flags: u32) -> Result<u64, Errno> {
         let mut open =
             OpenOut { fh: self.server.opened.fetch_add(HANDLE_STEP, Ordering::Relaxed), ..OpenOut::default() };
@@ -107,7 +108,7 @@ impl<F: FileSystem> Call<'_, F> {
         Ok(open.fh)
     }
 
-    /// Notes that pages of a file are about to be filled, or are written back.
+    /// Records that pages of a file are about to be filled, or are written back.
     ///
     /// If a program may have mapped the file for writing, the kernel serves it from here on. Without another session no
     /// other process can have a lease on it.
@@ -116,7 +117,8 @@ impl<F: FileSystem> Call<'_, F> {
         if !self.fs().is_shared() || !self.server.mappable.is_unreserved(inode) {
             return Ok(());
         }
-        // A file without a name may get one, which only LibFS can give to a file of its own: a reserved one would get none.
+        // A file without a name may get one, and only LibFS can give it, to a file of its own. If the file were
+        // reserved, it could get none.
         if self.fs().attributes(inode).is_ok_and(|found| found.inode.links == 0) {
             return Ok(());
         }
@@ -125,21 +127,24 @@ impl<F: FileSystem> Call<'_, F> {
 
     /// Whether the caller is a process of this program, as a helper is.
     fn is_by_this_program(&self) -> bool {
-        // What is known is enough: a program may lie on this very mount, and would be asked for here.
+        // The cached identity is enough. The program may lie on this very mount, and asking for more would send a
+        // request here.
         let how = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
         let identity = |path: &str| {
             let found = rustix::fs::statx(CWD, path, how, StatxFlags::INO);
             found.map(|found| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino))
         };
-        // It is no other user's, and only for him is it worth a look.
+        // A helper runs as this process's own user. For other users the check is not worth its time.
         self.header.uid == rustix::process::geteuid().as_raw()
             && identity(&format!("/proc/{}/exe", self.header.pid))
                 .is_ok_and(|found| identity("/proc/self/exe").is_ok_and(|own| own == found))
     }
 
-    /// Whether handles bypass the kernel's pages since other mounts may change files. The kernel asks for attributes before it
-    /// reads from its pages, but goes on with the size and the pages that it has where it's told to forget them before it has
-    /// taken the answer: two leases that move in a row then show what was true before the first.
+    /// Whether handles bypass the kernel's pages because other mounts may change files.
+    ///
+    /// The kernel asks for attributes before it reads from its pages. If it is made to forget them before it has taken
+    /// the answer, it goes on with the size and the pages that it has. Two leases that move in a row would then show
+    /// the state before the first move.
     fn is_shared_directly(&self) -> bool {
         self.server.agreement.maps_direct() && self.fs().is_shared()
     }
@@ -167,8 +172,8 @@ impl<F: FileSystem> Call<'_, F> {
         let asked: WriteIn = self.arguments.structure()?;
         let data = self.arguments.bytes(asked.size)?;
         let inode = self.inode();
-        // A mapping through a handle that bypasses pages has its pages written back through it. Those are not to be dropped before
-        // the answer: the kernel would wait for the end of their writing.
+        // The kernel writes back the pages of a mapping through the handle that made it, even if that handle bypasses
+        // pages. Such pages must not be dropped before the answer: the kernel would wait for the end of their writing.
         let is_page = asked.write_flags & WRITE_CACHE != 0;
         let direct = asked.fh & HANDLE_DIRECT != 0 && !is_page;
         let appends = has(asked.flags, libc::O_APPEND) && !is_page && !self.writes_at_offset(asked.offset)?;
@@ -178,15 +183,16 @@ impl<F: FileSystem> Call<'_, F> {
         if !direct {
             self.note_pages(inode)?;
         }
-        // Nobody can say who wrote into a mapping: it counts as an ordinary user's doing, whom quotas hold.
+        // No one can tell which process wrote into a mapping. So the write counts as an ordinary user's, to which
+        // quotas apply.
         let who = if is_page { Credentials::checked(NOBODY, NOBODY) } else { self.who() };
         let Written { offset, bytes } = self.fs().write(&who, inode, at, data, strip)?;
         if is_page && bytes < data.len() {
-            // The kernel takes all of the pages for written, whatever number it is told.
+            // The kernel takes all of the pages for written, whatever number the reply has.
             return Err(Errno::ENOSPC);
         }
-        // After a write the kernel asks for size and times again, but not for the mode; and where the write was asynchronous it
-        // may have asked in between.
+        // After a write the kernel asks for size and times again, but not for the mode. If the write was asynchronous,
+        // it may have asked in between.
         if loses_set_id || has(asked.flags, libc::O_DIRECT) {
             self.server.forget_attributes(inode);
         }
@@ -208,15 +214,16 @@ impl<F: FileSystem> Call<'_, F> {
         Ok(Then::Send)
     }
 
-    /// Whether a write through a handle that appends goes to its offset all the same (`RWF_NOAPPEND`), of which the request says
-    /// nothing. The kernel sends an append to the end that it knows; where that is not the end, another session has moved the
-    /// end, or the caller has asked for this offset.
+    /// Whether a write through an appending handle goes to its offset all the same (`RWF_NOAPPEND`), which the request
+    /// does not say. The kernel sends an append to the end that it knows. If the offset is not the end, another session
+    /// has moved the end, or the caller has asked for this offset.
     fn writes_at_offset(&self, offset: u64) -> Result<bool, Errno> {
         let size = self.fs().attributes(self.inode())?.inode.size;
         Ok(offset != size && ThreadCall::look_at(self.header.pid, APPEND_LOOKS).writes_at_offset())
     }
 
-    /// FLUSH, one for each `close`: record locks of the process go, but where it closes what it was sent and did not open.
+    /// FLUSH, sent for each `close`. It ends record locks of the process, unless the process closes a descriptor that a
+    /// helper sent to it and that it did not open.
     pub(crate) fn flush(mut self) -> Answer {
         let asked: FlushIn = self.arguments.structure()?;
         let inode = self.inode();
@@ -234,7 +241,7 @@ impl<F: FileSystem> Call<'_, F> {
         let asked: ReleaseIn = self.arguments.structure()?;
         let inode = self.inode();
         for owner in self.server.locks.forget_handle(inode, asked.fh) {
-            // Should SharedFS be away for good, all locks are gone.
+            // If SharedFS is gone for good, so are all locks.
             let _ = self.fs().release_locks(inode, owner, LockKind::Record);
         }
         let unlocked = if asked.release_flags & RELEASE_FLOCK_UNLOCK != 0 {
@@ -246,13 +253,13 @@ impl<F: FileSystem> Call<'_, F> {
         unlocked.map(|()| Then::Send)
     }
 
-    /// FSYNC and FSYNCDIR: what was done to the inode is made persistent, whether by the mount or past it.
+    /// FSYNC and FSYNCDIR: makes all changes of the inode persistent, whether the mount or another session made them.
     pub(crate) fn fsync(self) -> Answer {
         self.fs().sync_inode(self.inode())?;
         Ok(Then::Send)
     }
 
-    /// SYNCFS, which today's kernels ask of no FUSE mount like this one.
+    /// SYNCFS, which today's kernels do not send to a FUSE mount like this one.
     pub(crate) fn syncfs(self) -> Answer {
         self.fs().sync_all()?;
         Ok(Then::Send)
@@ -267,12 +274,13 @@ impl<F: FileSystem> Call<'_, F> {
         Ok(Then::Send)
     }
 
-    /// Whether a change of content clears set-id bits, where the protocol has no flag for it: for all but the super-user.
+    /// Whether a change of content clears set-id bits, if the protocol has no flag for it: for all users but the
+    /// super-user.
     const fn strips(&self) -> bool {
         self.header.uid != 0
     }
 
-    /// LSEEK, for `SEEK_DATA` and `SEEK_HOLE`; the kernel does the others alone.
+    /// LSEEK, for `SEEK_DATA` and `SEEK_HOLE`; the kernel handles the others itself.
     pub(crate) fn lseek(mut self) -> Answer {
         let asked: LseekIn = self.arguments.structure()?;
         let what = match asked.whence as i32 {

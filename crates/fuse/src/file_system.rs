@@ -1,4 +1,4 @@
-//! What the front end asks of the file system under it.
+//! The interface to the file system that the front end serves.
 
 use std::os::fd::OwnedFd;
 
@@ -8,8 +8,8 @@ use ashlar_libfs::{
 };
 use ashlar_types::{Credentials, InodeId};
 
-/// The operations of [`LibFs`] that a mount uses, with the same names and meanings. It's a trait so that the front end
-/// can be tested against a file system in memory; mounts are generic over it, so it costs nothing.
+/// The operations of [`LibFs`] that a mount uses, with the same names and meanings. It is a trait so that the front end
+/// can be tested against a file system in memory. Mounts are generic over it, so it costs nothing.
 #[allow(missing_docs, clippy::too_many_arguments, clippy::missing_errors_doc)]
 pub trait FileSystem: Send + Sync + 'static {
     fn register_mount(&self, device: OwnedFd, number: u64) -> Outcome<()>;

@@ -1,21 +1,22 @@
-//! Which files may have pages in the kernel that a write past the pages leaves stale.
+//! Tracks which files may have stale pages in the kernel after a direct write.
 //!
-//! A handle that bypasses the kernel's pages drops them before its write is sent. Another program may fill them again, with
-//! what was there before, while the write is under way; so they are to be dropped once more before the write is answered. Kernels
-//! do that themselves at best for synchronous writes. Asking for attributes (`AUTO_INVAL_DATA`) is not enough: the kernel believes
-//! in the new time of modification before it has dropped the pages, and who reads in between is shown the old ones.
+//! A handle that bypasses the kernel's pages drops them before its write is sent. Another program may fill them again
+//! with the old content while the write is under way. So they have to be dropped once more before the write is
+//! answered. Kernels do that themselves at best for synchronous writes. Asking for attributes (`AUTO_INVAL_DATA`) is
+//! not enough: the kernel takes the new time of modification before it has dropped the pages, so a process that reads
+//! in between gets the old ones.
 //!
-//! Dropping pages is work for the thread that forgets, and most files that are written so have none. So this table knows some
-//! files that have none; a file that it does not know may have some.
+//! The thread that invalidates would have to drop these pages, and most files that are written so have none. So this
+//! table knows some files that have none; a file that it does not know may have some.
 
 use ashlar_types::InodeId;
 use parking_lot::Mutex;
 
-/// Files that are known at once: many more than are written at the same time, and 96 KiB.
+/// How many files are known at once: many more than are written at the same time, and 96 KiB.
 const KNOWN: usize = 4096;
 
-/// What is known of one file. Moments are numbers that only grow, so that a slot which changed hands in between is not mistaken
-/// for what it was.
+/// The known state of one file. Moments are numbers that only grow. So a slot that changed hands in between is not
+/// mistaken for its former self.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
     inode: u64,
@@ -53,7 +54,7 @@ impl Default for Fills {
 }
 
 impl Fills {
-    /// A file is new: it has no pages.
+    /// Records a new file: it has no pages.
     pub(crate) fn is_new(&self, inode: InodeId) {
         let mut table = self.0.lock();
         let now = table.next();
@@ -62,7 +63,7 @@ impl Fills {
         }
     }
 
-    /// Pages of a file are about to be filled with what stands in it now, or are filled already.
+    /// Records that pages of a file are about to be filled with its present content, or are filled already.
     pub(crate) fn fill(&self, inode: InodeId) {
         let mut table = self.0.lock();
         let now = table.next();
@@ -82,12 +83,12 @@ impl Fills {
         slot.filled > slot.dropped
     }
 
-    /// The moment at which a dropping of all pages of a file begins.
+    /// Returns the moment at which a dropping of all pages of a file begins.
     pub(crate) fn begin_drop(&self) -> u64 {
         self.0.lock().now
     }
 
-    /// All pages of a file that had been filled when the dropping began are gone.
+    /// Records that all pages are gone that had been filled when the dropping began.
     pub(crate) fn end_drop(&self, inode: InodeId, began: u64) {
         let mut table = self.0.lock();
         if let Some(slot) = table.slot(inode).filter(|slot| slot.inode == inode.0) {
@@ -101,7 +102,7 @@ mod tests {
     use super::*;
 
     const FILE: InodeId = InodeId(20);
-    /// Another file with the same place in the table.
+    /// Another file with the same slot in the table.
     const RIVAL: InodeId = InodeId(20 + KNOWN as u64);
 
     fn drop_pages(fills: &Fills, inode: InodeId) {

@@ -1,34 +1,35 @@
-//! Serving on the client's core.
+//! Binds a serving thread to its client's core.
 //!
-//! To wake a thread that sleeps on another core takes an interrupt from core to core, and one back for the answer: longer than
-//! most requests take, in a virtual machine many times as long. A thread that waits on the core of the one who asks is just switched
-//! to. The scheduler does not see to that by itself, as it rather wakes on a core that has nothing to do. So a thread that serves
-//! one client alone, with small requests, follows it: it may run on the client's core only, for as long as that goes on.
+//! To wake a thread that sleeps on another core takes an interrupt from core to core, and one back for the answer. That
+//! takes longer than most requests; in a virtual machine it takes many times as long. A thread that waits on the
+//! client's core is just switched to. The scheduler does not choose that core by itself: it prefers to wake a thread on
+//! an idle core. So a thread that serves one client alone, with small requests, follows it: it may run only on the
+//! client's core, for as long as that goes on.
 //!
-//! Where several clients ask, or much is moved, every core may serve: then there is work to be done at the same time.
+//! If several clients ask, or much data is moved, every core may serve: then there is work to be done at the same time.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// After so many requests it's looked at anew whom to follow, and where to.
+/// After so many requests the thread decides anew which client to follow, and to which core.
 const WINDOW: u32 = 32;
 /// So many of them must come from one thread …
 const ASKED_MIN: u32 = 28;
 /// … and move no more bytes than this on average.
 const SMALL_BYTES: u64 = 8 << 10;
-/// Which field of `/proc/TID/stat` says where the thread ran last, counted behind the name.
+/// The field of `/proc/TID/stat` for the core where the thread ran last, counted from the field after the name.
 const STAT_CORE: usize = 36;
 
-/// What one serving thread knows of those whom it serves.
+/// The recent clients of one serving thread.
 #[derive(Debug)]
 pub(crate) struct Follower {
-    /// The cores that it may use; `None` where it's not to choose among them.
+    /// The cores that it may use; `None` if it has only one.
     everywhere: Option<CpuSet>,
-    /// The one that it is bound to.
+    /// The core that it is bound to.
     core: Option<usize>,
-    /// Who asks.
+    /// The client thread, by its number.
     client: u32,
     stat: Option<File>,
     seen: u32,
@@ -37,14 +38,14 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// For the calling thread.
+    /// Makes the follower of the calling thread.
     pub(crate) fn new() -> Self {
         let everywhere = sched_getaffinity(None).ok().filter(|cores| cores.count() > 1);
         Self { everywhere, core: None, client: 0, stat: None, seen: 0, asked: 0, bytes: 0 }
     }
 
-    /// A request of the thread `client` was served, and moved so many bytes. What the kernel asks for on nobody's behalf
-    /// (`client` is 0) says nothing.
+    /// Counts a served request of the thread `client`, which moved so many bytes. A request that the kernel makes on
+    /// its own behalf (`client` is 0) does not count.
     pub(crate) fn note(&mut self, client: u32, bytes: usize) {
         if client == 0 || self.everywhere.is_none() {
             return;
@@ -79,7 +80,7 @@ impl Follower {
         }
     }
 
-    /// Serves whoever comes, from wherever.
+    /// Follows no client: the thread may run on all its cores again.
     fn part(&mut self) {
         (self.client, self.stat) = (0, None);
         if let (Some(everywhere), Some(_)) = (&self.everywhere, self.core.take()) {
@@ -89,7 +90,7 @@ impl Follower {
         }
     }
 
-    /// Where the client ran last.
+    /// Returns the core on which the client ran last.
     fn core_of_client(&mut self) -> Option<usize> {
         if self.stat.is_none() {
             self.stat = File::open(format!("/proc/{}/stat", self.client)).ok();
@@ -100,9 +101,9 @@ impl Follower {
     }
 }
 
-/// The core that the text of a `stat` file names.
+/// Returns the core that the text of a `stat` file names.
 fn core_in(stat: &[u8]) -> Option<usize> {
-    // The name may hold anything, closing brackets too.
+    // The name may hold any characters, closing brackets too.
     let behind = stat.iter().rposition(|byte| *byte == b')')? + 1;
     let fields = std::str::from_utf8(stat.get(behind..)?).ok()?;
     fields.split_ascii_whitespace().nth(STAT_CORE)?.parse().ok()

@@ -1,9 +1,10 @@
-//! The names that the kernel may keep, for as long as it may.
+//! Remembers the names that the kernel may keep, and until when.
 //!
-//! A kernel keeps names only for a mount that is alone (`ControlPage::is_shared`). When another session comes, it must forget them first.
-//! The one notification that covers all (`FUSE_NOTIFY_INC_EPOCH`) takes working directories away from under programs, and so does
-//! forgetting a name altogether; but each name can be marked as run out (`FUSE_EXPIRE_ONLY`), so that the kernel looks it up before it uses
-//! it again. That takes knowing which ones it has.
+//! A kernel keeps names only for a sole mount (`ControlPage::is_shared`). When another session begins, the kernel must
+//! forget them first. The one notification that covers all names (`FUSE_NOTIFY_INC_EPOCH`) takes working directories
+//! away from under programs, and so does forgetting a name altogether. But each name can be marked as expired
+//! (`FUSE_EXPIRE_ONLY`), so that the kernel looks it up before it uses it again. For that the mount must know which
+//! names the kernel has.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,40 +15,39 @@ use parking_lot::Mutex;
 
 use crate::shown::Place;
 
-/// Names known at once, about 2 MiB. A mount that gives more than so many in the time for which they may be kept has a newcomer wait that
-/// long.
+/// Names known at once, about 2 MiB. If a mount gives more within their validity, a new session waits that long.
 const NAMES_MAX: usize = 16_384;
-/// How long the thread that has names forgotten sleeps before it looks again whether answers are on their way.
+/// How long a thread that makes the kernel forget names sleeps before it checks again for answers on their way.
 const PAUSE: Duration = Duration::from_micros(20);
 
 #[derive(Debug, Default)]
 struct Names {
     /// Until when each may be kept; in this order.
     order: VecDeque<(Instant, Place)>,
-    /// Names that are not known any more may be kept until then.
+    /// Until then the kernel may keep names that are no longer known here.
     lost_until: Option<Instant>,
 }
 
-/// What was given.
+/// The names that the kernel was given.
 #[derive(Debug, Default)]
 pub(crate) struct Given {
     names: Mutex<Names>,
-    /// Requests that have asked how long names may be kept, and whose answers are not noted yet.
+    /// Requests that have asked how long names may be kept, and whose answers are not recorded yet.
     answering: AtomicUsize,
 }
 
 impl Given {
-    /// A request is about to ask how long names may be kept.
+    /// Begins a request that is about to ask how long names may be kept.
     pub(crate) fn begin_answer(&self) {
         self.answering.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Its answer was sent, and its names are noted.
+    /// Ends it: its answer was sent, and its names are recorded.
     pub(crate) fn end_answer(&self) {
         self.answering.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Notes the names of one answer, which the kernel may keep for so long from now on.
+    /// Records the names of one answer, which the kernel may keep for `ttl` from now on.
     pub(crate) fn note<'a>(&self, given: impl IntoIterator<Item = (InodeId, &'a [u8])>, ttl: Duration) {
         let now = Instant::now();
         let mut names = self.names.lock();
@@ -63,8 +63,8 @@ impl Given {
         }
     }
 
-    /// All names that the kernel may have, and the time until which it may have others. Since when none may be kept, every request that
-    /// still allowed it is waited for.
+    /// Takes all names that the kernel may have, and the time until which it may have others. Waits for every request
+    /// that began when names could still be kept.
     pub(crate) fn take(&self) -> (Vec<Place>, Option<Instant>) {
         while self.answering.load(Ordering::SeqCst) > 0 {
             std::thread::sleep(PAUSE);

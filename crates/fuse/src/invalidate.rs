@@ -1,11 +1,15 @@
-//! What this mount itself has its kernel forget, on a thread of its own.
+//! Tasks that may wait for the kernel, on a thread of their own.
 //!
-//! Four things need it. A lease may be lost between an operation and its reply: SharedFS had the kernel forget what it did
-//! not have yet. An append may land elsewhere than the kernel thought, whose pages are then wrong. A write past the kernel's
-//! pages is answered only when no older page is left ([`Fills`](crate::fills::Fills)). And a hole is named only when the kernel
-//! has written back what it has of it ([`MappableFiles`](crate::mappable::MappableFiles)).
+//! Four cases need this thread:
 //!
-//! What of it may wait for a request in flight goes by the helper, so that this process can be killed meanwhile.
+//! - A lease may be lost between an operation and its reply. SharedFS then made the kernel forget an answer that it did
+//!   not have yet.
+//! - An append may go to another offset than the kernel expected. The kernel's pages are then wrong.
+//! - A write past the kernel's pages is answered only when no older page is left ([`Fills`](crate::fills::Fills)).
+//! - A hole is named only when the kernel has written back its pages of it
+//!   ([`MappableFiles`](crate::mappable::MappableFiles)).
+//!
+//! Notifications that may wait for a request in flight go by the helper, so that this process can be killed meanwhile.
 
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::AsFd;
@@ -21,11 +25,11 @@ use crate::reply::Reply;
 use crate::route::Route;
 use crate::server::Server;
 
-/// The most notifications that wait. One arises for a request in flight at most, save for listings, so this is a hundred
-/// large listings; behind it, all names are invalidated at once instead.
+/// The most notifications that wait. At most one arises for a request in flight, save for listings, so this is a
+/// hundred large listings. If more arise, all names are invalidated at once instead.
 const WAITING_MAX: usize = 65_536;
 
-/// What is to be forgotten.
+/// Something that the kernel is to forget.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Stale {
     /// Attributes of an inode, and some of its pages.
@@ -36,10 +40,10 @@ pub(crate) enum Stale {
     Names,
 }
 
-/// What the thread does.
+/// A task of the thread.
 #[derive(Debug)]
 pub(crate) enum Task {
-    /// Have the kernel forget something.
+    /// Make the kernel forget something.
     Forget(Stale),
     /// Drop all pages of an inode, and then send this reply.
     Answer(InodeId, Route, Box<[u8]>),
@@ -58,7 +62,7 @@ pub(crate) struct SeekAsked {
     pub(crate) route: Route,
 }
 
-/// The queue in front of the thread. Putting something in never waits for the kernel.
+/// The queue of the thread. Adding a task never waits for the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Invalidations {
     queue: Mutex<Queue>,
@@ -73,7 +77,7 @@ struct Queue {
 }
 
 impl Invalidations {
-    /// Has the kernel forget something, soon.
+    /// Makes the kernel forget something, soon.
     pub(crate) fn push(&self, stale: Stale) {
         let mut queue = self.queue.lock();
         let stale = if queue.order.len() < WAITING_MAX { stale } else { Stale::Names };
@@ -83,14 +87,14 @@ impl Invalidations {
         }
     }
 
-    /// Has the kernel drop all pages of `inode`, and then have `reply`. There are at most as many of these as the kernel
-    /// has requests in flight.
+    /// Makes the kernel drop all pages of `inode`, and then sends `reply`. At most as many of these tasks exist as the
+    /// kernel has requests in flight.
     pub(crate) fn answer_without_pages(&self, inode: InodeId, route: &Route, reply: &[u8]) {
         self.queue.lock().order.push_back(Task::Answer(inode, route.clone(), reply.into()));
         self.changed.notify_one();
     }
 
-    /// Has a request answered when the kernel has written pages back. There are at most as many of these as the kernel has
+    /// Answers LSEEK when the kernel has written pages back. At most as many of these tasks exist as the kernel has
     /// requests in flight.
     pub(crate) fn answer_seek(&self, asked: SeekAsked) {
         self.queue.lock().order.push_back(Task::Seek(asked));
@@ -103,14 +107,14 @@ impl Invalidations {
         self.changed.notify_one();
     }
 
-    /// The thread: works the queue off until it's closed.
+    /// Carries out the tasks of the queue until it is closed.
     pub(crate) fn run(&self, mut carry_out: impl FnMut(Task)) {
         while let Some(task) = self.next() {
             carry_out(task);
         }
     }
 
-    /// Waits for the next; `None` once the queue is closed.
+    /// Waits for the next task; returns `None` once the queue is closed.
     fn next(&self) -> Option<Task> {
         let mut queue = self.queue.lock();
         loop {
@@ -118,7 +122,8 @@ impl Invalidations {
                 return None;
             }
             if let Some(task) = queue.order.pop_front() {
-                // It leaves the set before it's carried out: what becomes stale from here on needs another notification.
+                // It leaves the set before it is carried out: an answer that becomes stale from here on needs another
+                // notification.
                 if let Task::Forget(stale) = &task {
                     queue.waiting.remove(stale);
                 }
@@ -130,7 +135,7 @@ impl Invalidations {
 }
 
 impl<F: FileSystem> Server<F> {
-    /// Does what the thread of [`Invalidations`] has taken from the queue.
+    /// Carries out a task that the thread has taken from the queue.
     pub(crate) fn carry_out_task(&self, task: Task) {
         match task {
             Task::Forget(stale) => self.forget_waiting(&stale),
@@ -155,14 +160,14 @@ impl<F: FileSystem> Server<F> {
         }
     }
 
-    /// Has the kernel forget something, and waits until it has.
+    /// Makes the kernel forget something, and waits until it has.
     pub(crate) fn forget_waiting(&self, stale: &Stale) {
         let (device, line) = (self.device.as_fd(), &self.forgetting);
         let result = match stale {
             Stale::Inode(inode, Pages::Keep) => notify::inval_inode(&device, *inode, Pages::Keep),
             Stale::Inode(inode, pages) => notify::inval_inode(&line.to(device), *inode, *pages),
             Stale::Entry(directory, name) => notify::inval_entry(&line.to(device), *directory, name),
-            // A kernel without epochs forgets by itself when the validity that it was told runs out.
+            // A kernel without epochs forgets names by itself when their validity ends.
             Stale::Names => notify::inc_epoch(device).map(|_| ()),
         };
         if let Err(errno) = result {

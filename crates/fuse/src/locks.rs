@@ -1,4 +1,4 @@
-//! Record locks and flock: GETLK, SETLK, SETLKW, and what INTERRUPT does to one that waits.
+//! Record locks and flock: GETLK, SETLK, SETLKW, and INTERRUPT of a waiting one.
 //!
 //! A lock that must wait does so on a thread of its own, so that the threads that serve never wait for an application.
 
@@ -16,30 +16,34 @@ use crate::proto::{FileLock, LK_FLOCK, LkIn, LkOut};
 use crate::reply::Reply;
 use crate::server::Server;
 
-/// The most locks that wait at once: each takes a thread here and a connection to SharedFS, which has 256 for all.
+/// The most locks that wait at once. Each takes a thread here and a connection to SharedFS, which has 256 in all.
 const WAITS_MAX: usize = 128;
-/// How many interrupts are remembered that came before the request which they interrupt was seen to wait. They pass each
-/// other only on their way through the threads that serve, of which few are at work at once.
+/// How many early interrupts are remembered: those that came before the request that they interrupt was seen to wait.
+/// An interrupt passes its request only on the way through the threads that serve, few of which are at work at once.
 const EARLY_MAX: usize = 1024;
 /// A waiting thread does nothing but a call of LibFS.
 const STACK_BYTES: usize = 256 << 10;
-/// An attempt to call a waiting lock off finds nothing where the lock isn't on its way to SharedFS yet: then again after this.
+/// How long to wait before a lock is cancelled again. Cancelling has no effect if the lock is not on its way to
+/// SharedFS yet.
 const CANCEL_AGAIN: Duration = Duration::from_millis(5);
 
-/// What the mount knows of its locks. The locks themselves are SharedFS's.
+/// The mount's records about its locks. The locks themselves are SharedFS's.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     record_owners: Mutex<RecordOwners>,
-    /// Handles that a helper has made for another process, each with the thread that did, until that process has closed the descriptor that it was sent.
+    /// Handles that a helper has made for another process, each with the thread that made it. A handle stays here until
+    /// that process has closed the descriptor that it was sent.
     sent: Mutex<HashMap<u64, u32>>,
     waits: Mutex<Waits>,
 }
 
-/// Who may have record locks on what, and through which handles, so that closing a file costs nothing where nobody has.
+/// Which owners may have record locks on which inodes, and through which handles. So closing a file costs nothing if no
+/// owner has any.
 ///
-/// An owner is a process or, for locks of an open file description (`F_OFD_SETLK`), that description; the protocol does not say
-/// which. When a process closes a file, FLUSH names it as owner. A description is never named: at its end only RELEASE comes, with
-/// its handle. By then all processes that had it open have closed it, so an owner that is still noted with that handle is it.
+/// An owner is a process or, for locks of an open file description (`F_OFD_SETLK`), that description; the protocol does
+/// not say which. When a process closes a file, FLUSH names it as owner. A description is never named: at its end only
+/// RELEASE comes, with its handle. By then all processes that had it open have closed it. So an owner that is still
+/// recorded with that handle is the description.
 #[derive(Debug, Default)]
 struct RecordOwners(HashMap<InodeId, HashSet<(u64, u64)>>);
 
@@ -48,7 +52,7 @@ impl RecordOwners {
         self.0.entry(inode).or_default().insert((owner, handle));
     }
 
-    /// Takes those out that `is_meant` picks by owner and handle; gives their owners.
+    /// Removes the owners and handles that `is_meant` picks; returns these owners.
     fn take(&mut self, inode: InodeId, is_meant: impl Fn(u64, u64) -> bool) -> HashSet<u64> {
         let Some(noted) = self.0.get_mut(&inode) else { return HashSet::new() };
         let mut taken = HashSet::new();
@@ -68,25 +72,25 @@ impl RecordOwners {
 
 #[derive(Debug, Default)]
 struct Waits {
-    /// Requests that wait, by their number, and whether they were called off.
+    /// Requests that wait, by their number, and whether they were cancelled.
     active: HashMap<u64, bool>,
     early: VecDeque<u64>,
     closed: bool,
 }
 
 impl Locks {
-    /// Forgets that an owner may have record locks; tells whether it might.
+    /// Forgets that an owner may have record locks; returns whether it might.
     pub(crate) fn forget_record_owner(&self, inode: InodeId, owner: u64) -> bool {
         !self.record_owners.lock().take(inode, |other, _| other == owner).is_empty()
     }
 
-    /// Notes a handle that a helper makes. Whoever it sends the descriptor to puts it where it's to be, and closes the one that came: that is no closing
-    /// by the program, and ends none of its locks.
+    /// Records a handle that a helper makes. The process that receives the descriptor duplicates it to its final
+    /// number, and closes the received one. The program did not close the file then, so none of its locks end.
     pub(crate) fn note_sent(&self, handle: u64, helper: u32) {
         self.sent.lock().insert(handle, helper);
     }
 
-    /// Whether a closing by a thread is that of the descriptor that was sent.
+    /// Whether a thread closes the descriptor that a helper sent. If so, the handle is no longer recorded.
     pub(crate) fn was_sent(&self, handle: u64, thread: u32) -> bool {
         let mut sent = self.sent.lock();
         let is_it = sent.get(&handle).is_some_and(|&helper| helper != thread);
@@ -96,13 +100,13 @@ impl Locks {
         is_it
     }
 
-    /// Forgets a handle that has come to its end; tells which owners may still have record locks through it.
+    /// Forgets a handle that is released; returns the owners that may still have record locks through it.
     pub(crate) fn forget_handle(&self, inode: InodeId, handle: u64) -> HashSet<u64> {
         self.sent.lock().remove(&handle);
         self.record_owners.lock().take(inode, |_, other| other == handle)
     }
 
-    /// Calls the waiting of request `unique` off.
+    /// Cancels the waiting of request `unique`.
     pub(crate) fn interrupt<F: FileSystem>(&self, server: &Arc<Server<F>>, unique: u64) {
         let mut waits = self.waits.lock();
         match waits.active.get_mut(&unique) {
@@ -120,7 +124,7 @@ impl Locks {
         }
     }
 
-    /// Calls all waiting off: the mount is gone.
+    /// Cancels all waiting locks: the mount is gone.
     pub(crate) fn close<F: FileSystem>(&self, server: &Arc<Server<F>>) {
         let mut waits = self.waits.lock();
         waits.closed = true;
@@ -152,13 +156,13 @@ impl Locks {
     }
 }
 
-/// Calls a waiting lock off, from another thread: it's a message to SharedFS.
+/// Cancels a waiting lock, from another thread: it takes a message to SharedFS.
 fn cancel<F: FileSystem>(server: &Arc<Server<F>>, unique: u64) {
     let server = Arc::clone(server);
     let thread = std::thread::Builder::new().name("ashlar-unlock".into()).stack_size(STACK_BYTES);
     let spawned = thread.spawn(move || {
         while server.locks.is_waiting(unique) {
-            // What it says is no news: the lock that waits will tell how it ended.
+            // The result does not matter: the waiting lock reports how it ended.
             let _ = server.file_system.cancel_lock(unique);
             std::thread::sleep(CANCEL_AGAIN);
         }
@@ -172,8 +176,9 @@ fn kind(asked: &LkIn) -> LockKind {
     if asked.lk_flags & LK_FLOCK != 0 { LockKind::Flock } else { LockKind::Record }
 }
 
-/// Whose a lock is. A flock is its open file's, and the kernel names that by where it has it in memory. It tells of an open file's end
-/// only afterwards, when the next one may stand in the same place: its lock would go with the other's. A handle is never given again.
+/// Returns the owner of a lock. A flock belongs to its open file, which the kernel names by its address in memory. The
+/// kernel reports an open file's end only afterwards, when the next one may have the same address: its lock would end
+/// with the other's. A handle's number is never used again.
 fn owner(asked: &LkIn) -> u64 {
     if asked.lk_flags & LK_FLOCK != 0 { asked.fh } else { asked.owner }
 }
@@ -187,7 +192,7 @@ fn mode(asked: &LkIn) -> Result<LockMode, Errno> {
     }
 }
 
-/// A mode as `fcntl` numbers it.
+/// Returns a mode as `fcntl` numbers it.
 fn number(mode: LockMode) -> u32 {
     let number = match mode {
         LockMode::Read => libc::F_RDLCK,
@@ -216,7 +221,7 @@ impl<F: FileSystem> Call<'_, F> {
         let asked: LkIn = self.arguments.structure()?;
         let (inode, kind, mode) = (self.inode(), kind(&asked), mode(&asked)?);
         if kind == LockKind::Record && mode != LockMode::Unlock {
-            // Before the lock is there: what is noted in vain costs one message at close.
+            // Recorded before the lock exists: a record in vain costs one message at close.
             self.server.locks.record_owners.lock().note(inode, asked.owner, asked.fh);
         }
         let range = (asked.lk.start, asked.lk.end);

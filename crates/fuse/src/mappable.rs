@@ -1,4 +1,4 @@
-//! Files that programs may have mapped for writing, by pages of this mount's kernel.
+//! Tracks files that programs may have mapped for writing, by this mount's pages.
 //!
 //! The kernel reports neither mappings nor stores to their pages until it writes those back. But a writable shared
 //! mapping needs a handle that both reads and writes, and its RELEASE comes after the mapping's end. And the first
@@ -35,7 +35,8 @@ pub(crate) struct MappableFiles {
     files: Mutex<HashMap<InodeId, Mappable>>,
     /// The number of files, so that most fills need no lock.
     count: AtomicUsize,
-    /// Held while SharedFS is asked, so that its requests are in order. It asks the mount for nothing meanwhile.
+    /// Locked while the mount asks SharedFS, so that these requests are in order. SharedFS asks the mount for nothing
+    /// meanwhile.
     reserved: Mutex<HashSet<InodeId>>,
 }
 
@@ -71,8 +72,8 @@ impl MappableFiles {
         }
     }
 
-    /// Notes that the kernel is about to fill pages of a file. Returns whether they may be dirty from now on and could
-    /// not be before.
+    /// Records that the kernel is about to fill pages of a file. Returns whether they may be dirty from now on and
+    /// could not be before.
     pub(crate) fn fill(&self, inode: InodeId) -> bool {
         if self.count.load(Ordering::Acquire) == 0 {
             return false;
@@ -100,7 +101,7 @@ impl MappableFiles {
             return Ok(());
         }
         let mut reserved = self.reserved.lock();
-        // It may have been released meanwhile, and then nothing would end the reservation.
+        // The file's last handle may have been released meanwhile. Then nothing would end the reservation.
         if reserved.contains(&inode) || !self.has(inode) {
             return Ok(());
         }
@@ -114,12 +115,12 @@ impl MappableFiles {
         self.count.load(Ordering::Acquire) > 0 && self.files.lock().get(&inode).is_some_and(|file| file.has_pages)
     }
 
-    /// The `st_blocks` to show of a file with so many bytes and blocks: not 0 if there may be data.
+    /// Returns the `st_blocks` to show of a file with so many bytes and blocks: not 0 if there may be data.
     pub(crate) fn shown_blocks(&self, inode: InodeId, size: u64, blocks: u64) -> u64 {
         if blocks == 0 && size > 0 && self.may_be_dirty(inode) { BLOCK_BYTES / 512 } else { blocks }
     }
 
-    /// All such files.
+    /// Returns all such files.
     pub(crate) fn inodes(&self) -> Vec<InodeId> {
         self.files.lock().keys().copied().collect()
     }

@@ -18,10 +18,10 @@ use crate::mountinfo;
 use crate::negotiate::negotiate;
 use crate::server::Server;
 
-/// How far ahead the kernel reads in a file that's read in order, in KiB: one request of the largest size.
+/// How far the kernel reads ahead in a file that is read in order, in KiB: one request of the largest size.
 const READ_AHEAD_KIB: usize = TRANSFER_BYTES / 1024;
 
-/// Whether the kernel hands requests over by rings (FUSE over io_uring); `None` where it can't.
+/// Whether the kernel hands requests over by rings (FUSE over io_uring); `None` if it can't.
 #[must_use]
 pub fn rings_are_on() -> Option<bool> {
     std::fs::read(ashlar_types::RING_SWITCH).ok().map(|switch| switch.starts_with(b"Y"))
@@ -30,20 +30,21 @@ pub fn rings_are_on() -> Option<bool> {
 /// How to mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountOptions {
-    /// What `df` and `mount` name as the source, such as `ashlar@/var/lib/ashlar/default`. Empty for just `ashlar`.
+    /// The source that `df` and `mount` show, such as `ashlar@/var/lib/ashlar/default`. Empty for just `ashlar`.
     pub source: String,
     /// Nothing can be changed through the mount.
     pub read_only: bool,
-    /// Threads that read requests from the device; 0 for as many as fit the machine: one more than it has cores, three to five.
+    /// Threads that read requests from the device. 0 for as many as fit the machine: one more than it has cores, three
+    /// to five.
     pub threads: usize,
-    /// Requests are read from the device even where the kernel has them over io_uring.
+    /// Requests are read from the device even if the kernel offers them over io_uring.
     pub without_rings: bool,
-    /// The command whose process brings the kernel notifications that may wait there: it runs [`ashlar_helper::run`] on its standard input. Without one, this process can't
-    /// be killed while one waits.
+    /// The command of a process that sends the kernel notifications that may wait there: it runs [`ashlar_helper::run`]
+    /// on its standard input. Without one, this process can't be killed while such a notification waits.
     pub helper: Vec<OsString>,
 }
 
-/// Why there is no mount, or it could not be taken away.
+/// Why mounting or unmounting failed.
 #[derive(Debug, Error)]
 #[allow(missing_docs)]
 pub enum MountError {
@@ -67,7 +68,7 @@ pub enum MountError {
     /// The mount is in use.
     #[error("{path} is in use; see by whom with 'fuser -vm {path}', or detach it with 'ashlar unmount --lazy {path}'")]
     Busy { path: PathBuf },
-    /// There is no mount to take away.
+    /// The path is not a mount of Ashlar.
     #[error("{path} is not a mount of Ashlar; see what is mounted with 'findmnt -t fuse.ashlar'")]
     NotMounted { path: PathBuf },
     /// The kernel's protocol is too old.
@@ -79,7 +80,7 @@ pub enum MountError {
     /// SharedFS did not take the mount.
     #[error("the daemon could not take charge of the mount ({0}); look at the daemon's log, and mount again")]
     NotRegistered(ashlar_types::Errno),
-    /// Something else.
+    /// Another system call failed.
     #[error("{path}: {reason}")]
     Failed { path: PathBuf, reason: Errno },
     /// No thread could be started.
@@ -87,7 +88,7 @@ pub enum MountError {
     NoThread(std::io::Error),
 }
 
-/// A file system mounted on a directory. Dropped, it's taken away, lazily.
+/// A file system mounted on a directory. Dropping it unmounts it, lazily.
 #[derive(Debug)]
 pub struct Mount<F: FileSystem = LibFs> {
     server: Arc<Server<F>>,
@@ -96,9 +97,9 @@ pub struct Mount<F: FileSystem = LibFs> {
 }
 
 impl<F: FileSystem> Mount<F> {
-    /// Mounts `file_system` on `mount_point`. Nothing can be done with the mount until [`Mount::run`] serves it.
+    /// Mounts `file_system` on `mount_point`. No process can use the mount until [`Mount::run`] serves it.
     ///
-    /// A mount there whose process is dead is taken away first: nothing can be done with it any more.
+    /// If the directory is a mount whose process is dead, that mount is removed first: no process can use it any more.
     ///
     /// # Errors
     /// [`MountError`].
@@ -113,7 +114,7 @@ impl<F: FileSystem> Mount<F> {
         let (agreement, cores) = negotiate(&device, options.without_rings)?;
         let duplicate =
             device.duplicate().map_err(|reason| MountError::Failed { path: mount_point.clone(), reason })?;
-        // The table tells what the mount, which nobody serves yet, could not.
+        // The device number comes from the kernel's table, since the mount itself answers nothing yet.
         let entry = mountinfo::find(&mount_point);
         let number = entry.as_ref().and_then(mountinfo::Entry::device_number);
         let number = number.ok_or_else(|| MountError::NotMounted { path: mount_point.clone() })?;
@@ -125,13 +126,13 @@ impl<F: FileSystem> Mount<F> {
         Ok(Self { server: Arc::new(server), mount_point, device_number: number })
     }
 
-    /// Where it's mounted, without symbolic links.
+    /// Returns the mount point, without symbolic links.
     #[must_use]
     pub fn mount_point(&self) -> &Path {
         &self.mount_point
     }
 
-    /// The device number that its files show.
+    /// Returns the device number that its files show.
     #[must_use]
     pub const fn device_number(&self) -> u64 {
         self.device_number
@@ -143,7 +144,7 @@ impl<F: FileSystem> Mount<F> {
         self.server.cores.are_any()
     }
 
-    /// Serves the mount until it's unmounted. The session is not ended then: its owner does that.
+    /// Serves the mount until it is unmounted. This does not end the session: its owner does that.
     ///
     /// # Errors
     /// [`MountError::NoThread`].
@@ -154,7 +155,7 @@ impl<F: FileSystem> Mount<F> {
 
 impl<F: FileSystem> Drop for Mount<F> {
     fn drop(&mut self) {
-        // Only this mount, and not one that another process has made here since.
+        // This unmounts only this mount, and not one that another process has made here since.
         if self.is_connected() {
             let _ = unmount(&self.mount_point, true);
         }
@@ -171,7 +172,7 @@ impl<F: FileSystem> Mount<F> {
     }
 }
 
-/// Takes a mount away again that was not finished.
+/// Unmounts a mount that was not finished.
 struct Detach<'a>(Option<&'a Path>);
 
 impl Detach<'_> {
@@ -188,13 +189,13 @@ impl Drop for Detach<'_> {
     }
 }
 
-/// Threads that serve: while one copies, another can take the next request.
+/// Returns how many threads serve by default: while one copies, another can take the next request.
 fn default_threads() -> usize {
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     cores.clamp(2, 4) + 1
 }
 
-/// Makes sure that a mount can be made at `path`, and gives the path as the kernel will know it.
+/// Checks that a mount can be made at `path`, and returns the path as the kernel will know it.
 fn prepare(path: &Path) -> Result<PathBuf, MountError> {
     if !rustix::process::geteuid().is_root() {
         return Err(MountError::NotRoot { path: path.to_owned() });
@@ -233,8 +234,8 @@ fn attach(device: &Device, path: &Path, options: &MountOptions) -> Result<(), Mo
     })
 }
 
-/// Lets the kernel read further ahead than the 128 KiB that it starts with. Where that cannot be set, it only reads in smaller
-/// pieces.
+/// Lets the kernel read further ahead than its default of 128 KiB. If that can't be set, the kernel only reads in
+/// smaller pieces.
 fn set_read_ahead(entry: &mountinfo::Entry) {
     let file = format!("/sys/class/bdi/{}/read_ahead_kb", entry.device);
     if let Err(error) = std::fs::write(&file, READ_AHEAD_KIB.to_string()) {
@@ -242,7 +243,7 @@ fn set_read_ahead(entry: &mountinfo::Entry) {
     }
 }
 
-/// Takes the mount at `mount_point` away; `lazy`: from its directory at once, and altogether when its last file is closed.
+/// Unmounts `mount_point`. If `lazy`, the mount leaves its directory at once, and ends when its last file is closed.
 ///
 /// # Errors
 /// [`MountError`].

@@ -1,4 +1,4 @@
-//! What the kernel says is mounted: `/proc/self/mountinfo`.
+//! Finds mounts of Ashlar in the kernel's table, `/proc/self/mountinfo`.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -12,28 +12,28 @@ const LINKS_MAX: usize = 40;
 /// A mount of Ashlar.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Where.
+    /// The directory where it is mounted.
     pub(crate) mount_point: PathBuf,
     /// `MAJOR:MINOR` of the device number that its files show.
     pub(crate) device: String,
 }
 
 impl Entry {
-    /// The device number that its files show.
+    /// Returns the device number that its files show.
     pub(crate) fn device_number(&self) -> Option<u64> {
         let (major, minor) = self.device.split_once(':')?;
         Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
     }
 }
 
-/// Whether `path` is a mount point of Ashlar. It asks the kernel's table and not the file system, so the answer also comes where
-/// the mount's process is dead or stuck.
+/// Whether `path` is a mount point of Ashlar. This reads the kernel's table and not the file system, so it also answers
+/// if the mount's process is dead or stuck.
 #[must_use]
 pub fn is_ashlar_mount(path: &Path) -> bool {
     find(path).is_some()
 }
 
-/// The topmost mount at `path`, if it's one of Ashlar.
+/// Returns the topmost mount at `path`, if it is one of Ashlar.
 pub(crate) fn find(path: &Path) -> Option<Entry> {
     let path = resolve(path)?;
     let text = std::fs::read(MOUNTINFO).ok()?;
@@ -46,8 +46,8 @@ fn find_in(text: &[u8], path: &Path) -> Option<Entry> {
     line.is_ashlar().then(|| Entry { mount_point: path.to_owned(), device })
 }
 
-/// `path` without symbolic links, as the table has it. A mount point is not looked at itself: a mount that nobody serves
-/// would not answer.
+/// Returns `path` without symbolic links, as the table has it. The mount point itself is not read: a mount that no
+/// process serves would not answer.
 pub(crate) fn resolve(path: &Path) -> Option<PathBuf> {
     let table = std::fs::read(MOUNTINFO).ok()?;
     let mut path = std::path::absolute(path).ok()?;

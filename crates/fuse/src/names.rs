@@ -9,13 +9,13 @@ use crate::file_system::FileSystem;
 use crate::proto::{CreateIn, EntryOut, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn, Text};
 use crate::reply::Check;
 
-/// How often a name is looked up for who does so again, where what it leads to is gone each time.
+/// How often a retried look-up looks a name up, if the inode that it leads to is gone each time.
 const TRIES: u32 = 8;
 const RENAME_NOREPLACE: u32 = 1;
 const RENAME_EXCHANGE: u32 = 2;
 const RENAME_WHITEOUT: u32 = 4;
 
-/// What a request to make something says, without the kind.
+/// Returns the attributes of an inode to be made, without the special ones of its kind.
 const fn make(kind: FileKind, mode: u32, umask: u32) -> Make<'static> {
     Make { kind, mode: mode & MODE_PERMISSIONS, umask, device: 0, target: &[] }
 }
@@ -39,7 +39,7 @@ impl<F: FileSystem> Call<'_, F> {
         }
     }
 
-    /// Looks a name up. Where the caller does so again, what was found is held.
+    /// Looks a name up. If the caller retries after `ESTALE`, the found inode is held.
     fn look_up(&self, name: &[u8]) -> Result<Found, Errno> {
         let find = || self.fs().lookup(&self.who(), self.inode(), name);
         let mut answer = find();
@@ -49,7 +49,7 @@ impl<F: FileSystem> Call<'_, F> {
                 break;
             };
             match self.fs().open(found.id) {
-                // Another one has its place already.
+                // Another inode has its name already.
                 Err(Errno::ESTALE) => answer = find(),
                 Err(_) => break,
                 Ok(_) => {
@@ -62,7 +62,7 @@ impl<F: FileSystem> Call<'_, F> {
         answer
     }
 
-    /// That a name leads nowhere may be cached too, as long as the directory's lease holds.
+    /// Replies that a name leads nowhere. The kernel may cache that too, as long as the directory's lease holds.
     fn reply_absent(&mut self, name: &Text<'_>) -> Answer {
         let directory = self.inode();
         let ttl_ms = self.name_ttl_ms(directory);
@@ -124,7 +124,7 @@ impl<F: FileSystem> Call<'_, F> {
         let made = make(FileKind::Regular, asked.mode, asked.umask);
         let found = match self.fs().make_open(&self.who(), self.inode(), name.bytes, &made) {
             // Another mount was faster. The kernel checked the right to make a file, not the right to open that one:
-            // ESTALE has it look the name up again, check, and open.
+            // ESTALE makes it look the name up again, check, and open.
             Err(Errno::EEXIST) if asked.flags & libc::O_EXCL as u32 == 0 => return Err(Errno::ESTALE),
             result => result?,
         };
@@ -144,7 +144,7 @@ impl<F: FileSystem> Call<'_, F> {
         debug_assert!(is_regular(found), "make_open makes regular files");
         let directory = self.inode();
         self.server.fills.is_new(found.id);
-        // As when it is opened: the kernel doesn't know the inode before it has this answer.
+        // As with OPEN: the kernel doesn't know the inode before it has this answer.
         let ttl_ms = if self.fs().is_shared() { 0 } else { self.fs().cache_ttl_ms(found.id) };
         let entry = self.put_entry(directory, name, found, ttl_ms);
         let opened = entry.and_then(|()| self.put_open(found.id, flags));
@@ -173,7 +173,7 @@ impl<F: FileSystem> Call<'_, F> {
         self.rename_to(InodeId(asked.newdir), RenameFlags::default())
     }
 
-    /// RENAME2. A whiteout is what the upper layer of an overlay needs.
+    /// RENAME2. The upper layer of an overlay needs whiteouts.
     pub(crate) fn rename2(mut self) -> Answer {
         let asked: Rename2In = self.arguments.structure()?;
         if asked.flags & !(RENAME_NOREPLACE | RENAME_EXCHANGE | RENAME_WHITEOUT) != 0 {
@@ -188,8 +188,9 @@ impl<F: FileSystem> Call<'_, F> {
         self.rename_to(InodeId(asked.newdir), RenameFlags { no_replace, exchange, whiteout, replaced: None })
     }
 
-    /// The directory that the kernel believes to stand at a name, where other mounts may have put another there. What a removal
-    /// or a rename removes, the kernel takes for dead, and answers itself for whatever is done in it from then on.
+    /// Returns the directory that the kernel believes to stand at a name; other mounts may have put another one there.
+    /// If a removal or a rename removes a directory, the kernel takes the one that it believes in for dead. From then
+    /// on it answers all requests in it by itself.
     fn shown(&self, directory: InodeId, name: &[u8]) -> Option<InodeId> {
         if self.fs().is_shared() { self.server.shown.directory(directory, name) } else { None }
     }
@@ -203,8 +204,9 @@ impl<F: FileSystem> Call<'_, F> {
             self.begin_names();
         }
         self.fs().rename(&self.who(), (self.inode(), from.bytes), (directory, to), flags)?;
-        // The kernel moves what it keeps, for as long as it keeps it. It has looked the new name up just now, so that one is noted; the old one may have
-        // been noted long before. So also where company has come meanwhile: what the kernel keeps may not have run out yet.
+        // The kernel moves the names that it keeps, with the time for which it keeps them. It has looked the new name
+        // up just now, so that name is recorded; the old one may have been recorded long before. The same holds if the
+        // mount has become shared meanwhile: a name that the kernel keeps may not have expired yet.
         if flags.exchange {
             self.reply.check(Check::Name(self.inode(), from.place));
         }

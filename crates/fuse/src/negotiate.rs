@@ -1,4 +1,4 @@
-//! INIT: what this side and the kernel agree on.
+//! INIT: the mount and the kernel agree on the protocol's version and flags.
 
 use ashlar_types::Errno;
 use ashlar_wire::Watch;
@@ -12,13 +12,16 @@ use crate::proto::{
 };
 use crate::reply::Reply;
 
-/// Requests for readahead and the like that may be under way at once, and from how many on their senders are slowed down.
+/// How many requests for read-ahead and the like may be under way at once, and from which number on the kernel slows
+/// down their senders.
 const BACKGROUND_MAX: u16 = 64;
 const BACKGROUND_CONGESTED: u16 = 48;
 
-/// What is asked for, where the kernel has it. Not among them: the write-back cache, which would let the kernel change the
-/// order of updates; opening without a message, as handles keep removed files alive; truncating with the message that opens, which
-/// comes before the kernel looks whether the file is a program that runs.
+/// The flags that the mount asks for, if the kernel has them. Three are left out:
+///
+/// - the write-back cache, which would let the kernel change the order of updates
+/// - opening without a message, since handles keep removed files alive
+/// - truncating with the message that opens, which comes before the kernel checks whether the file is a running program
 const WANTED: u64 = init::ASYNC_READ
     | init::POSIX_LOCKS
     | init::EXPORT_SUPPORT
@@ -39,7 +42,7 @@ const WANTED: u64 = init::ASYNC_READ
     | init::HAS_EXPIRE_ONLY
     | init::DIRECT_IO_ALLOW_MMAP;
 
-/// What was agreed on.
+/// The protocol that both sides agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Agreement {
     /// The minor version that both speak.
@@ -49,7 +52,8 @@ pub(crate) struct Agreement {
 }
 
 impl Agreement {
-    /// The agreement with a kernel that sent `asked`, whose flags are `offered` with both halves.
+    /// Returns the agreement with a kernel that sent `asked` and offers the flags `offered` (both halves). Returns
+    /// `None` if the kernel's version is not usable.
     fn with(asked: &InitIn, offered: u64, wanted: u64) -> Option<Self> {
         let is_usable = asked.major == VERSION_MAJOR && asked.minor >= VERSION_MINOR_MIN;
         is_usable.then(|| Self { minor: asked.minor.min(VERSION_MINOR), flags: offered & wanted })
@@ -76,7 +80,7 @@ impl Agreement {
         self.flags & init::DIRECT_IO_ALLOW_MMAP != 0
     }
 
-    /// Whether names can be made to run out.
+    /// Whether the mount can make names expire in the kernel.
     pub(crate) const fn expires(self) -> bool {
         self.flags & init::HAS_EXPIRE_ONLY != 0
     }
@@ -87,7 +91,8 @@ impl Agreement {
     }
 }
 
-/// Answers INIT, which is the first request after mounting. Where it's agreed that requests come by rings, the kernel waits for them from then on.
+/// Answers INIT, which is the first request after mounting. If both sides agree on rings, the kernel waits for the
+/// rings from then on.
 pub(crate) fn negotiate(device: &Device, without_rings: bool) -> Result<(Agreement, Cores), MountError> {
     let mut buffer = vec![0; REQUEST_BYTES];
     let protocol = |reason: &str| MountError::Protocol { reason: reason.to_owned() };

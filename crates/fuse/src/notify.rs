@@ -1,20 +1,22 @@
-//! Notifications: what makes a kernel forget what it cached.
+//! Notifications: messages that make a kernel forget cached items.
 //!
-//! They are written to a mount's `/dev/fuse` descriptor: by SharedFS when it takes a lease from the mount's session, by the mount itself, and by the helper for either.
+//! They are written to a mount's `/dev/fuse` descriptor: by SharedFS when it takes a lease from the mount's session, by
+//! the mount itself, and by the helper for either.
 //!
 //! Which of them may wait, and for what:
-//! - [`inval_inode`] with [`Pages::Keep`], and [`inc_epoch`], never wait. The two are what a lease's move takes: with the
-//!   attributes, the kernel's pages are in doubt (`AUTO_INVAL_DATA`): it asks for the attributes before it next reads from
-//!   them, and drops them where the time of modification is another.
-//! - [`inval_inode`] with pages waits for every page of the range that a READ or WRITE in flight has locked. That request may
-//!   wait for the very lease that moves, and two mounts that write one file then wait for each other (a test of this crate
-//!   found that out). So pages are dropped behind a lease's move, and nobody waits for it, or not for long; only shared mappings
-//!   need it.
+//! - [`inval_inode`] with [`Pages::Keep`], and [`inc_epoch`], never wait. These two are all that a lease's move needs:
+//!   with the attributes, the kernel's pages are in doubt (`AUTO_INVAL_DATA`). It asks for the attributes before it
+//!   next reads from the pages, and drops them if the time of modification has changed.
+//! - [`inval_inode`] with pages waits for every page of the range that a READ or WRITE in flight has locked. That
+//!   request may wait for the very lease that moves, and two mounts that write one file then wait for each other (a
+//!   test of this crate found that out). So pages are dropped after a lease's move. No thread waits for that, or not
+//!   for long; only shared mappings need it.
 //! - [`inval_entry`] and [`expire_entries`] wait for the directory's lock, which an operation in flight may hold.
 //! - `ask` waits for nothing.
 //!
-//! For the same reason a thread that serves requests must write none but the first two, and the last. And what may wait goes by the helper
-//! ([`ashlar_helper`]): a mount's process that was killed while it waits for a request in flight could not end, and nobody else answers that request.
+//! For the same reason a thread that serves requests must write none but the first two and the last. Notifications that
+//! may wait go by the helper ([`ashlar_helper`]). If a mount's process were killed while its notification waits for a
+//! request in flight, it could not end, since only this process answers that request.
 
 use std::os::fd::BorrowedFd;
 
@@ -29,7 +31,8 @@ use crate::proto::{NotifyInvalEntry, NotifyRetrieve, OutHeader};
 const NOTIFY_INVAL_ENTRY: i32 = 3;
 const NOTIFY_RETRIEVE: i32 = 5;
 const NOTIFY_INC_EPOCH: i32 = 8;
-/// Requests that were asked for have numbers from here on, which the kernel does not come to: even ones, as all have.
+/// The kernel sends requested bytes with numbers from here on, which its own numbers do not reach. They are even, as
+/// all are.
 const ASKED_FOR: u64 = 1 << 63;
 /// A flag of [`NotifyInvalEntry`].
 const EXPIRE_ONLY: u32 = 1;
@@ -37,21 +40,21 @@ const EXPIRE_ONLY: u32 = 1;
 /// Makes the kernel forget where `name` in `directory` leads, or that it leads nowhere.
 ///
 /// # Errors
-/// `ENODEV` and the like, where the mount is gone.
+/// `ENODEV` and the like, if the mount is gone.
 pub fn inval_entry(kernel: &impl Notified, directory: InodeId, name: &[u8]) -> Result<(), Errno> {
-    // The kernel answers ENOTEMPTY, EBUSY or EINVAL for directories that are in use below: it has marked them for a fresh
-    // look-up all the same.
+    // The kernel answers ENOTEMPTY, EBUSY or EINVAL for directories that are in use below: it has marked them for a
+    // fresh look-up all the same.
     match kernel.notify(&of_entry(directory, name, 0)?) {
         Err(Errno::NOTEMPTY | Errno::BUSY | Errno::NOTDIR) => Ok(()),
         result => result,
     }
 }
 
-/// Makes the kernel look names up before it uses them again, and takes nothing away from who uses what they lead to. For kernels that said
-/// they can (`HAS_EXPIRE_ONLY`).
+/// Makes the kernel look names up before it uses them again. A process that uses an inode behind such a name keeps it.
+/// For kernels that offer this (`HAS_EXPIRE_ONLY`).
 ///
 /// # Errors
-/// `ENODEV` and the like, where the mount is gone.
+/// `ENODEV` and the like, if the mount is gone.
 pub fn expire_entries<'a>(
     kernel: &impl Notified,
     entries: impl IntoIterator<Item = (InodeId, &'a [u8])>,
@@ -67,11 +70,11 @@ fn of_entry(directory: InodeId, name: &[u8], flags: u32) -> Result<Vec<u8>, Errn
     Ok(message(NOTIFY_INVAL_ENTRY, &[body.as_bytes(), name, b"\0"]))
 }
 
-/// Makes the kernel look up every cached name afresh before it's used again. `false` where the kernel cannot (before
-/// Linux 6.16): the caller then waits until what was cached has run out.
+/// Makes the kernel look up every cached name afresh before it is used again. Returns `false` if the kernel cannot
+/// (before Linux 6.16): the caller then waits until the cached names have expired.
 ///
 /// # Errors
-/// `ENODEV` and the like, where the mount is gone.
+/// `ENODEV` and the like, if the mount is gone.
 pub fn inc_epoch(device: BorrowedFd<'_>) -> Result<bool, Errno> {
     match device.notify(&message(NOTIFY_INC_EPOCH, &[])) {
         Ok(()) => Ok(true),
@@ -80,17 +83,18 @@ pub fn inc_epoch(device: BorrowedFd<'_>) -> Result<bool, Errno> {
     }
 }
 
-/// Makes the kernel ask something, of which nothing comes, by the queue of the core that this is called on: it brings what waits there for an entry. It asks about `inode`, which must
-/// be a regular file that it knows.
+/// Makes the kernel send a request without effect, by the queue of the core that the caller runs on. That request also
+/// brings those that wait there for an entry. It asks about `inode`, which must be a regular file that the kernel
+/// knows.
 ///
 /// # Errors
-/// `EINVAL` for another inode; `ENODEV` and the like, where the mount is gone.
+/// `EINVAL` for another inode; `ENODEV` and the like, if the mount is gone.
 pub(crate) fn ask(device: BorrowedFd<'_>, number: u64, inode: InodeId) -> Result<(), Errno> {
     let body = NotifyRetrieve { notify_unique: ASKED_FOR | number << 1, nodeid: inode.0, ..NotifyRetrieve::default() };
     device.notify(&message(NOTIFY_RETRIEVE, &[body.as_bytes()]))
 }
 
-/// One notification; a name is the longest that there is in it.
+/// Lays out one notification. Its longest part is a name.
 fn message(code: i32, parts: &[&[u8]]) -> Vec<u8> {
     let length = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
     let header = OutHeader { len: length as u32, error: code, unique: 0 };
@@ -106,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// What a notification looks like on a descriptor that isn't `/dev/fuse`.
+    /// Returns the bytes of a notification, as written to a descriptor that isn't `/dev/fuse`.
     fn written(write: impl FnOnce(BorrowedFd<'_>)) -> Vec<u8> {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         write(writer.as_fd());

@@ -9,8 +9,8 @@ use crate::proto::OutHeader;
 
 const HEADER: usize = size_of::<OutHeader>();
 
-/// A reply: a header, which is filled in last, and what follows it, in one piece of memory that's used again for the next reply.
-/// One piece, so that one plain `write` sends it.
+/// A reply: a header, which is filled in last, and a body, in one piece of memory that is used again for the next
+/// reply. One piece, so that one plain `write` sends it.
 #[derive(Debug)]
 pub(crate) struct Reply {
     buffer: Vec<u8>,
@@ -20,22 +20,22 @@ pub(crate) struct Reply {
     pub(crate) names_until: bool,
 }
 
-/// What the kernel caches from a reply, and so is to be looked at again after the reply was sent: a lease that was lost in
-/// between had the kernel forget what it didn't have yet.
+/// An item that the kernel caches from a reply, and that is checked again after the reply was sent. If its lease was
+/// lost in between, SharedFS made the kernel forget an item that it didn't have yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
     /// Attributes of an inode.
     Attributes(InodeId),
     /// Attributes and pages of an inode.
     Pages(InodeId),
-    /// A name in a directory, which stands in the request's body at this place.
+    /// A name in a directory, at this place of the request's body.
     Name(InodeId, Range<usize>),
-    /// A name in a directory, which stands in the reply at this place, and attributes of the inode that it leads to.
+    /// A name in a directory, at this place of the reply's body, and attributes of the inode that it leads to.
     Listed(InodeId, InodeId, Range<usize>),
 }
 
 impl Reply {
-    /// A buffer for bodies of at most `capacity` bytes.
+    /// Makes a buffer for bodies of at most `capacity` bytes.
     pub(crate) fn new(capacity: usize) -> Self {
         Self { buffer: vec![0; HEADER + capacity], length: HEADER, checks: Vec::new(), names_until: false }
     }
@@ -46,17 +46,17 @@ impl Reply {
         self.checks.clear();
     }
 
-    /// Bytes in the body so far.
+    /// Returns the number of bytes in the body so far.
     pub(crate) const fn body_length(&self) -> usize {
         self.length - HEADER
     }
 
-    /// Bytes of the body at this place.
+    /// Returns the bytes of the body at this place.
     pub(crate) fn body(&self, range: Range<usize>) -> &[u8] {
         self.buffer.get(HEADER + range.start..HEADER + range.end).unwrap_or_default()
     }
 
-    /// Bytes of the body at this place, to be changed.
+    /// Returns the bytes of the body at this place, to be changed.
     pub(crate) fn body_mut(&mut self, range: Range<usize>) -> &mut [u8] {
         self.buffer.get_mut(HEADER + range.start..HEADER + range.end).unwrap_or_default()
     }
@@ -78,27 +78,28 @@ impl Reply {
         self.bytes(value.as_bytes())
     }
 
-    /// The next `count` bytes of the buffer, to be filled in place; [`Self::fill`] then says how many were.
+    /// Returns the next `count` bytes of the buffer, to be filled in place. [`Self::fill`] then appends those that were
+    /// filled.
     pub(crate) fn space(&mut self, count: usize) -> Result<&mut [u8], Errno> {
         self.buffer.get_mut(self.length..).and_then(|rest| rest.get_mut(..count)).ok_or(Errno::EIO)
     }
 
-    /// Appends the first `count` bytes of what was filled in place.
+    /// Appends the first `count` bytes that were filled in place.
     pub(crate) fn fill(&mut self, count: usize) {
         self.length = self.buffer.len().min(self.length + count);
     }
 
-    /// Notes what the kernel caches of this reply.
+    /// Records an item that the kernel caches from this reply.
     pub(crate) fn check(&mut self, check: Check) {
         self.checks.push(check);
     }
 
-    /// How many checks are noted so far.
+    /// Returns how many items are recorded so far.
     pub(crate) fn check_count(&self) -> usize {
         self.checks.len()
     }
 
-    /// Forgets the checks after the first `count`.
+    /// Forgets the items after the first `count`.
     pub(crate) fn truncate_checks(&mut self, count: usize) {
         self.checks.truncate(count);
     }
@@ -108,12 +109,12 @@ impl Reply {
         self.names_until || !self.checks.is_empty()
     }
 
-    /// What was noted.
+    /// Returns the recorded items.
     pub(crate) fn checks(&self) -> &[Check] {
         &self.checks
     }
 
-    /// Fills in the header, and gives the whole.
+    /// Fills in the header, and returns the whole reply.
     pub(crate) fn seal(&mut self, unique: u64, result: Result<(), Errno>) -> &[u8] {
         if result.is_err() {
             self.clear();

@@ -1,12 +1,14 @@
-//! One thread's ring with the kernel, by which requests come and answers go: FUSE over io_uring.
+//! The ring of one thread, by which requests and answers pass (FUSE over io_uring).
 //!
-//! The kernel has a queue of requests for each core, and what is asked on a core comes by its queue. A queue has *entries*: memory for a request and for its
-//! answer. An entry is the kernel's until a request is in it, and this side's until that is answered; the answer gives it back for the next one.
+//! The kernel has a queue of requests for each core, and a request made on a core comes by its queue. A queue has
+//! *entries*: memory for a request and for its answer. An entry belongs to the kernel until it holds a request, and
+//! then to this side until the request is answered. The answer gives it back for the next one.
 //!
-//! An entry's memory, by bytes from its beginning: at 0 the kernel's headers, at [`IOVECS`] where all of it is, at [`PAYLOAD`] what follows a request's own
-//! structure, or an answer's header.
+//! An entry's memory, by bytes from its beginning: at 0 the kernel's headers; at [`IOVECS`] the addresses of its parts;
+//! at [`PAYLOAD`] the bytes that follow a request's own structure, or an answer's header.
 //!
-//! Source: the kernel's `include/uapi/linux/fuse.h` (`struct fuse_uring_req_header`), and its documentation of FUSE over io_uring.
+//! Source: the kernel's `include/uapi/linux/fuse.h` (`struct fuse_uring_req_header`), and its documentation of FUSE
+//! over io_uring.
 
 use std::io;
 use std::ops::Range;
@@ -24,7 +26,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::device::TRANSFER_BYTES;
 use crate::proto::{InHeader, OutHeader, RING_COMMIT_AND_FETCH, RING_REGISTER, RingCommand, RingHeader};
 
-/// Where an operation's own structure stands, behind the header, and the room it has.
+/// The place of an operation's own structure, after the header, and the room that it has.
 const STRUCTURE: usize = 128;
 const STRUCTURE_BYTES: usize = 128;
 const RING_HEADER: usize = STRUCTURE + STRUCTURE_BYTES;
@@ -33,31 +35,33 @@ const IOVECS: usize = 1024;
 const PAYLOAD: usize = 4096;
 const ENTRY_BYTES: usize = PAYLOAD + TRANSFER_BYTES;
 const _: () = assert!(HEADERS_BYTES < IOVECS);
-/// A request of up to so many bytes is copied out of its entry, so that the entry may have the next one before all is done that comes of this one.
+/// A request of up to so many bytes is copied out of its entry. The entry can then take the next request before this
+/// one's work is done.
 const COPIED_BYTES: usize = 8 << 10;
-/// Where `struct io_uring_sqe` has its length, which the library does not set.
+/// The place of the length in `struct io_uring_sqe`, which the library does not set.
 const LENGTH_IN_QUESTION: usize = 24;
-/// Marks what comes by the mailbox.
+/// Marks completions of the inbox.
 const MAIL: u64 = u64::MAX;
-/// So many questions fit in a ring before the kernel is told of them. A thread has one or two.
+/// How many submissions fit in a ring before it is submitted to the kernel. A thread has one or two.
 const QUESTIONS: u32 = 16;
-/// So long a kernel without memory is left alone.
+/// How long to wait before a kernel without memory is asked again.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What comes by a ring.
+/// An event that a ring reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A request is in this entry.
     Request(usize),
-    /// The kernel has let go of this entry without a request.
+    /// The kernel has given up this entry without a request.
     Lost(usize),
-    /// Something is in the mailbox.
+    /// Something is in the inbox.
     Mail,
     /// The mount is gone, or has no rings.
     Gone,
 }
 
-/// Answers that other threads have for requests of a ring. Its own thread gives them to the kernel, which takes back what a thread has asked that ends.
+/// Answers of other threads to requests of a ring. The ring's own thread gives them to the kernel: when a thread ends,
+/// the kernel cancels the commands that this thread submitted.
 #[derive(Debug)]
 pub(crate) struct WorkerInbox {
     posted: Mutex<Posted>,
@@ -77,15 +81,15 @@ impl WorkerInbox {
         self.ring();
     }
 
-    /// Has the thread end.
+    /// Makes the thread end.
     pub(crate) fn close(&self) {
         self.posted.lock().closed = true;
         self.ring();
     }
 
-    /// What was posted; `None` once it's closed.
+    /// Takes the posted answers; returns `None` once the inbox is closed.
     pub(crate) fn take(&self) -> Option<Vec<(usize, Box<[u8]>)>> {
-        // Silenced first: what is posted from here on rings again.
+        // The bell is cleared first: answers that are posted from here on ring again.
         let _ = rustix::io::read(&self.bell, &mut [0; 8]);
         let mut posted = self.posted.lock();
         (!posted.closed).then(|| std::mem::take(&mut posted.answers))
@@ -98,7 +102,7 @@ impl WorkerInbox {
     }
 }
 
-/// A ring, and the entries that were made by it.
+/// A ring, and the entries that were made with it.
 pub(crate) struct Ring {
     io: IoUring<Entry128, cqueue::Entry>,
     device: types::Fd,
@@ -110,15 +114,15 @@ pub(crate) struct Ring {
 struct Entry {
     memory: NonNull<u8>,
     queue: u16,
-    /// It's the kernel's.
+    /// Whether the kernel has it.
     waits: bool,
-    /// The request's number, by which its answer finds it; 0 as long as there was none.
+    /// The number of its request, which the answer needs; 0 until the first request.
     commit_id: u64,
-    /// Where the request is.
+    /// The place of the request.
     request: Range<usize>,
 }
 
-// SAFETY: the memory is the entry's alone, and goes with it.
+// SAFETY: the memory belongs to the entry alone, and moves with it.
 unsafe impl Send for Entry {}
 
 impl Entry {
@@ -130,9 +134,10 @@ impl Entry {
     /// Its memory.
     ///
     /// # Safety
-    /// The entry is not the kernel's.
+    /// The kernel does not have the entry.
     unsafe fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: it was made with so many bytes; the caller says that the kernel doesn't write to them, and nobody else has them.
+        // SAFETY: it was made with so many bytes. The caller ensures that the kernel doesn't write to them, and no
+        // other reference to them exists.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), ENTRY_BYTES) }
     }
 
@@ -145,10 +150,10 @@ impl Entry {
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), ENTRY_BYTES) }
     }
 
-    /// Gives its memory back.
+    /// Frees its memory.
     ///
     /// # Safety
-    /// As for [`Self::bytes`], and the entry isn't used any more.
+    /// As for [`Self::bytes`], and the entry is not used any more.
     unsafe fn free(&mut self) {
         let memory = std::ptr::slice_from_raw_parts_mut(self.memory.as_ptr(), ENTRY_BYTES);
         // SAFETY: it came from a box of so many bytes.
@@ -163,7 +168,7 @@ impl std::fmt::Debug for Ring {
 }
 
 impl Ring {
-    /// A ring without entries, for a device that stays open as long as it's used.
+    /// Makes a ring without entries, for a device that stays open as long as the ring is used.
     pub(crate) fn new(device: BorrowedFd<'_>) -> io::Result<Self> {
         let io = IoUring::builder().build(QUESTIONS)?;
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -171,7 +176,7 @@ impl Ring {
         Ok(Self { io, device: types::Fd(device.as_raw_fd()), entries: Vec::new(), inbox })
     }
 
-    /// Where other threads post answers.
+    /// Returns the inbox to which other threads post answers.
     pub(crate) const fn inbox(&self) -> &Arc<WorkerInbox> {
         &self.inbox
     }
@@ -181,14 +186,14 @@ impl Ring {
         self.entries.iter().any(|entry| entry.waits && entry.queue == queue)
     }
 
-    /// Asks to be told once something is in the mailbox.
+    /// Asks for an event once something is in the inbox.
     pub(crate) fn watch_mail(&mut self) -> io::Result<()> {
         let bell = types::Fd(self.inbox.bell.as_raw_fd());
         let question = opcode::PollAdd::new(bell, libc::POLLIN as u32).build().user_data(MAIL);
         self.push(&question.into())
     }
 
-    /// Makes an entry for a core's queue. The kernel has it with the next [`Self::submit`].
+    /// Makes an entry for a core's queue. The kernel has it after the next [`Self::submit`].
     pub(crate) fn register(&mut self, queue: u16) -> io::Result<()> {
         let mut entry = Entry::new(queue);
         let at = |place: usize, length: usize| {
@@ -197,13 +202,14 @@ impl Ring {
         };
         let iovecs = [at(0, HEADERS_BYTES), at(PAYLOAD, TRANSFER_BYTES)];
         let place = IOVECS..IOVECS + size_of_val(&iovecs);
-        // SAFETY: the kernel does not know of it yet.
+        // SAFETY: the kernel does not know the entry yet.
         let bytes = unsafe { entry.bytes() };
         bytes[place].copy_from_slice(iovecs.as_bytes());
         let place = entry.memory.as_ptr().wrapping_add(IOVECS) as u64;
         let mut question = self.question(RING_REGISTER, queue, 0, self.entries.len(), Some(place));
         let length = (&raw mut question).cast::<u8>().wrapping_add(LENGTH_IN_QUESTION).cast::<u32>();
-        // SAFETY: the library's entry is the kernel's `struct io_uring_sqe`, which is longer and whose length is 32 bits wide and aligned.
+        // SAFETY: the library's entry is the kernel's `struct io_uring_sqe`, which is longer than this place, and whose
+        // length is 32 bits wide and aligned.
         unsafe { length.write(iovecs.len() as u32) };
         self.entries.push(entry);
         self.push(&question)
@@ -217,14 +223,14 @@ impl Ring {
     }
 
     fn push(&mut self, question: &Entry128) -> io::Result<()> {
-        // SAFETY: what it points to is an entry's memory, which stays until the ring is gone.
+        // SAFETY: it points to an entry's memory, which stays until the ring is gone.
         while unsafe { self.io.submission().push(question) }.is_err() {
             self.submit()?;
         }
         Ok(())
     }
 
-    /// Has the kernel take what was asked and answered.
+    /// Submits all commands to the kernel.
     pub(crate) fn submit(&mut self) -> io::Result<()> {
         self.enter(0)
     }
@@ -234,7 +240,7 @@ impl Ring {
             let Err(error) = self.io.submit_and_wait(wanted) else { return Ok(()) };
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
-                // It has no memory, or too much to tell, just now.
+                // The kernel has no memory, or too many completions to report, just now.
                 Some(libc::EAGAIN | libc::ENOMEM) => std::thread::sleep(PAUSE),
                 Some(libc::EBUSY) if wanted > 0 => return Ok(()),
                 _ => return Err(error),
@@ -242,7 +248,7 @@ impl Ring {
         }
     }
 
-    /// What comes next; waits for it. Nothing that was answered before waits meanwhile.
+    /// Waits for the next event. All earlier answers are submitted before it waits.
     pub(crate) fn next(&mut self) -> io::Result<Event> {
         loop {
             let wanted = usize::from(self.io.completion().is_empty());
@@ -272,16 +278,17 @@ impl Ring {
         }
     }
 
-    /// The queue of an entry.
+    /// Returns the queue of an entry.
     pub(crate) fn queue(&self, entry: usize) -> u16 {
         self.entries[entry].queue
     }
 
-    /// Looks at the request that has come in an entry, and puts it together as it would come from the device. A short one is copied to `short`; `false`: it's long,
-    /// and stays in its entry until it's answered ([`Self::request`]).
+    /// Reads the request that has come in an entry, and lays it out as it would come from the device. A short one is
+    /// copied to `short`. Returns `false` if the request is long: it then stays in its entry until it is answered
+    /// ([`Self::request`]).
     pub(crate) fn receive(&mut self, entry: usize, short: &mut Vec<u8>) -> bool {
         let entry = &mut self.entries[entry];
-        // SAFETY: the kernel has said that a request is in it.
+        // SAFETY: the kernel has reported that a request is in it.
         let bytes = unsafe { entry.bytes() };
         let (Ok((header, _)), Ok((ring, _))) =
             (InHeader::read_from_prefix(bytes), RingHeader::read_from_prefix(&bytes[RING_HEADER..]))
@@ -304,15 +311,15 @@ impl Ring {
         is_short
     }
 
-    /// The request in an entry.
+    /// Returns the request in an entry.
     pub(crate) fn request(&self, entry: usize) -> &[u8] {
         let entry = &self.entries[entry];
-        // SAFETY: its request was received and not answered, so it's this side's.
+        // SAFETY: its request was received and not answered, so this side has the entry.
         let bytes = unsafe { entry.read() };
         &bytes[entry.request.clone()]
     }
 
-    /// Answers the request in an entry, which is the kernel's again with the next [`Self::submit`].
+    /// Answers the request in an entry. The kernel has the entry again after the next [`Self::submit`].
     pub(crate) fn answer(&mut self, entry: usize, answer: &[u8]) -> io::Result<()> {
         let (head, body) = answer.split_at(size_of::<OutHeader>());
         let slot = &mut self.entries[entry];
@@ -328,12 +335,13 @@ impl Ring {
         self.push(&question)
     }
 
-    /// Gives its memory back, when the thread that used it has ended.
+    /// Frees its memory, when the thread that used it has ended.
     pub(crate) fn end(self) {
         let Self { io, mut entries, .. } = self;
         drop(io);
         for entry in &mut entries {
-            // SAFETY: the kernel writes to an entry in the thread that gave it, and that one has ended.
+            // SAFETY: the kernel writes to an entry in the context of the thread that gave it, and that thread has
+            // ended.
             unsafe { entry.free() };
         }
     }

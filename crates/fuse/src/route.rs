@@ -1,4 +1,4 @@
-//! The way by which a request came, and its answer goes.
+//! The way by which a request came and its answer is sent.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use crate::device::{Device, Sent};
 use crate::ring::WorkerInbox;
 
-/// Where an answer goes that another thread than the one that serves sends.
+/// The way of an answer that another thread sends than the one that serves the request.
 #[derive(Clone, Debug)]
 pub(crate) enum Route {
     /// To the device.
@@ -17,7 +17,7 @@ pub(crate) enum Route {
 }
 
 impl Route {
-    /// Sends an answer by it.
+    /// Sends an answer.
     pub(crate) fn send(&self, device: &Device, answer: &[u8]) -> Result<Sent, Errno> {
         match self {
             Self::Device => device.send(answer),

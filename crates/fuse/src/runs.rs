@@ -1,9 +1,9 @@
-//! What reaches a mount from runs that want a report (`ashlar run --report`), past the library that counts their calls.
+//! Counts requests of `ashlar run --report` that the library has not counted.
 //!
-//! A request names the thread that asks, and that thread waits for the answer. So while a request is not answered, the file of counts says
-//! whether the thread is in a call that the library has counted, and `/proc` says whose descendant it is and which call it is in.
-//! The latter is looked at only for requests of the run that were not counted. Where no run wants a report, all this costs a request one
-//! look at a flag.
+//! A request names the thread that asks, and that thread waits for the answer. So while a request is not answered, two
+//! sources describe the thread. The file of counts says whether it is in a call that the library has counted. `/proc`
+//! says which process it descends from and which call it is in. The mount reads `/proc` only for requests of the run
+//! that were not counted. If no run wants a report, all this costs a request one test of a flag.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -23,20 +23,20 @@ use parking_lot::{Mutex, RwLock};
 use crate::caller::ThreadCall;
 use crate::proto::{InHeader, Opcode};
 
-/// Runs that are counted at once. Each request that none of them has counted is looked at for each of them.
+/// Runs that are counted at once. Each request that none of them has counted is checked against each of them.
 const RUNS_MAX: usize = 16;
 /// Programs that are told apart in a run; its others count together.
 const PROGRAMS_MAX: usize = 256;
-/// Processes are not nested deeper than this.
+/// The deepest nesting of processes.
 const ANCESTORS_MAX: usize = 64;
-/// How long a thread or process that is of no run is known as such, in milliseconds. Its number is another's after that at the
-/// earliest: the kernel gives all others first.
+/// How long a thread or process of no run is known as a stranger, in milliseconds. The kernel gives a number again only
+/// after all others, which takes longer.
 const STRANGER_TTL_MS: u32 = 200;
-/// Strangers that are known at once, in 32 KiB; one more takes another's place.
+/// Strangers that are known at once, in 32 KiB; one more takes another's slot.
 const STRANGERS_MAX: usize = 4096;
-/// How often a thread that has not come to rest yet is looked at.
+/// How often a thread that still runs is read.
 const LOOKS: u32 = 20;
-/// So many requests of others are looked at until it's looked whether the run is over without having said so.
+/// After so many requests of strangers, the mount checks whether the run has ended without saying so.
 const STRANGERS: u64 = 256;
 
 /// The runs that are counted.
@@ -47,7 +47,7 @@ pub(crate) struct Runs {
     clock: Clock,
 }
 
-/// Milliseconds since the mount began; they begin anew after 49 days.
+/// Milliseconds since the mount began; they wrap around after 49 days.
 #[derive(Debug)]
 struct Clock(Instant);
 
@@ -67,7 +67,7 @@ impl Clock {
 struct Run {
     /// The process that wants the report.
     pid: u32,
-    /// When it began, which tells it from a later one of this number.
+    /// When it began, which distinguishes it from a later process of this number.
     began: u64,
     counts: File,
     counted: AtomicU64,
@@ -77,8 +77,8 @@ struct Run {
     missed: Mutex<Missed>,
 }
 
-/// Numbers of threads and processes that were found to be strangers a moment ago. A stranger stays one: no process takes in
-/// another's children but its own descendants'.
+/// Numbers of threads and processes that were found to be strangers a moment ago. A stranger stays one: a process
+/// adopts only children of its own descendants.
 #[derive(Debug)]
 struct Strangers(Box<[AtomicU64]>);
 
@@ -100,7 +100,7 @@ impl Strangers {
 
     fn has(&self, number: u32, now_ms: u32) -> bool {
         let slot = self.slot(number).load(Ordering::Relaxed);
-        // By the difference, as the clock begins anew.
+        // By the difference, as the clock wraps around.
         slot >> 32 == u64::from(number) && (slot as u32).wrapping_sub(now_ms).wrapping_sub(1) < STRANGER_TTL_MS
     }
 }
@@ -113,14 +113,14 @@ struct Missed {
     behind: u64,
 }
 
-/// What a thread is doing that waits for an answer.
+/// The activity of a thread that waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doing {
-    /// A call on files, by its number; -1: nobody may know which.
+    /// A call on files, by its number; -1 if the number may not be read.
     Call(i64),
     /// It loads a program, or uses mapped memory.
     Memory,
-    /// It has gone on.
+    /// It has gone on: the kernel reads ahead.
     Behind,
 }
 
@@ -140,7 +140,7 @@ impl Runs {
             return;
         }
         let (thread, now_ms) = (header.pid, self.clock.now_ms());
-        // Each of them counts it, whatever another one says.
+        // Each run counts the request, whatever another run says.
         let known = {
             let list = self.list.read();
             let all = list.iter().all(|run| run.strangers.has(thread, now_ms));
@@ -155,7 +155,7 @@ impl Runs {
         }
     }
 
-    /// Serves the attributes by which a run speaks; `None` for all others.
+    /// Serves the attributes by which a run speaks. Returns `None` for all other attributes.
     pub(crate) fn attribute(&self, header: &InHeader, name: &[u8]) -> Option<Result<Vec<u8>, Errno>> {
         let name = std::str::from_utf8(name).ok()?;
         if let Some(file) = name.strip_prefix(REPORT_BEGIN) {
@@ -213,7 +213,7 @@ impl Runs {
 }
 
 impl Run {
-    /// Counts a request, if it is of this run. Returns whether it's time to look whether the run is over.
+    /// Counts a request, if it is of this run. Returns whether to check now that the run has not ended.
     fn note(&self, thread: u32, opcode: Opcode, now_ms: u32) -> bool {
         if self.strangers.has(thread, now_ms) {
             return self.pass_stranger();
@@ -242,12 +242,12 @@ impl Run {
         false
     }
 
-    /// A request is of no concern to this run. Returns whether it's time to look whether the run is over.
+    /// Passes a request that is not of this run. Returns whether to check now that the run has not ended.
     fn pass_stranger(&self) -> bool {
         self.stranger_requests.fetch_add(1, Ordering::Relaxed) % STRANGERS == STRANGERS - 1
     }
 
-    /// Whether a thread is of this run. If it's not, its process and their ancestors are noted as strangers too.
+    /// Whether a thread is of this run. If it is not, its process and their ancestors are recorded as strangers too.
     fn has(&self, thread: u32, asking: &Asking, now_ms: u32) -> bool {
         let descent = asking.descent(self.pid, |process| self.strangers.has(process, now_ms));
         if let Descent::Strange(ancestors) = &descent {
@@ -256,7 +256,8 @@ impl Run {
         descent == Descent::Own
     }
 
-    /// What the library says of a thread or process; nothing where it has cut the file short, which is its own.
+    /// Returns the library's flags for a thread or process. They are 0 if a process of the run has truncated the file,
+    /// which is its own.
     fn byte(&self, number: u32) -> u8 {
         let mut byte = [0];
         let read = self.counts.read_at(&mut byte, REPORT_THREADS as u64 + u64::from(number));
@@ -268,7 +269,8 @@ impl Run {
     }
 }
 
-/// Opens a file of counts, which its user has made: nobody else's, and nothing that could hold us up.
+/// Opens a file of counts that the user `user` has made. Refuses files of other users, and files whose opening could
+/// block.
 fn open(name: &str, user: u32) -> Result<File, Errno> {
     if name.contains('/') || name.starts_with('.') || name.is_empty() {
         return Err(Errno::EINVAL);
@@ -282,25 +284,26 @@ fn open(name: &str, user: u32) -> Result<File, Errno> {
     if is_right { Ok(file) } else { Err(Errno::EACCES) }
 }
 
-/// When a process began, in ticks of the machine's time.
+/// Returns when a process began, in ticks of the machine's time.
 fn began(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold blanks and brackets; behind the last one come fields without, of which this is the twentieth.
+    // The name may hold blanks and brackets. After the last bracket follow fields without any, of which this is the
+    // twentieth.
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// Where a process descends from.
+/// The descent of a process.
 #[derive(Debug, PartialEq, Eq)]
 enum Descent {
-    /// The run.
+    /// From the run.
     Own,
-    /// Elsewhere, by these ancestors.
+    /// From another process, through these ancestors.
     Strange(Vec<u32>),
-    /// There are too many ancestors, or one has ended meanwhile.
+    /// It has too many ancestors, or one has ended meanwhile.
     Unknown,
 }
 
-/// Who asks.
+/// The process whose thread asks.
 struct Asking {
     name: String,
     process: u32,
@@ -319,8 +322,8 @@ impl Asking {
         })
     }
 
-    /// Whether the process `run` has started this one, or one that has. Those whose parents end are given to it, as it has asked
-    /// for. A process that is known as a stranger has only strangers as children.
+    /// Follows the parents of a process up to the process `run`. Processes whose parents end are given to `run`, as it
+    /// has asked for. A process that is known as a stranger has only strangers as children.
     fn descent(&self, run: u32, is_stranger: impl Fn(u32) -> bool) -> Descent {
         let (mut parent, mut ancestors) = (self.parent, Vec::new());
         while ancestors.len() < ANCESTORS_MAX {
@@ -341,8 +344,9 @@ impl Asking {
     }
 }
 
-/// Requests that somebody waits for in a call. The others come when a file is closed, by whoever does it last: also by a program that ends or
-/// gives way to another one, and is locked for `/proc` meanwhile, so that a look at it would wait for the answer that it delays.
+/// Whether a thread waits for the request in a call. The other requests come when a file is closed, from the thread
+/// that closes it last. That thread's program may be ending, or be replaced by another program. It is then locked for
+/// `/proc`, so reading there would wait for the very answer that the read delays.
 fn is_asked(opcode: Opcode) -> bool {
     !matches!(
         opcode,
@@ -359,7 +363,7 @@ fn is_asked(opcode: Opcode) -> bool {
     )
 }
 
-/// What a thread is doing that has sent a request.
+/// Returns the activity of a thread that has sent a request.
 fn doing(thread: u32, opcode: Opcode) -> Doing {
     match ThreadCall::look_at(thread, LOOKS) {
         ThreadCall::Waiting(call) => doing_in(call.number, opcode),
@@ -368,7 +372,7 @@ fn doing(thread: u32, opcode: Opcode) -> Doing {
     }
 }
 
-/// What a thread is doing in the call with this number, -1 for none.
+/// Returns the activity of a thread in the call with this number, -1 for none.
 const fn doing_in(number: i64, opcode: Opcode) -> Doing {
     match number {
         -1
@@ -382,7 +386,7 @@ const fn doing_in(number: i64, opcode: Opcode) -> Doing {
         | libc::SYS_brk
         | libc::SYS_exit
         | libc::SYS_exit_group => Doing::Memory,
-        // The kernel reads ahead, and whoever has begun that does something else by now.
+        // The kernel reads ahead, and the thread that began that has gone on since.
         _ if matches!(opcode, Opcode::Read) && !reads(number) => Doing::Behind,
         0.. if number < REPORT_CALLS as i64 => Doing::Call(number),
         _ => Doing::Call(-1),
@@ -457,7 +461,7 @@ mod tests {
     fn stranger_and_its_ancestors_are_known_after_one_look() {
         let (own, parent) = (std::process::id(), std::os::unix::process::parent_id());
         let file = File::open("/dev/null").expect("a file");
-        // Nothing descends from a process with this number.
+        // No process descends from one with this number.
         let run = Run {
             pid: u32::MAX,
             began: 0,

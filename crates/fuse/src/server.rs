@@ -1,8 +1,9 @@
-//! The threads that serve.
+//! The threads that serve a mount, and the state that they share.
 //!
-//! A few threads take requests from the device and answer them, each with its own buffers, which are used again and again. One
-//! of them waits for requests, and the others join in where there is more than one to do ([`Turns`]). When all of them
-//! are held up (a lease that must first come from elsewhere, a disk's `fsync`), another one is started for the time.
+//! A few threads take requests from the device and answer them, each with its own buffers, which are used again and
+//! again. One of them waits for requests, and the others join in when there is more than one request to serve
+//! ([`Turns`]). All of them may be held up, by a lease that must first come from another session or by a disk's
+//! `fsync`. Then one more thread is started for the time.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -36,18 +37,18 @@ use crate::shown::Shown;
 use crate::turns::Turns;
 use crate::watches::Watches;
 
-/// The most threads that serve at once; a kernel has at most as many requests in flight as there are threads in it that
-/// wait, and more than these would wait for the same leases.
+/// The most threads that serve at once. The kernel has at most as many requests in flight as threads wait in it, and
+/// more threads than these would wait for the same leases.
 const WORKERS_MAX: usize = 16;
-/// How long all threads must be held up, without finishing anything, before another comes.
+/// How long all threads must be held up, without finishing a request, before one more is started.
 const HELD_UP: Duration = Duration::from_millis(2);
-/// So many times in a row nothing has happened before the supervisor sleeps until it's woken. Waking it takes as long as many a
-/// request, so it does not fall asleep in a pause of a program that goes on.
+/// After so many rounds without a finished request, the supervisor sleeps until it is woken. Waking it takes as long as
+/// many requests, so it does not fall asleep in a short pause of a program.
 const QUIET_ROUNDS: u32 = 50;
-/// Another thread comes where so many requests in a row left others behind them in the queue. One client alone does that
-/// too, since nobody waits for RELEASE and FORGET, but not so often in a row.
+/// One more thread joins when so many requests in a row left others behind them in the queue. A single client causes
+/// that too, since no process waits for RELEASE and FORGET, but not so often in a row.
 const QUEUED_IN_A_ROW: u32 = 4;
-/// … and at once where the request itself is longer than this, in bytes: it will take its time.
+/// A request longer than this, in bytes, makes one more thread join at once if others are queued: it takes long.
 const LONG_REQUEST: u32 = 64 << 10;
 
 /// A mount's state, which all its threads share.
@@ -66,9 +67,9 @@ pub(crate) struct Server<F> {
     pub(crate) runs: Runs,
     pub(crate) watches: Watches,
     pub(crate) cores: Cores,
-    /// Notifications that may wait: pages and single names, …
+    /// Notifications that may wait: pages and single names.
     pub(crate) forgetting: Line,
-    /// … and all names that the kernel keeps, for which a newcomer waits.
+    /// Notifications for all names that the kernel keeps, for which a new session waits.
     expiring: Line,
     /// The number of the next handle, without its flags.
     pub(crate) opened: AtomicU64,
@@ -77,7 +78,7 @@ pub(crate) struct Server<F> {
 
 #[derive(Debug, Default)]
 struct Workers {
-    /// How many there are when nothing is held up.
+    /// How many threads serve when none is held up.
     base: usize,
     count: AtomicUsize,
     turns: Turns,
@@ -96,7 +97,7 @@ impl Workers {
         }
     }
 
-    /// Ends a turn: until somebody takes the next one, the supervisor looks whether that takes too long.
+    /// Ends a turn. Until another thread takes the next one, the supervisor checks whether that takes too long.
     fn end_waiting(&self) {
         self.turns.give();
         if !self.watched.load(Ordering::SeqCst) && !self.watched.swap(true, Ordering::SeqCst) {
@@ -104,7 +105,7 @@ impl Workers {
         }
     }
 
-    /// Whether a worker that has just finished may go: those that are meant to be there stand ready.
+    /// Whether a worker that has just finished may end: enough others are ready.
     fn is_spare(&self) -> bool {
         self.count.load(Ordering::Relaxed) > self.base && self.turns.ready() >= self.base
     }
@@ -130,7 +131,7 @@ impl<F: FileSystem> Server<F> {
         helper: Helper,
     ) -> Self {
         let helper = Arc::new(helper);
-        // Beside rings little comes from the device.
+        // If the mount has rings, few requests come from the device.
         let threads = if cores.are_any() { 1 } else { threads };
         let workers = Workers { base: threads.clamp(1, WORKERS_MAX), ..Workers::default() };
         Self {
@@ -154,8 +155,8 @@ impl<F: FileSystem> Server<F> {
         }
     }
 
-    /// Has the kernel ask for an inode's attributes again, at once: unlike all other invalidation this never waits for
-    /// anything that the kernel has locked, so a serving thread may do it.
+    /// Makes the kernel ask for an inode's attributes again, at once. Unlike all other invalidations this never waits
+    /// for a lock of the kernel, so a serving thread may do it.
     pub(crate) fn forget_attributes(&self, inode: InodeId) {
         let device = std::os::fd::AsFd::as_fd(&self.device);
         if let Err(errno) = crate::notify::inval_inode(&device, inode, crate::notify::Pages::Keep) {
@@ -163,7 +164,8 @@ impl<F: FileSystem> Server<F> {
         }
     }
 
-    /// Serves until the mount is gone, whose files show the device number `shown`. The calling thread looks after the others.
+    /// Serves until the mount is gone, whose files show the device number `shown`. The calling thread supervises the
+    /// others.
     pub(crate) fn run(self: &Arc<Self>, shown: u64) -> std::io::Result<()> {
         let _ = self.workers.supervisor.set(std::thread::current());
         self.device.set_nonblocking()?;
@@ -184,13 +186,13 @@ impl<F: FileSystem> Server<F> {
         self.locks.close(self);
         self.invalidations.close();
         self.cores.end();
-        // A panic there has been reported, and there is nothing left that it could harm.
+        // If it panicked, that has been reported, and nothing is left that it could harm.
         let _ = forgetting.join();
         started
     }
 
-    /// Starts the thread that has the kernel forget names when the mount is no longer alone. It ends with the process, and keeps nothing of
-    /// the mount but its file system.
+    /// Starts the thread that makes the kernel forget names when the mount is no longer the sole mount. The thread ends
+    /// with the process, and keeps nothing of the mount but its file system.
     fn watch_company(self: &Arc<Self>, shown: u64) -> std::io::Result<()> {
         let (file_system, server) = (Arc::clone(&self.file_system), Arc::downgrade(self));
         let mut known = file_system.company();
@@ -204,7 +206,7 @@ impl<F: FileSystem> Server<F> {
                 }
                 known = company;
                 if file_system.is_shared() {
-                    // The session that has come waits until this is done.
+                    // The new session waits until this is done.
                     server.watches.renew_all(&*file_system, shown);
                     server.drop_mappable_pages();
                     if server.forget_names() {
@@ -216,8 +218,8 @@ impl<F: FileSystem> Server<F> {
         std::thread::Builder::new().name("ashlar-company".into()).spawn(watch).map(drop)
     }
 
-    /// Has the kernel write back, and forget, pages of files that programs may have mapped to write them: no other session was there when those were filled,
-    /// so the files are not reserved. The next touch fills them anew.
+    /// Makes the kernel write back and forget pages of files that programs may have mapped for writing. No other
+    /// session existed when those were filled, so the files are not reserved. The next touch fills the pages anew.
     pub(crate) fn drop_mappable_pages(&self) {
         let device = std::os::fd::AsFd::as_fd(&self.device);
         for inode in self.mappable.inodes() {
@@ -227,7 +229,8 @@ impl<F: FileSystem> Server<F> {
         }
     }
 
-    /// Starts the thread that looks for watches on the mount. It ends with the process, and keeps nothing of the mount but its file system.
+    /// Starts the thread that searches for watches on the mount. It ends with the process, and keeps nothing of the
+    /// mount but its file system.
     fn look_for_watches(self: &Arc<Self>, shown: u64) -> std::io::Result<()> {
         let (file_system, server) = (Arc::clone(&self.file_system), Arc::downgrade(self));
         let look = move || {
@@ -244,12 +247,13 @@ impl<F: FileSystem> Server<F> {
         std::thread::Builder::new().name("ashlar-watches".into()).spawn(look).map(drop)
     }
 
-    /// Has the kernel forget all names that it keeps. Whether it could.
+    /// Makes the kernel forget all names that it keeps. Returns whether it could.
     fn forget_names(&self) -> bool {
         if !self.agreement.expires() {
             return false;
         }
-        // Names that were exchanged while the first time waited for their directories are noted by the second.
+        // Names may be exchanged while the first call waits for their directories. They are recorded meanwhile, and the
+        // second call forgets them.
         self.forget_given() && self.forget_given()
     }
 
@@ -278,7 +282,7 @@ impl<F: FileSystem> Server<F> {
         spawned.map(|_| ())
     }
 
-    /// Waits for the workers' end; while all of them are held up, starts more. On an idle machine it never wakes.
+    /// Waits for the workers' end. While all of them are held up, starts more. On an idle machine it never wakes.
     fn supervise(self: &Arc<Self>) {
         let workers = &self.workers;
         let (mut finished, mut quiet_rounds) = (0, 0);
@@ -294,7 +298,7 @@ impl<F: FileSystem> Server<F> {
                 if quiet_rounds >= QUIET_ROUNDS {
                     quiet_rounds = 0;
                     workers.watched.store(false, Ordering::SeqCst);
-                    // Whoever ended its turn before that store has told nobody.
+                    // A worker that ended its turn before that store has not woken this thread.
                     if !workers.turns.is_taken() {
                         workers.watched.store(true, Ordering::SeqCst);
                     }
@@ -331,7 +335,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
             request: vec![0; REQUEST_BYTES],
             reply: Reply::new(TRANSFER_BYTES),
             queued: Cell::new(0),
-            // What comes from the device beside rings nobody waits for.
+            // If the mount has rings, no process waits for the requests that come from the device.
             watch: if server.cores.are_any() { Watch::never() } else { Watch::default() },
             follower: Follower::new(),
         }
@@ -362,7 +366,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
         workers.closed.store(true, Ordering::Relaxed);
     }
 
-    /// Has another thread come where there is work for it.
+    /// Makes one more thread join if there is work for it.
     fn share_work(&self, header: &InHeader) {
         let workers = &self.server.workers;
         if !workers.turns.has_standby() {
@@ -406,7 +410,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
     }
 }
 
-/// A request's header, and what follows it.
+/// Splits a request into its header and its arguments.
 pub(crate) fn opened(request: &[u8]) -> Option<(InHeader, Arguments<'_>)> {
     let mut arguments = Arguments::new(request);
     let header = arguments.structure::<InHeader>();
@@ -417,7 +421,8 @@ pub(crate) fn opened(request: &[u8]) -> Option<(InHeader, Arguments<'_>)> {
 }
 
 impl<F: FileSystem> Server<F> {
-    /// Carries a request out. Unless that fails, what the kernel may keep of it is in the reply, and is to be looked at once that is sent ([`Self::check`]).
+    /// Carries a request out. If it succeeds, the reply lists the items that the kernel may keep. They have to be
+    /// checked once the reply is sent ([`Self::check`]).
     pub(crate) fn carry_out(
         self: &Arc<Self>,
         header: InHeader,
@@ -435,8 +440,8 @@ impl<F: FileSystem> Server<F> {
         answer
     }
 
-    /// Notes who is told that what he was led to is gone, and whose second try has come to its end. What comes between the look-up and the end are
-    /// questions about rights.
+    /// Tracks retries: records a thread whose request fails with `ESTALE`, and ends a thread's retry. Between the
+    /// look-up and the end of a retry come requests about rights.
     fn note_again(&self, header: &InHeader, answer: Answer) {
         let is_between = || {
             let between = [Opcode::Lookup, Opcode::Getattr, Opcode::Getxattr, Opcode::Forget, Opcode::BatchForget];
@@ -450,8 +455,8 @@ impl<F: FileSystem> Server<F> {
         closed.into_iter().for_each(|inode| self.file_system.close(inode));
     }
 
-    /// Looks whether what the kernel caches of a reply still holds. If a lease was lost since, what SharedFS had the kernel
-    /// forget came before the reply, so it's to be forgotten once more.
+    /// Checks whether the items that the kernel caches of a reply still hold. If a lease was lost since, SharedFS made
+    /// the kernel forget the item before the reply came, so the kernel is made to forget it once more.
     pub(crate) fn check(&self, request: &[u8], reply: &Reply) {
         let mut last = (InodeId(0), true);
         let mut holds = |inode: InodeId| {
@@ -477,7 +482,8 @@ impl<F: FileSystem> Server<F> {
             match check {
                 Check::Attributes(inode) if !holds(*inode) => self.forget_attributes(*inode),
                 Check::Pages(inode) if !holds(*inode) => forget(Stale::Inode(*inode, Pages::ALL)),
-                // Not by way of `holds`: it would then remember the entries, and ask for the directory again for each.
+                // This does not use `holds`: that would then remember the entries, and ask for the directory again for
+                // each.
                 Check::Listed(_, inode, _) if !self.file_system.is_valid(*inode) => {
                     self.forget_attributes(*inode);
                 }
@@ -486,7 +492,7 @@ impl<F: FileSystem> Server<F> {
         }
     }
 
-    /// All is done that comes of a reply.
+    /// Ends the work on a reply.
     pub(crate) fn end_answer(&self, reply: &mut Reply) {
         if std::mem::take(&mut reply.names_until) {
             self.given.end_answer();

@@ -1,26 +1,27 @@
-//! Which directories the kernel was last shown at which names.
+//! Remembers which directories the kernel was last shown at which names.
 //!
-//! While an arena is shared, the kernel looks a name up right before it removes or replaces what it finds there. The request then
-//! names no inode; where another mount was faster, what would go is another directory than the kernel believes.
+//! While an arena is shared, the kernel looks a name up right before it removes or replaces what it finds there. The
+//! request then names no inode. If another mount was faster, the request would remove another directory than the kernel
+//! believes.
 
 use std::collections::HashMap;
 
 use ashlar_types::InodeId;
 use parking_lot::Mutex;
 
-/// Names kept. What matters is shown a moment before it's asked for; beyond this many, all are forgotten, which is as if nothing
-/// had been shown.
+/// Names that are remembered. A needed name was shown a moment before. If there are more than this, all are forgotten,
+/// as if none had been shown.
 const NAMES_MAX: usize = 16_384;
 
 /// A name in a directory.
 pub(crate) type Place = (InodeId, Box<[u8]>);
 
-/// What was shown.
+/// The directories that were shown.
 #[derive(Debug, Default)]
 pub(crate) struct Shown(Mutex<HashMap<Place, InodeId>>);
 
 impl Shown {
-    /// Notes that a look-up of `name` showed `found`, or no directory.
+    /// Records that a look-up of `name` showed the directory `found`, or no directory.
     pub(crate) fn note(&self, parent: InodeId, name: &[u8], found: Option<InodeId>) {
         let mut shown = self.0.lock();
         match found {
@@ -35,7 +36,7 @@ impl Shown {
         }
     }
 
-    /// The directory that was last shown at `name`, if one was.
+    /// Returns the directory that was last shown at `name`, if one was.
     pub(crate) fn directory(&self, parent: InodeId, name: &[u8]) -> Option<InodeId> {
         self.0.lock().get(&(parent, Box::from(name))).copied()
     }

@@ -1,18 +1,19 @@
-//! Whose turn it is to wait for a request: one thread's at a time, while the others stand by.
+//! The turn to wait at the device: one thread has it, while the others stand by.
 //!
-//! The kernel wakes those who wait in the order in which they came. With several of them, each request of a single client would
-//! go to the thread that has slept longest, often on another core, with its buffers in no cache: a round trip then takes up
-//! to three times as long. So whoever has answered waits again, if nobody else does meanwhile; another thread joins in when it is
-//! rung for, since requests queue up or the one at work is held up.
+//! The kernel wakes waiting threads in the order in which they came. With several of them, each request of a single
+//! client would go to the thread that has slept longest, often on another core, with its buffers in no cache: a round
+//! trip then takes up to three times as long. So a thread that has answered waits again, unless another one has taken
+//! the turn meanwhile. Another thread joins in when it is rung for, because requests queue up or the one at work is
+//! held up.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
-/// The turn, and who stands by.
+/// The turn, and the threads that stand by.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
-    /// Whether somebody waits at the device.
+    /// Whether a thread waits at the device.
     is_taken: AtomicBool,
     standing_by: AtomicUsize,
     bell: Mutex<Bell>,
@@ -21,13 +22,14 @@ pub(crate) struct Turns {
 
 #[derive(Debug, Default)]
 struct Bell {
-    /// How many of those who stand by are to come.
+    /// How many of the threads that stand by are to come.
     wanted: usize,
     closed: bool,
 }
 
 impl Turns {
-    /// Takes the turn; stands by until it's wanted where somebody else has it. `false` when the mount is gone.
+    /// Takes the turn. If another thread has it, stands by until it is rung for. Returns `false` when the mount is
+    /// gone.
     pub(crate) fn take(&self) -> bool {
         while self.is_taken.swap(true, Ordering::SeqCst) {
             if !self.stand_by() {
@@ -53,7 +55,7 @@ impl Turns {
         !bell.closed
     }
 
-    /// Has one more thread come; `false` where none stands by.
+    /// Makes one more thread come; returns `false` if none stands by.
     pub(crate) fn ring(&self) -> bool {
         if !self.has_standby() {
             return false;
@@ -68,22 +70,22 @@ impl Turns {
         true
     }
 
-    /// Whether somebody waits at the device.
+    /// Whether a thread waits at the device.
     pub(crate) fn is_taken(&self) -> bool {
         self.is_taken.load(Ordering::SeqCst)
     }
 
-    /// Whether anybody stands by.
+    /// Whether a thread stands by.
     pub(crate) fn has_standby(&self) -> bool {
         self.standing_by.load(Ordering::SeqCst) > 0
     }
 
-    /// How many threads are ready: the one that waits, and those who stand by.
+    /// Returns how many threads are ready: the one that waits, and those that stand by.
     pub(crate) fn ready(&self) -> usize {
         self.standing_by.load(Ordering::SeqCst) + usize::from(self.is_taken())
     }
 
-    /// Sends everybody home.
+    /// Ends the waiting of all threads.
     pub(crate) fn close(&self) {
         self.bell.lock().closed = true;
         self.rung.notify_all();

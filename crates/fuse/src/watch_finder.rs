@@ -13,8 +13,8 @@ use std::path::Path;
 use ashlar_types::InodeId;
 use ashlar_wire::ReserveReason;
 
-/// A process that seems to have the descriptors that it had is listed again after so many rounds: it may have closed
-/// one and opened another.
+/// After so many rounds a process whose descriptors seem unchanged is listed again: it may have closed one and opened
+/// another.
 const ROUNDS: u64 = 32;
 /// So many watched inodes are told apart. If there are more, all inodes count as watched.
 const INODES_MAX: usize = 1 << 16;
@@ -25,18 +25,18 @@ const INSTANCES: [&[u8]; 2] = [b"anon_inode:inotify", b"anon_inode:[fanotify]"];
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FoundWatches {
     inodes: BTreeSet<InodeId>,
-    /// A mount, or the file system, is watched as a whole, or too much is.
+    /// A mount or the file system is watched as a whole, or too many inodes are watched.
     is_all: bool,
 }
 
 impl FoundWatches {
-    /// The inodes to reserve, and the reasons.
+    /// Returns the inodes to reserve, and the reasons.
     pub(crate) fn reasons(&self) -> impl Iterator<Item = (InodeId, ReserveReason)> + '_ {
         let all = self.is_all.then_some((InodeId::ROOT, ReserveReason::WatchedAll));
         all.into_iter().chain(self.inodes.iter().map(|inode| (*inode, ReserveReason::Watched)))
     }
 
-    /// Why an inode is to be reserved.
+    /// Returns why an inode is to be reserved.
     pub(crate) fn reason_of(&self, inode: InodeId) -> Option<ReserveReason> {
         match inode {
             InodeId::ROOT if self.is_all => Some(ReserveReason::WatchedAll),
@@ -48,16 +48,16 @@ impl FoundWatches {
 /// The known descriptors of a process.
 #[derive(Debug, Default)]
 struct KnownProcess {
-    /// It has so many descriptors, and the directory that shows them is this one.
+    /// The number of its descriptors, and the identity of the directory that shows them.
     seen: (u64, u64, i64, i64),
-    /// Those by which it watches.
+    /// The descriptors by which it watches.
     instances: Vec<u32>,
-    /// When they were listed, and when it was last there.
+    /// The round in which they were listed, and the round in which the process was last seen.
     listed: u64,
     round: u64,
 }
 
-/// Looks for watches, and remembers where some may be.
+/// Searches for watches, and remembers which descriptors have some.
 #[derive(Debug, Default)]
 pub(crate) struct WatchFinder {
     processes: BTreeMap<u32, KnownProcess>,
@@ -68,7 +68,7 @@ pub(crate) struct WatchFinder {
 }
 
 impl WatchFinder {
-    /// Looks for watches on the file system with this device number.
+    /// Searches for watches on the file system with this device number.
     pub(crate) fn find(&mut self, device: u64) -> FoundWatches {
         let mut found = FoundWatches::default();
         self.round += 1;
@@ -90,13 +90,13 @@ impl WatchFinder {
     fn look_at(&mut self, pid: u32, device: u64, found: &mut FoundWatches) {
         let process = Path::new("/proc").join(pid.to_string());
         let directory = process.join("fd");
-        // The size is the number of descriptors from Linux 6.2 on, and 0 before. Another process of this number has
+        // From Linux 6.2 on, the size is the number of descriptors; before, it is 0. Another process of this number has
         // another directory.
         let Ok(stat) = fs::metadata(&directory) else { return };
         let seen = (stat.size(), stat.ino(), stat.ctime(), stat.ctime_nsec());
         let known = self.processes.entry(pid).or_default();
         known.round = self.round;
-        // Not all in one round.
+        // Not all processes are listed in one round.
         let is_due = known.listed == 0 || (self.round + u64::from(pid)).is_multiple_of(ROUNDS);
         if known.seen != seen || !self.has_counts || is_due {
             (known.seen, known.listed) = (seen, self.round);
@@ -109,7 +109,7 @@ impl WatchFinder {
         for number in &known.instances {
             self.text.clear();
             let file = fs::File::open(process.join("fdinfo").join(number.to_string()));
-            // One that was closed meanwhile watches nothing.
+            // A descriptor that was closed meanwhile watches nothing.
             if file.and_then(|mut file| file.read_to_string(&mut self.text)).is_ok() {
                 add_watches(&self.text, device, &process, found);
             }
@@ -117,13 +117,13 @@ impl WatchFinder {
     }
 }
 
-/// The names of a directory that are numbers; none where it can't be read.
+/// Returns the names of a directory that are numbers; none if it can't be read.
 fn numbers_in(directory: &Path) -> impl Iterator<Item = u32> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Adds what the text of a descriptor in `/proc/PID/fdinfo` says of watches on a device.
+/// Adds the watches on a device that the text of a descriptor in `/proc/PID/fdinfo` shows.
 fn add_watches(text: &str, device: u64, process: &Path, found: &mut FoundWatches) {
     for line in text.lines() {
         if !(line.starts_with("inotify ") || line.starts_with("fanotify ")) {
@@ -150,7 +150,7 @@ fn add_watches(text: &str, device: u64, process: &Path, found: &mut FoundWatches
     }
 }
 
-/// The device of a mount, by its number in a table of mounts.
+/// Returns the device of a mount, by its number in a table of mounts.
 fn device_of_mount(table: &str, mount: u64) -> Option<u64> {
     // number parent major:minor …
     let line = table.lines().find(|line| line.split(' ').next().is_some_and(|first| first.parse() == Ok(mount)))?;

@@ -1,15 +1,16 @@
-//! Watches on the mount, by inotify and fanotify: watched inodes are reserved for the kernel, which alone makes events.
+//! Reserves inodes on the mount that programs watch, by inotify or fanotify.
 //!
-//! The kernel does not tell a file system which inodes are watched. So the mount finds out in three ways:
+//! The kernel then serves these inodes, since only the kernel makes events. It does not tell a file system which inodes
+//! are watched. So the mount finds out in three ways:
 //!
 //! - While a thread is in a call that begins a watch, the kernel looks the path up here. The request names the thread,
 //!   and `/proc/TID/syscall` the call. The inode is reserved before the answer, so no event is missed.
 //! - The library in a program under `ashlar run` asks for an attribute ([`WATCH_ATTRIBUTE`]) of the path that the
 //!   program is about to watch.
 //! - A thread reads the watches of all processes again and again ([`WatchFinder`]). It finds those whose path needed no
-//!   look-up (the mount's root, the working directory, a descriptor), and sees watches end.
+//!   look-up (the mount's root, the working directory, a descriptor). It also sees watches end.
 //!
-//! All this goes on only while programs have sessions, and for a while after that. After a longer time without any, the
+//! All this happens only while programs have sessions, and for a while after that. After a longer time without any, the
 //! first session waits until the thread has searched once.
 
 use std::cell::RefCell;
@@ -28,23 +29,23 @@ use crate::file_system::FileSystem;
 use crate::proto::InHeader;
 use crate::watch_finder::{FoundWatches, WatchFinder};
 
-/// A watch that is announced must show in `/proc` after this time. Until then, the call that begins it may be under
-/// way.
+/// How long after its announcement a watch may be absent from `/proc`. Until then, the call that begins the watch may
+/// be under way.
 const ANNOUNCED: Duration = Duration::from_secs(2);
-/// The shortest time between two looks at all processes, and the longest.
+/// The shortest and the longest time between two searches of all processes.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Looking takes so small a part of the time.
+/// A search takes at most one part in so many of the time.
 const PART: u32 = 200;
-/// For so long the thread goes on looking when the last program's session has ended: as long as SharedFS takes a mount
-/// not to be alone.
+/// How long the thread goes on searching after the last program's session has ended. SharedFS also waits this long
+/// before it calls a mount a sole mount.
 const LINGERING: Duration = Duration::from_secs(30);
 /// The longest path that is read from a thread that begins a watch.
 const PATH_MAX: usize = 4096;
 /// Marks of fanotify on a mount or a file system (`FAN_MARK_MOUNT`, `FAN_MARK_FILESYSTEM`).
 const MARKS_ALL: u64 = 0x110;
-/// Both calls by their numbers for programs of 32 bits on this processor. In the other numbering these are calls that
-/// look up nothing, or none.
+/// Both calls by their numbers for 32-bit programs on this processor. In the 64-bit numbering, calls with these numbers
+/// look up nothing or do not exist.
 #[cfg(target_arch = "x86_64")]
 const CALLS_OF_32_BITS: [i64; 2] = [292, 339];
 #[cfg(not(target_arch = "x86_64"))]
@@ -65,7 +66,7 @@ pub(crate) struct Watches {
 #[derive(Clone, Copy, Debug)]
 struct ReservedWatch {
     reason: ReserveReason,
-    /// It stays reserved until then, whether a watch is found or not.
+    /// Until then it stays reserved, whether a watch is found or not.
     until: Instant,
     is_done: bool,
 }
@@ -73,20 +74,20 @@ struct ReservedWatch {
 /// A call that begins a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum WatchCall {
-    /// On what a path leads to, if that could be read.
+    /// On the file that a path leads to; the path is `None` if it could not be read.
     Path(Option<Vec<u8>>),
     /// On a mount or a file system as a whole.
     All,
 }
 
 thread_local! {
-    /// The thread that asked last, and what says which call it is in.
+    /// The thread that asked last, and its file that shows which call it is in.
     static ASKING: RefCell<Option<(u32, File)>> = const { RefCell::new(None) };
 }
 
 impl Watches {
-    /// Looks at the watches of all processes, and says when to look again; `None` where no program has had a session
-    /// for long.
+    /// Searches the watches of all processes, and returns the pause until the next search. Returns `None` if no program
+    /// has had a session for long.
     pub(crate) fn renew_while_used<F: FileSystem>(&self, file_system: &F, device: u64) -> Option<Duration> {
         let mut last_used = self.last_used.lock();
         if file_system.programs() > 0 {
@@ -100,7 +101,7 @@ impl Watches {
         Some((self.renew_all(file_system, device) * PART).clamp(PAUSE_MIN, PAUSE_MAX))
     }
 
-    /// Looks at the watches of all processes, and says how long that took.
+    /// Searches the watches of all processes, and returns how long that took.
     pub(crate) fn renew_all<F: FileSystem>(&self, file_system: &F, device: u64) -> Duration {
         self.is_looking.store(true, Ordering::SeqCst);
         let mut finder = self.finder.lock();
@@ -112,8 +113,8 @@ impl Watches {
         took
     }
 
-    /// Reserves watched inodes, and frees those that are watched no more. A watch that was announced since the search
-    /// began may not show yet.
+    /// Reserves watched inodes, and frees those that are no longer watched. A watch that was announced after the search
+    /// began may not show yet, so it stays reserved.
     fn take_up<F: FileSystem>(&self, file_system: &F, found: &FoundWatches, began: Instant) {
         let wanted = |inode: InodeId| found.reason_of(inode);
         let is_over = |(inode, watch): (&InodeId, &ReservedWatch)| {
@@ -154,7 +155,7 @@ impl Watches {
         if before.reason < reason {
             file_system.free_reserved(inode, before.reason);
         }
-        // One that is gone needs nothing.
+        // An inode that no longer exists needs no reservation.
         if matches!(result, Ok(()) | Err(Errno::ESTALE))
             && let Some(watch) = self.reserved.lock().get_mut(&inode)
         {
@@ -163,12 +164,13 @@ impl Watches {
         result
     }
 
-    /// Reserves what is about to be watched.
+    /// Reserves an inode that a program is about to watch.
     fn announce<F: FileSystem>(&self, file_system: &F, inode: InodeId, reason: ReserveReason) -> Result<(), Errno> {
         self.reserve(file_system, inode, reason, Instant::now() + ANNOUNCED)
     }
 
-    /// Serves the attribute by which the library in a program announces a watch; `None` for all others.
+    /// Serves the attributes by which the library in a program announces a watch. Returns `None` for all other
+    /// attributes.
     pub(crate) fn attribute<F: FileSystem>(
         &self,
         file_system: &F,
@@ -190,7 +192,7 @@ impl Watches {
         Some(announced.map(|()| vec![1]))
     }
 
-    /// Before a look-up is answered: if the thread that asks begins a watch on what was found, that is reserved.
+    /// Reserves a found inode before its look-up is answered, if the asking thread begins a watch on it.
     pub(crate) fn note_found<F: FileSystem>(&self, file_system: &F, header: &InHeader, name: &[u8], inode: InodeId) {
         if header.pid == 0 || !self.is_looking.load(Ordering::Relaxed) {
             return;
@@ -208,13 +210,13 @@ impl Watches {
     }
 }
 
-/// For how long this thread has kept a core busy.
+/// Returns how long this thread has kept a core busy.
 fn thread_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// The call that a thread is in, if that begins a watch. The thread waits for an answer.
+/// Returns the call that a thread is in, if that call begins a watch. The thread waits for an answer.
 fn call_of(thread: u32) -> Option<WatchCall> {
     let mut text = [0; 256];
     let length = ASKING.with_borrow_mut(|asking| {
@@ -239,7 +241,7 @@ fn call_of(thread: u32) -> Option<WatchCall> {
     Some(WatchCall::Path(path_at(thread, at)))
 }
 
-/// The path at an address of a thread's memory.
+/// Reads the path at an address of a thread's memory.
 fn path_at(thread: u32, address: u64) -> Option<Vec<u8>> {
     let memory = File::open(format!("/proc/{thread}/mem")).ok()?;
     let mut path = vec![0; PATH_MAX];
@@ -249,8 +251,8 @@ fn path_at(thread: u32, address: u64) -> Option<Vec<u8>> {
     Some(path)
 }
 
-/// Whether a name that is looked up along a path may be that of what the path leads to. One that is no part of the path
-/// comes from a symbolic link.
+/// Whether a name that is looked up along a path may be the path's last one. A name that is no part of the path comes
+/// from a symbolic link, so it may be.
 fn is_last(path: &[u8], name: &[u8]) -> bool {
     let mut names = path.split(|byte| *byte == b'/').rev().filter(|part| !matches!(part, [] | [b'.']));
     match names.next() {

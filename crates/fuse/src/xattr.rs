@@ -43,7 +43,7 @@ impl<F: FileSystem> Call<'_, F> {
         self.reply_sized(asked.size, &list)
     }
 
-    /// A value, or its size where no room was given.
+    /// Replies with a value, or with its size if the caller gave no room.
     fn reply_sized(&mut self, room: u32, value: &[u8]) -> Answer {
         let size = u32::try_from(value.len()).map_err(|_| Errno::E2BIG)?;
         if room == 0 {

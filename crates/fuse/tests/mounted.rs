@@ -1,5 +1,7 @@
-//! The front end through the kernel: real mounts of a file system in memory, whose requests come from the device. Skipped, with a line that says so, where the
-//! caller may not mount. `ringed.rs` has the same by rings.
+//! Tests the front end through the kernel: real mounts of a file system in memory.
+//!
+//! The requests come from the device; `ringed.rs` runs the same tests by rings. If the caller may not mount, the tests
+//! are skipped, with a line that says so.
 
 pub(crate) mod fake;
 
@@ -17,7 +19,7 @@ use ashlar_types::RING_SWITCH;
 use fake::{Fake, Shared};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, XattrFlags};
 
-/// Runs this test program's child half, which takes its orders from the environment.
+/// Names the order for [`child_half`], which this test program runs as a child process.
 const ORDER: &str = "ASHLAR_FUSE_TEST_ORDER";
 const PLACE: &str = "ASHLAR_FUSE_TEST_PLACE";
 
@@ -44,7 +46,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Whether this is `ringed.rs`.
+/// Whether the tests run as a part of `ringed.rs`.
 fn is_ringed() -> bool {
     module_path!().starts_with("ringed")
 }
@@ -64,9 +66,9 @@ fn options() -> MountOptions {
     MountOptions { without_rings: !is_ringed(), ..MountOptions::default() }
 }
 
-/// Mounts, with the kernel's switch for rings on meanwhile.
+/// Mounts; `ringed.rs` turns the kernel's switch for rings on meanwhile.
 fn mount_at(session: Arc<Fake>, path: &Path, options: MountOptions) -> Result<Mount<Fake>, MountError> {
-    // In turn with the other tests, and with their children.
+    // The lock is shared with the other tests, and with their children.
     let switching = File::create(std::env::temp_dir().join("ashlar-fuse-ringed")).unwrap();
     rustix::fs::flock(&switching, FlockOperation::LockExclusive).unwrap();
     let before = is_ringed().then(|| fs::read(RING_SWITCH).unwrap());
@@ -89,7 +91,7 @@ pub(crate) fn mount(session: Arc<Fake>) -> Mounted {
     Mounted { path, serving, _directory: directory }
 }
 
-/// A mount with an empty file `f`.
+/// Makes a mount with an empty file `f`.
 pub(crate) fn mount_with_file() -> (Arc<Shared>, Mounted) {
     let shared = Shared::new();
     let mounted = mount(shared.session());
@@ -113,7 +115,7 @@ fn child(order: &str, place: &Path) -> Command {
     command
 }
 
-/// What the tests have another process do; on its own it does nothing.
+/// Carries out the tests' orders in another process. Run on its own, it does nothing.
 #[test]
 fn child_half() {
     let (Ok(order), Some(place)) = (std::env::var(ORDER), std::env::var_os(PLACE)) else { return };
@@ -301,7 +303,7 @@ fn names_are_forgotten_when_company_comes_and_directories_stay_in_use() {
     sleeper.wait().unwrap();
 }
 
-/// A kernel keeps a name for a second. Here the second of the old name is over, and that of what has come to it is not.
+/// A kernel keeps a name for a second. Here the old name's second is over, and that of the other name is not.
 #[test]
 fn names_that_were_exchanged_are_forgotten_in_both_places() {
     if !may_mount() {
@@ -354,8 +356,8 @@ fn two_mounts_show_each_other_nothing_stale() {
     assert_eq!(open.metadata().unwrap().nlink(), 0);
 }
 
-/// It also stands for a deadlock: the pages of a cached write are locked until it's answered, and had each mount's
-/// write wait until the other's pages were dropped.
+/// It also guards against a deadlock. The pages of a cached write are locked until it is answered. If an answer waited
+/// until the other mount has dropped its pages, each mount's write would wait for the other's.
 #[test]
 fn appends_of_two_mounts_never_overwrite() {
     if !may_mount() {
@@ -398,12 +400,12 @@ fn flock_waits_and_can_be_interrupted() {
     rustix::fs::flock(&holder, FlockOperation::LockExclusive).unwrap();
     let busy = rustix::fs::flock(&other, FlockOperation::NonBlockingLockShared).unwrap_err();
     assert_eq!(busy, rustix::io::Errno::WOULDBLOCK);
-    // flock(1) arms a timer whose signal interrupts the call that waits.
+    // flock(1) arms a timer whose signal interrupts the waiting call.
     let mut command = Command::new("flock");
     let status = command.args(["-w", "0.2"]).arg(mounted.at("f")).arg("true").status().unwrap();
     assert_eq!(status.code(), Some(1));
     std::thread::scope(|scope| {
-        // More than there are threads that serve.
+        // More threads than serve.
         for _ in 0..20 {
             scope.spawn(|| rustix::fs::flock(open(), FlockOperation::LockShared).unwrap());
         }
@@ -448,7 +450,7 @@ fn set_id_bits_go_when_an_ordinary_user_writes() {
         fs::write(&path, "x").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o6777)).unwrap();
     };
-    // Only the mode is asked for: with the size, the kernel would ask for everything anew.
+    // Only the mode is requested: with the size, the kernel would ask for all attributes anew.
     let mode = || {
         let stat = rustix::fs::statx(CWD, &path, AtFlags::empty(), rustix::fs::StatxFlags::MODE).unwrap();
         u32::from(stat.stx_mode) & 0o7777
@@ -509,7 +511,8 @@ fn programs_run_from_the_mount() {
     assert_eq!(output.stdout, b"works\n");
 }
 
-/// Not by one who would only read it after that, either: the kernel looks for this only once the file is open.
+/// A running program is not truncated, not even by an open that could only read afterwards. The kernel checks for this
+/// only once the file is open.
 #[test]
 fn a_program_that_runs_is_not_cut_off() {
     if !may_mount() {
@@ -540,7 +543,7 @@ fn calls_that_are_held_up_do_not_hold_up_others() {
     serve_beside_syncs(&shared, &mounted, 8, || {});
 }
 
-/// Somebody writes while so many threads are held up. Each begins with `prepare`.
+/// Checks that a write is served while `count` threads are held up in `fsync`. Each thread begins with `prepare`.
 pub(crate) fn serve_beside_syncs(shared: &Shared, mounted: &Mounted, count: u64, prepare: fn()) {
     shared.block_syncs(true);
     std::thread::scope(|scope| {

@@ -1,4 +1,6 @@
-//! The front end through the kernel, by rings (FUSE over io_uring): all that `mounted.rs` tests, and what could only go wrong with rings.
+//! Tests the front end through the kernel, by rings (FUSE over io_uring).
+//!
+//! It runs all tests of `mounted.rs`, and tests of faults that only rings can have.
 
 #[path = "mounted.rs"]
 mod mounted;
@@ -21,7 +23,7 @@ fn stay_on_one_core() {
     sched_setaffinity(None, &one).unwrap();
 }
 
-/// So many threads wait for the lock on `f`.
+/// Starts `count` threads that wait for the lock on `f`.
 fn lock_later<'scope>(scope: &'scope Scope<'scope, '_>, mounted: &Mounted, count: usize) {
     for _ in 0..count {
         let file = mounted.open("f");
@@ -38,7 +40,7 @@ fn requests_that_are_held_up_on_a_core_do_not_hold_up_others_there() {
         return;
     }
     let (shared, mounted) = mount_with_file();
-    // Who has waited for a lock before has given its entries back.
+    // Threads that have waited for a lock before have given their entries back.
     let holder = mounted.open("f");
     rustix::fs::flock(&holder, FlockOperation::LockExclusive).unwrap();
     std::thread::scope(|scope| {
@@ -49,7 +51,8 @@ fn requests_that_are_held_up_on_a_core_do_not_hold_up_others_there() {
     serve_beside_syncs(&shared, &mounted, 30, stay_on_one_core);
 }
 
-/// An answer that has to wait keeps its entry. More of them at once than a core has entries, again and again, and beside them who would never come by if nobody was left.
+/// An answer that has to wait keeps its entry. More of them wait at once than a core has entries, again and again.
+/// Beside them a thread looks names up; it would never be served if no entry was left.
 #[test]
 fn locks_that_are_waited_for_on_a_core_leave_room_for_others_there() {
     if !may_mount() {
@@ -61,7 +64,7 @@ fn locks_that_are_waited_for_on_a_core_leave_room_for_others_there() {
         scope.spawn(|| {
             stay_on_one_core();
             while !done.load(Ordering::Relaxed) {
-                // A new name each time, of which no kernel knows that it isn't there.
+                // A new name each time, of which the kernel has not cached that it is absent.
                 let name = format!("none{}", looked.fetch_add(1, Ordering::Relaxed));
                 assert!(fs::metadata(mounted.at(&name)).is_err());
             }
@@ -103,7 +106,8 @@ fn a_mount_goes_while_it_is_asked() {
                 scope.spawn(move || while fs::metadata(names.next().unwrap()).is_err_and(is_served) {});
             }
             std::thread::sleep(Duration::from_millis(20));
-            // It's in use, so it stays, but whoever asks it something is told that nobody is there.
+            // The mount is in use, so it stays, but a process that sends it a request gets an error: no process serves
+            // it.
             let busy = rustix::mount::unmount(mounted.at("").as_path(), UnmountFlags::FORCE);
             assert_eq!(busy, Err(rustix::io::Errno::BUSY));
         });

@@ -1,19 +1,19 @@
-//! Reading a request's body.
+//! Reads the body of a request.
 
 use std::ops::Range;
 
 use ashlar_types::Errno;
 use zerocopy::FromBytes;
 
-/// A request's body, and how far it was read. Bytes that are not there give `EIO`: the kernel and this crate then disagree
-/// about the protocol, which must not take the mount down.
+/// A request's body, and how far it was read. Reads past its end give `EIO`: the kernel and this crate then disagree
+/// about the protocol, which must not end the mount.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arguments<'a> {
     body: &'a [u8],
     at: usize,
 }
 
-/// A string in a request, and where in the body it stands.
+/// A string in a request, and its place in the body.
 #[derive(Clone, Debug)]
 pub(crate) struct Text<'a> {
     pub(crate) bytes: &'a [u8],
@@ -21,19 +21,19 @@ pub(crate) struct Text<'a> {
 }
 
 impl<'a> Arguments<'a> {
-    /// All of a body.
+    /// Wraps a whole body.
     pub(crate) const fn new(body: &'a [u8]) -> Self {
         Self { body, at: 0 }
     }
 
-    /// The next structure. It's copied, since nothing promises its alignment.
+    /// Returns the next structure. It is copied, since the body's alignment is unknown.
     pub(crate) fn structure<T: FromBytes>(&mut self) -> Result<T, Errno> {
         let (value, rest) = T::read_from_prefix(self.rest()).map_err(|_| Errno::EIO)?;
         self.at = self.body.len() - rest.len();
         Ok(value)
     }
 
-    /// The next string, without its NUL.
+    /// Returns the next string, without its NUL.
     pub(crate) fn text(&mut self) -> Result<Text<'a>, Errno> {
         let length = self.rest().iter().position(|&byte| byte == 0).ok_or(Errno::EIO)?;
         let place = self.at..self.at + length;
@@ -42,7 +42,7 @@ impl<'a> Arguments<'a> {
         Ok(Text { bytes, place })
     }
 
-    /// The next `count` bytes.
+    /// Returns the next `count` bytes.
     pub(crate) fn bytes(&mut self, count: u32) -> Result<&'a [u8], Errno> {
         let bytes = self.rest().get(..count as usize).ok_or(Errno::EIO)?;
         self.at += bytes.len();

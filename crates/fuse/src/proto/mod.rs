@@ -1,7 +1,8 @@
-//! The kernel's FUSE protocol, as `/usr/include/linux/fuse.h` and the kernel's newer headers lay it out.
+//! The kernel's FUSE protocol: its structures, flags and numbers.
 //!
-//! Every structure is `repr(C)` with its padding named, so that it's read from and written as bytes without unsafe code;
-//! the size of each is asserted where it stands.
+//! They are as `/usr/include/linux/fuse.h` and the kernel's newer headers lay them out. Every structure is `repr(C)`
+//! with its padding named, so it is read from and written as bytes without unsafe code. The size of each is asserted
+//! beside its definition.
 mod arguments;
 mod opcode;
 mod replies;
@@ -19,7 +20,7 @@ pub(crate) const VERSION_MAJOR: u32 = 7;
 /// The newest minor version that this crate speaks: `FUSE_NOTIFY_INC_EPOCH` came with 7.44, the 64-bit
 /// `copy_file_range` with 7.45.
 pub(crate) const VERSION_MINOR: u32 = 45;
-/// The oldest minor version that will do (Linux 5.4); what came later is only used where the kernel offers it.
+/// The oldest minor version that suffices (Linux 5.4). Later additions are only used if the kernel offers them.
 pub(crate) const VERSION_MINOR_MIN: u32 = 31;
 
 /// Makes a module of named bits.
@@ -33,7 +34,7 @@ macro_rules! bits {
 }
 
 bits! {
-    /// What INIT negotiates.
+    /// Flags that INIT negotiates.
     init: u64 {
         ASYNC_READ = 0,
         POSIX_LOCKS = 1,
@@ -59,7 +60,7 @@ bits! {
 }
 
 bits! {
-    /// Which attributes SETATTR sets.
+    /// The attributes that SETATTR sets.
     fattr: u32 {
         MODE = 0,
         UID = 1,
@@ -83,11 +84,11 @@ bits! {
     }
 }
 
-/// RELEASE: the handle's flock goes with it.
+/// RELEASE: the handle's flock ends with it.
 pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
-/// SETLK: the lock is one of flock, not a record lock.
+/// SETLK: the lock is a flock, not a record lock.
 pub(crate) const LK_FLOCK: u32 = 1 << 0;
-/// READ: it has an owner, as reads past the kernel's pages have, and those that fill pages have not.
+/// READ: it has an owner. Reads past the kernel's pages have one, and those that fill pages have none.
 pub(crate) const READ_LOCKOWNER: u32 = 1 << 1;
 /// WRITE: set-id bits are to be cleared.
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;

@@ -1,4 +1,4 @@
-//! What a request asks for.
+//! The operations that requests ask for, by their numbers.
 
 macro_rules! opcodes {
     ($($name:ident = $number:literal,)*) => {
@@ -9,7 +9,8 @@ macro_rules! opcodes {
         }
 
         impl Opcode {
-            /// The operation of this number; `None` for those of later kernels, and those that are not served.
+            /// Returns the operation of this number; `None` if this crate does not serve it, as with those of later
+            /// kernels.
             pub(crate) const fn from_u32(number: u32) -> Option<Self> {
                 match number {
                     $($number => Some(Self::$name),)*

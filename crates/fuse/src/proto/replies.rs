@@ -1,4 +1,4 @@
-//! What the kernel gets: replies, and notifications that nobody asked for.
+//! Structures that the mount sends to the kernel: replies and notifications.
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::requests::{FileLock, layouts};
@@ -44,7 +44,7 @@ layouts! {
         blksize: u32,
         flags: u32,
     }
-    /// LOOKUP and all that make an entry.
+    /// LOOKUP and all operations that make an entry.
     EntryOut(128) {
         nodeid: u64,
         generation: u64,
@@ -117,7 +117,7 @@ layouts! {
         padding: u32,
         spare: [u32; 6],
     }
-    /// GETXATTR and LISTXATTR, where only the size was asked for.
+    /// GETXATTR and LISTXATTR, if the caller asked only for the size.
     GetxattrOut(8) {
         size: u32,
         padding: u32,
@@ -142,7 +142,7 @@ layouts! {
         namelen: u32,
         flags: u32,
     }
-    /// What is asked for comes as a request of its own, with this number.
+    /// The kernel sends the requested bytes as a request of its own, with this number.
     NotifyRetrieve(32) {
         notify_unique: u64,
         nodeid: u64,

@@ -1,4 +1,4 @@
-//! What the kernel sends.
+//! Structures that the kernel sends.
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Declares structures with the derives that reading them takes, and asserts their sizes.
@@ -117,12 +117,12 @@ layouts! {
         flags: u32,
         padding: u32,
     }
-    /// SETXATTR, without what `FUSE_SETXATTR_EXT` adds.
+    /// SETXATTR, without the fields that `FUSE_SETXATTR_EXT` adds.
     SetxattrIn(8) {
         size: u32,
         flags: u32,
     }
-    /// What `FUSE_SETXATTR_EXT` adds to SETXATTR.
+    /// The fields that `FUSE_SETXATTR_EXT` adds to SETXATTR.
     SetxattrExtension(8) {
         setxattr_flags: u32,
         padding: u32,

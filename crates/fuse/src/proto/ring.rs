@@ -1,10 +1,11 @@
-//! What a ring's entries have beside requests and replies.
+//! Structures of a ring's entries, beside requests and replies.
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::requests::layouts;
 
 layouts! {
-    /// Behind the request's header and its structure: how much follows, and by which number it's answered.
+    /// Follows the request's header and its structure: the payload's length, and the number by which the request is
+    /// answered.
     RingHeader(32) {
         flags: u64,
         commit_id: u64,
@@ -12,7 +13,7 @@ layouts! {
         padding: u32,
         reserved: u64,
     }
-    /// In the ring's question: which request is answered, and of which queue.
+    /// In a ring's command: the request that is answered, and its queue.
     RingCommand(24) {
         flags: u64,
         commit_id: u64,
@@ -23,5 +24,5 @@ layouts! {
 
 /// Gives an entry to the kernel.
 pub(crate) const RING_REGISTER: u32 = 1;
-/// Answers the request in an entry, and gives it back.
+/// Answers the request in an entry, and gives the entry back.
 pub(crate) const RING_COMMIT_AND_FETCH: u32 = 2;

@@ -1,4 +1,6 @@
-//! A file system in memory with sessions that hold leases, as simple as it can be: the model under the front end's tests.
+//! A file system in memory, as simple as it can be, to test the front end with.
+//!
+//! Its sessions hold leases, as those of LibFS do.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,7 +14,7 @@ use ashlar_libfs::{
 };
 use ashlar_types::{Credentials, Errno, FileKind, Inode, InodeId, Timestamp, blocks_for, name_cookie};
 
-/// Long enough that a test only passes where invalidation works.
+/// Long enough that a test only passes if invalidation works.
 const TTL_MS: u64 = 600_000;
 
 #[derive(Debug)]
@@ -40,18 +42,18 @@ struct State {
     next: u64,
     locks: Vec<Lock>,
     cancelled: HashSet<(usize, u64)>,
-    /// What each session has seen and nobody has changed since.
+    /// The inodes that each session has read and no other session has changed since.
     valid: Vec<HashSet<InodeId>>,
     devices: Vec<Option<Arc<OwnedFd>>>,
     syncs_blocked: bool,
     syncs: u64,
     reads: u64,
-    /// How often company has come or gone, and which change all names are forgotten for.
+    /// How often the mount became shared or a sole mount, and the last such change whose names are all forgotten.
     company: u64,
     forgotten: u64,
 }
 
-/// What all sessions share.
+/// The state that all sessions share.
 #[derive(Debug, Default)]
 pub struct Shared {
     state: Mutex<State>,
@@ -82,7 +84,7 @@ impl Shared {
         Self::with_ttl_ms(TTL_MS)
     }
 
-    /// Kernels may keep what they are told for so long.
+    /// Makes a file system of which kernels may keep answers for `ttl_ms`.
     pub fn with_ttl_ms(ttl_ms: u64) -> Arc<Self> {
         let shared = Self { ttl_ms, ..Self::default() };
         let mut state = shared.state.lock().unwrap();
@@ -99,7 +101,7 @@ impl Shared {
         Arc::new(Fake { shared: Arc::clone(self), number: state.valid.len() - 1 })
     }
 
-    /// Gives a name in the root directory to another file's, which no kernel is told of.
+    /// Exchanges two names in the root directory, without a notification to any kernel.
     pub fn exchange_unseen(&self, one: &str, two: &str) {
         let mut state = self.state.lock().unwrap();
         let root = state.nodes.get_mut(&InodeId::ROOT).unwrap();
@@ -108,7 +110,7 @@ impl Shared {
         root.entries.insert(two.into(), first);
     }
 
-    /// Tells a mount that it has company, and waits until its kernel has forgotten names.
+    /// Makes a mount shared, and waits until its kernel has forgotten names.
     pub fn bring_company(&self) {
         let mut state = self.state.lock().unwrap();
         state.company += 1;
@@ -117,7 +119,7 @@ impl Shared {
         drop(self.changed.wait_while(state, |state| state.forgotten != company).unwrap());
     }
 
-    /// Has calls of `sync` wait, or go on.
+    /// Blocks calls of `sync`, or lets them go on.
     pub fn block_syncs(&self, blocked: bool) {
         self.state.lock().unwrap().syncs_blocked = blocked;
         self.changed.notify_all();
@@ -209,7 +211,7 @@ impl Fake {
         state.valid[self.number].insert(id);
     }
 
-    /// What SharedFS does when a lease moves: others' leases go, and their kernels forget.
+    /// Acts as SharedFS does when a lease moves: other sessions lose theirs, and their kernels forget.
     fn revoke(&self, mut state: MutexGuard<'_, State>, ids: &[InodeId]) {
         let mut told = Vec::new();
         for (number, _) in state.devices.clone().iter().enumerate().filter(|(number, _)| *number != self.number) {
@@ -224,7 +226,7 @@ impl Fake {
         }
         drop(state);
         for (device, id) in told {
-            // Attributes and names go at once; pages may have to wait for requests of the other mount.
+            // Attributes and names are forgotten at once; pages may have to wait for requests of the other mount.
             notify::inval_inode(&device.as_fd(), id, Pages::Keep).unwrap();
             assert!(notify::inc_epoch(device.as_fd()).unwrap(), "this test needs a kernel with epochs");
             self.shared.forgetting.lock().unwrap().push(std::thread::spawn(move || {
@@ -566,7 +568,7 @@ impl ashlar_fuse::FileSystem for Fake {
             }
             self.see(&mut state, id);
             let inode = state.node(id)?.inode.clone();
-            // Every other name comes without attributes, as those under another lease do.
+            // Every other name has no attributes, as names under another lease have none.
             let at_hand = id.0 % 2 == 0;
             if !each(Listed { cookie, name, id, kind: inode.kind, inode: at_hand.then_some(inode) }) {
                 break;
