@@ -18,24 +18,24 @@ const _: () = assert!(REQUEST_BYTES >= TRANSFER_BYTES + size_of::<InHeader>() + 
 /// The open device. All threads that serve share one open file: a file for each takes an ioctl without a safe wrapper
 /// (`FUSE_DEV_IOC_CLONE`), and showed no gain above the noise on two cores.
 #[derive(Debug)]
-pub(crate) struct Device(OwnedFd);
+pub(crate) struct FuseDevice(OwnedFd);
 
 /// The kernel's answer to a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sent {
+pub(crate) enum SendOutcome {
     /// The kernel has it.
     Taken,
     /// No process waits for it any more: the request was aborted.
     Unwanted,
 }
 
-impl Device {
+impl FuseDevice {
     /// Opens the device, not yet connected to a mount.
     pub(crate) fn open() -> Result<Self, Errno> {
         rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map(Self)
     }
 
-    /// Makes reads of the device return at once if no request waits, so that [`Device::receive`] can watch.
+    /// Makes reads of the device return at once if no request waits, so that [`FuseDevice::receive`] can watch.
     pub(crate) fn set_nonblocking(&self) -> Result<(), Errno> {
         let flags = rustix::fs::fcntl_getfl(&self.0)?;
         rustix::fs::fcntl_setfl(&self.0, flags | OFlags::NONBLOCK)
@@ -77,12 +77,12 @@ impl Device {
     }
 
     /// Sends a reply.
-    pub(crate) fn send(&self, reply: &[u8]) -> Result<Sent, Errno> {
+    pub(crate) fn send(&self, reply: &[u8]) -> Result<SendOutcome, Errno> {
         loop {
             match rustix::io::write(&self.0, reply) {
-                Ok(_) => return Ok(Sent::Taken),
+                Ok(_) => return Ok(SendOutcome::Taken),
                 Err(Errno::INTR) => {}
-                Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => return Ok(Sent::Unwanted),
+                Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => return Ok(SendOutcome::Unwanted),
                 Err(errno) => return Err(errno),
             }
         }
@@ -94,7 +94,7 @@ impl Device {
     }
 }
 
-impl AsFd for Device {
+impl AsFd for FuseDevice {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

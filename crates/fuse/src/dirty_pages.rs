@@ -16,22 +16,22 @@ use ashlar_libfs::{Outcome, Seek};
 use ashlar_types::{Errno, InodeId};
 
 use crate::file_system::FileSystem;
-use crate::invalidate::Stale;
+use crate::invalidation::StaleItem;
 use crate::notify::Pages;
 use crate::server::Server;
 
 impl<F: FileSystem> Server<F> {
     /// Records that the kernel is about to fill pages of a file, by READ or WRITE.
-    pub(crate) fn note_fill(&self, inode: InodeId) {
-        self.fills.fill(inode);
-        if self.mappable.fill(inode) {
+    pub(crate) fn record_fill(&self, inode: InodeId) {
+        self.page_fills.record_fill(inode);
+        if self.mappable.record_fill(inode) {
             self.forget_no_blocks(inode);
         }
     }
 
     /// Records that a handle was made through which a file may be mapped for writing.
-    pub(crate) fn note_mappable(&self, inode: InodeId) {
-        if self.mappable.open(inode, self.fills.must_drop(inode)) {
+    pub(crate) fn record_mappable(&self, inode: InodeId) {
+        if self.mappable.add_handle(inode, self.page_fills.must_drop(inode)) {
             self.forget_no_blocks(inode);
         }
     }
@@ -50,7 +50,7 @@ impl<F: FileSystem> Server<F> {
         let seek = |what, offset| self.file_system.seek(inode, what, offset);
         let write_back = |hole: Range<u64>| {
             let length = if hole.end == u64::MAX { 0 } else { hole.end - hole.start };
-            self.forget_waiting(&Stale::Inode(inode, Pages::Range { offset: hole.start, length }));
+            self.forget_and_wait(&StaleItem::Inode(inode, Pages::Range { offset: hole.start, length }));
         };
         seek_past_dirty(&seek, &write_back, what, offset)
     }
@@ -67,7 +67,7 @@ fn seek_past_dirty(
     let mut clean = offset;
     loop {
         let answer = seek(what, offset);
-        let hole = hole_of(seek, what, offset, answer);
+        let hole = answered_hole(seek, what, offset, answer);
         if hole.is_empty() || hole.end <= clean {
             return answer;
         }
@@ -77,7 +77,12 @@ fn seek_past_dirty(
 }
 
 /// Returns the hole that an answer to LSEEK rests on; its end is `u64::MAX` if it reaches to the file's end.
-fn hole_of(seek: &dyn Fn(Seek, u64) -> Outcome<u64>, what: Seek, offset: u64, answer: Outcome<u64>) -> Range<u64> {
+fn answered_hole(
+    seek: &dyn Fn(Seek, u64) -> Outcome<u64>,
+    what: Seek,
+    offset: u64,
+    answer: Outcome<u64>,
+) -> Range<u64> {
     match (what, answer) {
         (Seek::Data, Ok(data)) => offset..data,
         (Seek::Data, Err(Errno::ENXIO)) => offset..u64::MAX,
@@ -137,7 +142,7 @@ mod tests {
         let model = Model::new([0, 6], &[2, 4]);
         assert_eq!(model.answer(Seek::Data, 1), Ok(2));
         assert_eq!(model.answer(Seek::Data, 3), Ok(4));
-        assert_eq!(*model.written_back.borrow(), [1..6, 3..4], "only what would be called a hole");
+        assert_eq!(*model.written_back.borrow(), [1..6, 3..4], "only holes are written back");
         assert_eq!(model.answer(Seek::Data, 7), Err(Errno::ENXIO));
         assert_eq!(Model::new([0, 1], &[7]).answer(Seek::Data, 3), Ok(7));
     }

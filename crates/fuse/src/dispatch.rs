@@ -4,36 +4,36 @@ use ashlar_types::{Credentials, Errno, InodeId};
 
 use crate::file_system::FileSystem;
 use crate::proto::{Arguments, InHeader, InterruptIn, Opcode};
-use crate::reply::Reply;
-use crate::route::Route;
+use crate::reply_buffer::ReplyBuffer;
+use crate::reply_route::ReplyRoute;
 use crate::server::Server;
 
 /// How a request that did not fail is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Then {
+pub(crate) enum ReplyAction {
     /// The reply is sent.
     Send,
     /// The reply is sent; if the caller is gone, this handle (its inode and its number) is closed again.
     SendOpened(InodeId, u64),
     /// The request has no reply.
-    Nothing,
-    /// Another thread sends the reply, by the request's [`Route`].
-    Later,
+    NoReply,
+    /// Another thread sends the reply, by the request's [`ReplyRoute`].
+    SendLater,
 }
 
 /// The result of an operation.
-pub(crate) type Answer = Result<Then, Errno>;
+pub(crate) type RequestResult = Result<ReplyAction, Errno>;
 
 /// One request, with everything that is needed to carry it out.
-pub(crate) struct Call<'a, F> {
+pub(crate) struct FuseRequest<'a, F> {
     pub(crate) server: &'a std::sync::Arc<Server<F>>,
     pub(crate) header: InHeader,
     pub(crate) arguments: Arguments<'a>,
-    pub(crate) reply: &'a mut Reply,
-    pub(crate) route: &'a Route,
+    pub(crate) reply: &'a mut ReplyBuffer,
+    pub(crate) route: &'a ReplyRoute,
 }
 
-impl<F: FileSystem> Call<'_, F> {
+impl<F: FileSystem> FuseRequest<'_, F> {
     /// Returns the file system.
     pub(crate) fn fs(&self) -> &F {
         &self.server.file_system
@@ -47,12 +47,12 @@ impl<F: FileSystem> Call<'_, F> {
 
     /// Returns the user and group of the caller. The kernel has checked permissions (`default_permissions`),
     /// supplementary groups and ACLs included.
-    pub(crate) const fn who(&self) -> Credentials {
+    pub(crate) const fn credentials(&self) -> Credentials {
         Credentials::checked(self.header.uid, self.header.gid)
     }
 
     /// Carries the request out.
-    pub(crate) fn dispatch(self) -> Answer {
+    pub(crate) fn dispatch(self) -> RequestResult {
         let Some(opcode) = Opcode::from_u32(self.header.opcode) else { return Err(Errno::ENOSYS) };
         match opcode {
             Opcode::Lookup => self.lookup(),
@@ -63,7 +63,7 @@ impl<F: FileSystem> Call<'_, F> {
             Opcode::Create => self.create(),
             Opcode::Flush => self.flush(),
             Opcode::Release => self.release(),
-            Opcode::Forget | Opcode::BatchForget | Opcode::NotifyReply => Ok(Then::Nothing),
+            Opcode::Forget | Opcode::BatchForget | Opcode::NotifyReply => Ok(ReplyAction::NoReply),
             Opcode::Setattr => self.setattr(),
             Opcode::Statx => self.statx(),
             Opcode::Statfs => self.statfs(),
@@ -96,16 +96,16 @@ impl<F: FileSystem> Call<'_, F> {
             Opcode::Setlkw => self.setlk(true),
             Opcode::Interrupt => self.interrupt(),
             Opcode::Ioctl => Err(Errno::ENOTTY),
-            Opcode::Destroy => Ok(Then::Send),
+            Opcode::Destroy => Ok(ReplyAction::Send),
             // The mount was negotiated before it was served; a second INIT is no part of the protocol.
             Opcode::Init => Err(Errno::EIO),
         }
     }
 
     /// INTERRUPT: only a waiting lock can be cancelled; all other requests end by themselves.
-    fn interrupt(mut self) -> Answer {
+    fn interrupt(mut self) -> RequestResult {
         let asked: InterruptIn = self.arguments.structure()?;
-        self.server.locks.interrupt(self.server, asked.unique);
-        Ok(Then::Nothing)
+        self.server.locks.interrupt_wait(self.server, asked.unique);
+        Ok(ReplyAction::NoReply)
     }
 }

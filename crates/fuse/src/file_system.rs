@@ -25,25 +25,25 @@ pub trait FileSystem: Send + Sync + 'static {
     fn is_valid(&self, inode: InodeId) -> bool;
     fn reserve(&self, inode: InodeId, reason: ReserveReason) -> Outcome<()>;
     fn free_reserved(&self, inode: InodeId, reason: ReserveReason);
-    fn lookup(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found>;
+    fn lookup(&self, credentials: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found>;
     fn attributes(&self, inode: InodeId) -> Outcome<Found>;
-    fn set_attributes(&self, who: &Credentials, inode: InodeId, change: &Change) -> Outcome<Found>;
+    fn set_attributes(&self, credentials: &Credentials, inode: InodeId, change: &Change) -> Outcome<Found>;
     fn read_link(&self, inode: InodeId) -> Outcome<Vec<u8>>;
-    fn make(&self, who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found>;
-    fn make_open(&self, who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found>;
-    fn make_unnamed(&self, who: &Credentials, directory: InodeId, make: &Make<'_>) -> Outcome<Found>;
-    fn link(&self, who: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found>;
-    fn unlink(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()>;
+    fn make(&self, credentials: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found>;
+    fn make_open(&self, credentials: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found>;
+    fn make_unnamed(&self, credentials: &Credentials, directory: InodeId, make: &Make<'_>) -> Outcome<Found>;
+    fn link(&self, credentials: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found>;
+    fn unlink(&self, credentials: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()>;
     fn remove_directory(
         &self,
-        who: &Credentials,
+        credentials: &Credentials,
         directory: InodeId,
         name: &[u8],
         found: Option<InodeId>,
     ) -> Outcome<()>;
     fn rename(
         &self,
-        who: &Credentials,
+        credentials: &Credentials,
         from: (InodeId, &[u8]),
         to: (InodeId, &[u8]),
         flags: RenameFlags,
@@ -51,12 +51,19 @@ pub trait FileSystem: Send + Sync + 'static {
     fn open(&self, inode: InodeId) -> Outcome<Found>;
     fn close(&self, inode: InodeId);
     fn read(&self, inode: InodeId, offset: u64, buffer: &mut [u8]) -> Outcome<usize>;
-    fn write(&self, who: &Credentials, inode: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<Written>;
+    fn write(
+        &self,
+        credentials: &Credentials,
+        inode: InodeId,
+        at: WriteAt,
+        data: &[u8],
+        strip: bool,
+    ) -> Outcome<Written>;
     fn sync_inode(&self, inode: InodeId) -> Outcome<()>;
     fn sync_all(&self) -> Outcome<()>;
     fn allocate(
         &self,
-        who: &Credentials,
+        credentials: &Credentials,
         inode: InodeId,
         how: Allocation,
         offset: u64,
@@ -66,7 +73,7 @@ pub trait FileSystem: Send + Sync + 'static {
     fn seek(&self, inode: InodeId, what: Seek, offset: u64) -> Outcome<u64>;
     fn copy_range(
         &self,
-        who: &Credentials,
+        credentials: &Credentials,
         from: InodeId,
         from_offset: u64,
         to: InodeId,
@@ -79,14 +86,14 @@ pub trait FileSystem: Send + Sync + 'static {
     fn xattr_names(&self, inode: InodeId) -> Outcome<Vec<Vec<u8>>>;
     fn set_xattr(
         &self,
-        who: &Credentials,
+        credentials: &Credentials,
         inode: InodeId,
         name: &[u8],
         value: &[u8],
         flags: XattrFlags,
         strip_sgid: bool,
     ) -> Outcome<()>;
-    fn remove_xattr(&self, who: &Credentials, inode: InodeId, name: &[u8]) -> Outcome<()>;
+    fn remove_xattr(&self, credentials: &Credentials, inode: InodeId, name: &[u8]) -> Outcome<()>;
     fn space(&self, inode: InodeId) -> Outcome<Space>;
     fn lock(
         &self,
@@ -137,31 +144,31 @@ forward! {
     fn is_valid(inode: InodeId) -> bool;
     fn reserve(inode: InodeId, reason: ReserveReason) -> Outcome<()>;
     fn free_reserved(inode: InodeId, reason: ReserveReason);
-    fn lookup(who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found>;
+    fn lookup(credentials: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found>;
     fn attributes(inode: InodeId) -> Outcome<Found>;
-    fn set_attributes(who: &Credentials, inode: InodeId, change: &Change) -> Outcome<Found>;
+    fn set_attributes(credentials: &Credentials, inode: InodeId, change: &Change) -> Outcome<Found>;
     fn read_link(inode: InodeId) -> Outcome<Vec<u8>>;
-    fn make(who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found>;
-    fn make_open(who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found>;
-    fn make_unnamed(who: &Credentials, directory: InodeId, make: &Make<'_>) -> Outcome<Found>;
-    fn link(who: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found>;
-    fn unlink(who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()>;
-    fn remove_directory(who: &Credentials, directory: InodeId, name: &[u8], found: Option<InodeId>) -> Outcome<()>;
-    fn rename(who: &Credentials, from: (InodeId, &[u8]), to: (InodeId, &[u8]), flags: RenameFlags) -> Outcome<()>;
+    fn make(credentials: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found>;
+    fn make_open(credentials: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found>;
+    fn make_unnamed(credentials: &Credentials, directory: InodeId, make: &Make<'_>) -> Outcome<Found>;
+    fn link(credentials: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found>;
+    fn unlink(credentials: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()>;
+    fn remove_directory(credentials: &Credentials, directory: InodeId, name: &[u8], found: Option<InodeId>) -> Outcome<()>;
+    fn rename(credentials: &Credentials, from: (InodeId, &[u8]), to: (InodeId, &[u8]), flags: RenameFlags) -> Outcome<()>;
     fn open(inode: InodeId) -> Outcome<Found>;
     fn close(inode: InodeId);
     fn read(inode: InodeId, offset: u64, buffer: &mut [u8]) -> Outcome<usize>;
-    fn write(who: &Credentials, inode: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<Written>;
+    fn write(credentials: &Credentials, inode: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<Written>;
     fn sync_inode(inode: InodeId) -> Outcome<()>;
     fn sync_all() -> Outcome<()>;
-    fn allocate(who: &Credentials, inode: InodeId, how: Allocation, offset: u64, length: u64, strip: bool) -> Outcome<()>;
+    fn allocate(credentials: &Credentials, inode: InodeId, how: Allocation, offset: u64, length: u64, strip: bool) -> Outcome<()>;
     fn seek(inode: InodeId, what: Seek, offset: u64) -> Outcome<u64>;
-    fn copy_range(who: &Credentials, from: InodeId, from_offset: u64, to: InodeId, to_offset: u64, length: u64, strip: bool) -> Outcome<u64>;
+    fn copy_range(credentials: &Credentials, from: InodeId, from_offset: u64, to: InodeId, to_offset: u64, length: u64, strip: bool) -> Outcome<u64>;
     fn list(directory: InodeId, after: u64, each: &mut dyn FnMut(Listed) -> bool) -> Outcome<()>;
     fn xattr(inode: InodeId, name: &[u8]) -> Outcome<Vec<u8>>;
     fn xattr_names(inode: InodeId) -> Outcome<Vec<Vec<u8>>>;
-    fn set_xattr(who: &Credentials, inode: InodeId, name: &[u8], value: &[u8], flags: XattrFlags, strip_sgid: bool) -> Outcome<()>;
-    fn remove_xattr(who: &Credentials, inode: InodeId, name: &[u8]) -> Outcome<()>;
+    fn set_xattr(credentials: &Credentials, inode: InodeId, name: &[u8], value: &[u8], flags: XattrFlags, strip_sgid: bool) -> Outcome<()>;
+    fn remove_xattr(credentials: &Credentials, inode: InodeId, name: &[u8]) -> Outcome<()>;
     fn space(inode: InodeId) -> Outcome<Space>;
     fn lock(inode: InodeId, kind: LockKind, owner: u64, pid: u32, range: (u64, u64), mode: LockMode, wait: Option<u64>) -> Outcome<()>;
     fn cancel_lock(ticket: u64) -> Outcome<()>;

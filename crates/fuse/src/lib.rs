@@ -20,46 +20,46 @@
 //! - The kernel's node numbers are inode numbers, which are never used twice. So the mount keeps nothing per inode.
 //! - A malformed request gives `EIO`. Nothing here panics on purpose.
 //!
-//! Non-goals: mounting as an ordinary user; the session's life (its owner ends it after [`Mount::run`]).
+//! Non-goals: mounting as an ordinary user; the session's life (its owner ends it after [`FuseMount::run`]).
 //!
 //! Source: `docs/architecture.md`, section "FUSE"; the kernel's `include/uapi/linux/fuse.h`. `docs/decisions/mount.md`
 //! says why the crate has a protocol layer of its own.
 #![deny(unsafe_code)]
 
-mod again;
-mod attr;
-mod caller;
-mod cores;
+mod attributes;
+mod calling_thread;
+mod client_follower;
+mod dentry_ttl;
 mod device;
-mod directory;
+mod device_turn;
+mod directory_entries;
 mod dirty_pages;
 mod dispatch;
-mod file;
+mod estale_retry;
 mod file_system;
-mod fills;
-mod follow;
-mod given;
-mod invalidate;
+mod invalidation;
+mod listing;
 mod locks;
 mod mappable;
 mod mount;
 mod mountinfo;
-mod names;
 mod negotiate;
 pub mod notify;
+mod open_files;
+mod page_fills;
 mod proto;
-mod reply;
+mod reply_buffer;
+mod reply_route;
+mod report_runs;
 #[allow(unsafe_code)]
 mod ring;
-mod route;
-mod runs;
+mod ring_workers;
 mod server;
-mod shown;
-mod turns;
+mod shown_directories;
 mod watch_finder;
 mod watches;
 mod xattr;
 
 pub use file_system::FileSystem;
-pub use mount::{Mount, MountError, MountOptions, rings_are_on, unmount};
+pub use mount::{FuseMount, MountError, MountOptions, rings_are_on, unmount};
 pub use mountinfo::is_ashlar_mount;

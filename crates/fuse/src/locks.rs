@@ -10,10 +10,10 @@ use ashlar_libfs::{LockKind, LockMode};
 use ashlar_types::{Errno, InodeId};
 use parking_lot::Mutex;
 
-use crate::dispatch::{Answer, Call, Then};
+use crate::dispatch::{FuseRequest, ReplyAction, RequestResult};
 use crate::file_system::FileSystem;
 use crate::proto::{FileLock, LK_FLOCK, LkIn, LkOut};
-use crate::reply::Reply;
+use crate::reply_buffer::ReplyBuffer;
 use crate::server::Server;
 
 /// The most locks that wait at once. Each takes a thread here and a connection to SharedFS, which has 256 in all.
@@ -48,12 +48,12 @@ pub(crate) struct Locks {
 struct RecordOwners(HashMap<InodeId, HashSet<(u64, u64)>>);
 
 impl RecordOwners {
-    fn note(&mut self, inode: InodeId, owner: u64, handle: u64) {
+    fn record(&mut self, inode: InodeId, owner: u64, handle: u64) {
         self.0.entry(inode).or_default().insert((owner, handle));
     }
 
     /// Removes the owners and handles that `is_meant` picks; returns these owners.
-    fn take(&mut self, inode: InodeId, is_meant: impl Fn(u64, u64) -> bool) -> HashSet<u64> {
+    fn take_owners(&mut self, inode: InodeId, is_meant: impl Fn(u64, u64) -> bool) -> HashSet<u64> {
         let Some(noted) = self.0.get_mut(&inode) else { return HashSet::new() };
         let mut taken = HashSet::new();
         noted.retain(|&(owner, handle)| {
@@ -81,17 +81,17 @@ struct Waits {
 impl Locks {
     /// Forgets that an owner may have record locks; returns whether it might.
     pub(crate) fn forget_record_owner(&self, inode: InodeId, owner: u64) -> bool {
-        !self.record_owners.lock().take(inode, |other, _| other == owner).is_empty()
+        !self.record_owners.lock().take_owners(inode, |other, _| other == owner).is_empty()
     }
 
     /// Records a handle that a helper makes. The process that receives the descriptor duplicates it to its final
     /// number, and closes the received one. The program did not close the file then, so none of its locks end.
-    pub(crate) fn note_sent(&self, handle: u64, helper: u32) {
+    pub(crate) fn record_sent_handle(&self, handle: u64, helper: u32) {
         self.sent.lock().insert(handle, helper);
     }
 
     /// Whether a thread closes the descriptor that a helper sent. If so, the handle is no longer recorded.
-    pub(crate) fn was_sent(&self, handle: u64, thread: u32) -> bool {
+    pub(crate) fn take_sent_close(&self, handle: u64, thread: u32) -> bool {
         let mut sent = self.sent.lock();
         let is_it = sent.get(&handle).is_some_and(|&helper| helper != thread);
         if is_it {
@@ -103,16 +103,16 @@ impl Locks {
     /// Forgets a handle that is released; returns the owners that may still have record locks through it.
     pub(crate) fn forget_handle(&self, inode: InodeId, handle: u64) -> HashSet<u64> {
         self.sent.lock().remove(&handle);
-        self.record_owners.lock().take(inode, |_, other| other == handle)
+        self.record_owners.lock().take_owners(inode, |_, other| other == handle)
     }
 
     /// Cancels the waiting of request `unique`.
-    pub(crate) fn interrupt<F: FileSystem>(&self, server: &Arc<Server<F>>, unique: u64) {
+    pub(crate) fn interrupt_wait<F: FileSystem>(&self, server: &Arc<Server<F>>, unique: u64) {
         let mut waits = self.waits.lock();
         match waits.active.get_mut(&unique) {
-            Some(called_off) => {
-                if !std::mem::replace(called_off, true) {
-                    cancel(server, unique);
+            Some(is_cancelled) => {
+                if !std::mem::replace(is_cancelled, true) {
+                    cancel_wait(server, unique);
                 }
             }
             None => {
@@ -125,17 +125,17 @@ impl Locks {
     }
 
     /// Cancels all waiting locks: the mount is gone.
-    pub(crate) fn close<F: FileSystem>(&self, server: &Arc<Server<F>>) {
+    pub(crate) fn cancel_all<F: FileSystem>(&self, server: &Arc<Server<F>>) {
         let mut waits = self.waits.lock();
         waits.closed = true;
-        for (unique, called_off) in &mut waits.active {
-            if !std::mem::replace(called_off, true) {
-                cancel(server, *unique);
+        for (unique, is_cancelled) in &mut waits.active {
+            if !std::mem::replace(is_cancelled, true) {
+                cancel_wait(server, *unique);
             }
         }
     }
 
-    fn begin(&self, unique: u64) -> Result<(), Errno> {
+    fn begin_wait(&self, unique: u64) -> Result<(), Errno> {
         let mut waits = self.waits.lock();
         if waits.closed || waits.early.contains(&unique) {
             return Err(Errno::EINTR);
@@ -147,7 +147,7 @@ impl Locks {
         Ok(())
     }
 
-    fn finish(&self, unique: u64) {
+    fn end_wait(&self, unique: u64) {
         self.waits.lock().active.remove(&unique);
     }
 
@@ -157,7 +157,7 @@ impl Locks {
 }
 
 /// Cancels a waiting lock, from another thread: it takes a message to SharedFS.
-fn cancel<F: FileSystem>(server: &Arc<Server<F>>, unique: u64) {
+fn cancel_wait<F: FileSystem>(server: &Arc<Server<F>>, unique: u64) {
     let server = Arc::clone(server);
     let thread = std::thread::Builder::new().name("ashlar-unlock".into()).stack_size(STACK_BYTES);
     let spawned = thread.spawn(move || {
@@ -172,18 +172,18 @@ fn cancel<F: FileSystem>(server: &Arc<Server<F>>, unique: u64) {
     }
 }
 
-fn kind(asked: &LkIn) -> LockKind {
+fn lock_kind(asked: &LkIn) -> LockKind {
     if asked.lk_flags & LK_FLOCK != 0 { LockKind::Flock } else { LockKind::Record }
 }
 
 /// Returns the owner of a lock. A flock belongs to its open file, which the kernel names by its address in memory. The
 /// kernel reports an open file's end only afterwards, when the next one may have the same address: its lock would end
 /// with the other's. A handle's number is never used again.
-fn owner(asked: &LkIn) -> u64 {
+fn lock_owner(asked: &LkIn) -> u64 {
     if asked.lk_flags & LK_FLOCK != 0 { asked.fh } else { asked.owner }
 }
 
-fn mode(asked: &LkIn) -> Result<LockMode, Errno> {
+fn lock_mode(asked: &LkIn) -> Result<LockMode, Errno> {
     match i32::try_from(asked.lk.kind).map_err(|_| Errno::EINVAL)? {
         libc::F_RDLCK => Ok(LockMode::Read),
         libc::F_WRLCK => Ok(LockMode::Write),
@@ -193,7 +193,7 @@ fn mode(asked: &LkIn) -> Result<LockMode, Errno> {
 }
 
 /// Returns a mode as `fcntl` numbers it.
-fn number(mode: LockMode) -> u32 {
+fn fcntl_number(mode: LockMode) -> u32 {
     let number = match mode {
         LockMode::Read => libc::F_RDLCK,
         LockMode::Write => libc::F_WRLCK,
@@ -202,55 +202,57 @@ fn number(mode: LockMode) -> u32 {
     number as u32
 }
 
-impl<F: FileSystem> Call<'_, F> {
+impl<F: FileSystem> FuseRequest<'_, F> {
     /// GETLK.
-    pub(crate) fn getlk(mut self) -> Answer {
+    pub(crate) fn getlk(mut self) -> RequestResult {
         let asked: LkIn = self.arguments.structure()?;
         let range = (asked.lk.start, asked.lk.end);
-        let found = self.fs().query_lock(self.inode(), kind(&asked), owner(&asked), range, mode(&asked)?)?;
+        let found =
+            self.fs().query_lock(self.inode(), lock_kind(&asked), lock_owner(&asked), range, lock_mode(&asked)?)?;
         let lk = match found {
-            Some((mode, start, end, pid)) => FileLock { start, end, kind: number(mode), pid },
-            None => FileLock { kind: number(LockMode::Unlock), ..asked.lk },
+            Some((mode, start, end, pid)) => FileLock { start, end, kind: fcntl_number(mode), pid },
+            None => FileLock { kind: fcntl_number(LockMode::Unlock), ..asked.lk },
         };
         self.reply.structure(&LkOut { lk })?;
-        Ok(Then::Send)
+        Ok(ReplyAction::Send)
     }
 
     /// SETLK, and SETLKW, which may wait.
-    pub(crate) fn setlk(mut self, may_wait: bool) -> Answer {
+    pub(crate) fn setlk(mut self, may_wait: bool) -> RequestResult {
         let asked: LkIn = self.arguments.structure()?;
-        let (inode, kind, mode) = (self.inode(), kind(&asked), mode(&asked)?);
+        let (inode, kind, mode) = (self.inode(), lock_kind(&asked), lock_mode(&asked)?);
         if kind == LockKind::Record && mode != LockMode::Unlock {
             // Recorded before the lock exists: a record in vain costs one message at close.
-            self.server.locks.record_owners.lock().note(inode, asked.owner, asked.fh);
+            self.server.locks.record_owners.lock().record(inode, asked.owner, asked.fh);
         }
         let range = (asked.lk.start, asked.lk.end);
-        match self.fs().lock(inode, kind, owner(&asked), asked.lk.pid, range, mode, None) {
+        match self.fs().lock(inode, kind, lock_owner(&asked), asked.lk.pid, range, mode, None) {
             Err(Errno::EAGAIN) if may_wait => self.wait_for_lock(&asked, kind, mode),
-            result => result.map(|()| Then::Send),
+            result => result.map(|()| ReplyAction::Send),
         }
     }
 
     /// Waits on another thread, which answers the request.
-    fn wait_for_lock(&self, asked: &LkIn, kind: LockKind, mode: LockMode) -> Answer {
+    fn wait_for_lock(&self, asked: &LkIn, kind: LockKind, mode: LockMode) -> RequestResult {
         let (unique, inode, asked) = (self.header.unique, self.inode(), *asked);
-        self.server.locks.begin(unique)?;
+        self.server.locks.begin_wait(unique)?;
         let (server, route) = (Arc::clone(self.server), self.route.clone());
         let thread = std::thread::Builder::new().name("ashlar-lock".into()).stack_size(STACK_BYTES);
         let spawned = thread.spawn(move || {
-            server.cores.roam();
+            server.ring_workers.unbind_thread();
             let range = (asked.lk.start, asked.lk.end);
-            let result = server.file_system.lock(inode, kind, owner(&asked), asked.lk.pid, range, mode, Some(unique));
-            server.locks.finish(unique);
-            let mut reply = Reply::new(0);
+            let result =
+                server.file_system.lock(inode, kind, lock_owner(&asked), asked.lk.pid, range, mode, Some(unique));
+            server.locks.end_wait(unique);
+            let mut reply = ReplyBuffer::new(0);
             if let Err(errno) = route.send(&server.device, reply.seal(unique, result)) {
                 tracing::error!(%errno, "the kernel took no answer to a lock request");
             }
         });
         match spawned {
-            Ok(_) => Ok(Then::Later),
+            Ok(_) => Ok(ReplyAction::SendLater),
             Err(_) => {
-                self.server.locks.finish(unique);
+                self.server.locks.end_wait(unique);
                 Err(Errno::ENOLCK)
             }
         }
@@ -262,21 +264,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn closing_costs_a_message_only_where_a_lock_was_asked_for() {
+    fn close_without_lock_sends_no_message() {
         let locks = Locks::default();
         assert!(!locks.forget_record_owner(InodeId(20), 5));
-        locks.record_owners.lock().note(InodeId(20), 5, 1);
+        locks.record_owners.lock().record(InodeId(20), 5, 1);
         assert!(!locks.forget_record_owner(InodeId(20), 6));
         assert!(locks.forget_record_owner(InodeId(20), 5));
         assert!(!locks.forget_record_owner(InodeId(20), 5));
     }
 
     #[test]
-    fn an_open_file_that_owns_locks_is_noticed_at_its_end() {
+    fn open_file_that_owns_locks_is_found_at_release() {
         let locks = Locks::default();
         let (process, description) = (5, 6);
         for (owner, handle) in [(process, 1), (process, 2), (description, 2)] {
-            locks.record_owners.lock().note(InodeId(20), owner, handle);
+            locks.record_owners.lock().record(InodeId(20), owner, handle);
         }
         assert!(locks.forget_record_owner(InodeId(20), process), "it closes one of its two files");
         assert!(locks.forget_handle(InodeId(20), 1).is_empty());
@@ -289,13 +291,13 @@ mod tests {
     fn waits_are_bounded_and_an_early_interrupt_counts() {
         let locks = Locks::default();
         locks.waits.lock().early.push_back(7);
-        assert_eq!(locks.begin(7), Err(Errno::EINTR));
+        assert_eq!(locks.begin_wait(7), Err(Errno::EINTR));
         for unique in 100..100 + WAITS_MAX as u64 {
-            locks.begin(unique).unwrap();
+            locks.begin_wait(unique).unwrap();
         }
-        assert_eq!(locks.begin(8), Err(Errno::ENOLCK));
-        locks.finish(100);
-        locks.begin(8).unwrap();
+        assert_eq!(locks.begin_wait(8), Err(Errno::ENOLCK));
+        locks.end_wait(100);
+        locks.begin_wait(8).unwrap();
         assert!(locks.is_waiting(8) && !locks.is_waiting(100));
     }
 }

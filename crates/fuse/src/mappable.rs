@@ -43,7 +43,7 @@ pub(crate) struct MappableFiles {
 impl MappableFiles {
     /// Counts a handle that may be mapped for writing; `has_pages` if the kernel may have pages of the file already.
     /// Returns whether pages may be dirty that could not be before.
-    pub(crate) fn open(&self, inode: InodeId, has_pages: bool) -> bool {
+    pub(crate) fn add_handle(&self, inode: InodeId, has_pages: bool) -> bool {
         let mut files = self.files.lock();
         let file = files.entry(inode).or_default();
         file.handles += 1;
@@ -53,9 +53,9 @@ impl MappableFiles {
         begins
     }
 
-    /// Counts out a handle that [`Self::open`] counted. `free` ends the file's reservation, if this was its last
+    /// Counts out a handle that [`Self::add_handle`] counted. `free` ends the file's reservation, if this was its last
     /// handle.
-    pub(crate) fn close(&self, inode: InodeId, free: impl FnOnce()) {
+    pub(crate) fn remove_handle(&self, inode: InodeId, free: impl FnOnce()) {
         {
             let mut files = self.files.lock();
             let Some(file) = files.get_mut(&inode) else { return };
@@ -74,7 +74,7 @@ impl MappableFiles {
 
     /// Records that the kernel is about to fill pages of a file. Returns whether they may be dirty from now on and
     /// could not be before.
-    pub(crate) fn fill(&self, inode: InodeId) -> bool {
+    pub(crate) fn record_fill(&self, inode: InodeId) -> bool {
         if self.count.load(Ordering::Acquire) == 0 {
             return false;
         }
@@ -139,21 +139,21 @@ mod tests {
     #[test]
     fn pages_may_be_dirty_with_a_handle_and_a_fill() {
         let dirty = MappableFiles::default();
-        assert!(!dirty.fill(FILE), "nothing can be mapped for writing");
-        assert!(!dirty.open(FILE, false) && !dirty.may_be_dirty(FILE));
-        assert!(dirty.fill(FILE) && dirty.may_be_dirty(FILE));
-        assert!(!dirty.fill(FILE) && !dirty.open(FILE, true), "that was so before");
-        dirty.close(FILE, || ());
+        assert!(!dirty.record_fill(FILE), "nothing can be mapped for writing");
+        assert!(!dirty.add_handle(FILE, false) && !dirty.may_be_dirty(FILE));
+        assert!(dirty.record_fill(FILE) && dirty.may_be_dirty(FILE));
+        assert!(!dirty.record_fill(FILE) && !dirty.add_handle(FILE, true), "that was so before");
+        dirty.remove_handle(FILE, || ());
         assert!(dirty.may_be_dirty(FILE), "another handle is left");
-        dirty.close(FILE, || ());
+        dirty.remove_handle(FILE, || ());
         assert!(!dirty.may_be_dirty(FILE));
-        assert!(dirty.open(FILE, true) && dirty.may_be_dirty(FILE), "a reader has filled pages");
+        assert!(dirty.add_handle(FILE, true) && dirty.may_be_dirty(FILE), "a reader has filled pages");
     }
 
     #[test]
     fn blocks_are_not_none_if_pages_may_be_dirty() {
         let dirty = MappableFiles::default();
-        dirty.open(FILE, true);
+        dirty.add_handle(FILE, true);
         assert_eq!(dirty.shown_blocks(FILE, 100, 0), 8);
         assert_eq!(dirty.shown_blocks(FILE, 0, 0), 0, "an empty file has no pages");
         assert_eq!(dirty.shown_blocks(FILE, 1 << 20, 16), 16);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn page_of_files_file_reserves_it_once_until_release() {
+    fn page_fill_reserves_file_once_until_release() {
         let files = MappableFiles::default();
         let (mut reserved, mut freed) = (0, 0);
         let mut fill = |files: &MappableFiles| {
@@ -173,23 +173,23 @@ mod tests {
             reserved
         };
         assert_eq!(fill(&files), 0, "it can't be mapped to be written");
-        files.open(FILE, false);
-        files.open(FILE, false);
+        files.add_handle(FILE, false);
+        files.add_handle(FILE, false);
         assert_eq!(files.inodes(), [FILE]);
         assert_eq!((fill(&files), fill(&files)), (1, 1));
-        files.close(FILE, || freed += 1);
+        files.remove_handle(FILE, || freed += 1);
         assert_eq!((fill(&files), freed), (1, 0));
-        files.close(FILE, || freed += 1);
+        files.remove_handle(FILE, || freed += 1);
         assert_eq!((fill(&files), freed), (1, 1));
-        files.open(FILE, false);
-        files.close(FILE, || freed += 1);
+        files.add_handle(FILE, false);
+        files.remove_handle(FILE, || freed += 1);
         assert_eq!(freed, 1, "it was not reserved again");
     }
 
     #[test]
     fn reservation_that_failed_is_tried_again() {
         let files = MappableFiles::default();
-        files.open(FILE, false);
+        files.add_handle(FILE, false);
         assert_eq!(files.reserve_once(FILE, || Err(Errno::EIO)), Err(Errno::EIO));
         let mut reserved = 0;
         let reserve = || {

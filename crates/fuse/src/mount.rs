@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use thiserror::Error;
 
-use crate::device::{Device, TRANSFER_BYTES};
+use crate::device::{FuseDevice, TRANSFER_BYTES};
 use crate::file_system::FileSystem;
 use crate::mountinfo;
 use crate::negotiate::negotiate;
@@ -63,10 +63,12 @@ pub enum MountError {
     #[error("{path} is not a directory; name a directory to mount on")]
     NotADirectory { path: PathBuf },
     /// The directory is a mount of Ashlar already.
-    #[error("{path} is mounted already; see it with 'ashlar status', or take it away with 'ashlar unmount {path}'")]
+    #[error("{path} is mounted already; see it with 'ashlar status', or unmount it with 'ashlar unmount {path}'")]
     AlreadyMounted { path: PathBuf },
     /// The mount is in use.
-    #[error("{path} is in use; see by whom with 'fuser -vm {path}', or detach it with 'ashlar unmount --lazy {path}'")]
+    #[error(
+        "{path} is in use; see which processes use it with 'fuser -vm {path}', or detach it with 'ashlar unmount --lazy {path}'"
+    )]
     Busy { path: PathBuf },
     /// The path is not a mount of Ashlar.
     #[error("{path} is not a mount of Ashlar; see what is mounted with 'findmnt -t fuse.ashlar'")]
@@ -90,39 +92,39 @@ pub enum MountError {
 
 /// A file system mounted on a directory. Dropping it unmounts it, lazily.
 #[derive(Debug)]
-pub struct Mount<F: FileSystem = LibFs> {
+pub struct FuseMount<F: FileSystem = LibFs> {
     server: Arc<Server<F>>,
     mount_point: PathBuf,
     device_number: u64,
 }
 
-impl<F: FileSystem> Mount<F> {
-    /// Mounts `file_system` on `mount_point`. No process can use the mount until [`Mount::run`] serves it.
+impl<F: FileSystem> FuseMount<F> {
+    /// Mounts `file_system` on `mount_point`. No process can use the mount until [`FuseMount::run`] serves it.
     ///
     /// If the directory is a mount whose process is dead, that mount is removed first: no process can use it any more.
     ///
     /// # Errors
     /// [`MountError`].
     pub fn new(file_system: Arc<F>, mount_point: &Path, options: MountOptions) -> Result<Self, MountError> {
-        let mount_point = prepare(mount_point)?;
-        let device = Device::open().map_err(|errno| match errno {
+        let mount_point = check_mount_point(mount_point)?;
+        let device = FuseDevice::open().map_err(|errno| match errno {
             Errno::PERM | Errno::ACCESS => MountError::NotRoot { path: mount_point.clone() },
             errno => MountError::NoDevice(errno),
         })?;
-        attach(&device, &mount_point, &options)?;
-        let detach = Detach(Some(&mount_point));
-        let (agreement, cores) = negotiate(&device, options.without_rings)?;
+        mount_device(&device, &mount_point, &options)?;
+        let guard = UnmountGuard(Some(&mount_point));
+        let (agreement, ring_workers) = negotiate(&device, options.without_rings)?;
         let duplicate =
             device.duplicate().map_err(|reason| MountError::Failed { path: mount_point.clone(), reason })?;
         // The device number comes from the kernel's table, since the mount itself answers nothing yet.
-        let entry = mountinfo::find(&mount_point);
-        let number = entry.as_ref().and_then(mountinfo::Entry::device_number);
+        let entry = mountinfo::find_mount(&mount_point);
+        let number = entry.as_ref().and_then(mountinfo::MountEntry::device_number);
         let number = number.ok_or_else(|| MountError::NotMounted { path: mount_point.clone() })?;
         file_system.register_mount(duplicate, number).map_err(MountError::NotRegistered)?;
         entry.iter().for_each(set_read_ahead);
-        detach.keep();
+        guard.keep_mount();
         let threads = if options.threads == 0 { default_threads() } else { options.threads };
-        let server = Server::new(file_system, device, threads, (agreement, cores), Helper::new(options.helper));
+        let server = Server::new(file_system, device, threads, (agreement, ring_workers), Helper::new(options.helper));
         Ok(Self { server: Arc::new(server), mount_point, device_number: number })
     }
 
@@ -141,7 +143,7 @@ impl<F: FileSystem> Mount<F> {
     /// Whether requests come by rings (FUSE over io_uring).
     #[must_use]
     pub fn has_rings(&self) -> bool {
-        self.server.cores.are_any()
+        self.server.ring_workers.are_any()
     }
 
     /// Serves the mount until it is unmounted. This does not end the session: its owner does that.
@@ -153,7 +155,7 @@ impl<F: FileSystem> Mount<F> {
     }
 }
 
-impl<F: FileSystem> Drop for Mount<F> {
+impl<F: FileSystem> Drop for FuseMount<F> {
     fn drop(&mut self) {
         // This unmounts only this mount, and not one that another process has made here since.
         if self.is_connected() {
@@ -162,7 +164,7 @@ impl<F: FileSystem> Drop for Mount<F> {
     }
 }
 
-impl<F: FileSystem> Mount<F> {
+impl<F: FileSystem> FuseMount<F> {
     /// Whether the device still has its mount: without one it polls as broken.
     fn is_connected(&self) -> bool {
         let mut polled = [PollFd::from_borrowed_fd(self.server.device.as_fd(), PollFlags::IN)];
@@ -173,15 +175,15 @@ impl<F: FileSystem> Mount<F> {
 }
 
 /// Unmounts a mount that was not finished.
-struct Detach<'a>(Option<&'a Path>);
+struct UnmountGuard<'a>(Option<&'a Path>);
 
-impl Detach<'_> {
-    fn keep(mut self) {
+impl UnmountGuard<'_> {
+    fn keep_mount(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Detach<'_> {
+impl Drop for UnmountGuard<'_> {
     fn drop(&mut self) {
         if let Some(path) = self.0 {
             let _ = unmount(path, true);
@@ -196,11 +198,12 @@ fn default_threads() -> usize {
 }
 
 /// Checks that a mount can be made at `path`, and returns the path as the kernel will know it.
-fn prepare(path: &Path) -> Result<PathBuf, MountError> {
+fn check_mount_point(path: &Path) -> Result<PathBuf, MountError> {
     if !rustix::process::geteuid().is_root() {
         return Err(MountError::NotRoot { path: path.to_owned() });
     }
-    let resolved = mountinfo::resolve(path).ok_or_else(|| MountError::NotFound { path: path.to_owned() })?;
+    let resolved =
+        mountinfo::resolve_mount_point(path).ok_or_else(|| MountError::NotFound { path: path.to_owned() })?;
     if mountinfo::is_ashlar_mount(&resolved) {
         match rustix::fs::stat(&resolved) {
             Err(errno) if ashlar_types::Errno(errno.raw_os_error()).is_of_dead_mount() => unmount(&resolved, true)?,
@@ -216,7 +219,7 @@ fn prepare(path: &Path) -> Result<PathBuf, MountError> {
 }
 
 /// Connects the device with a directory.
-fn attach(device: &Device, path: &Path, options: &MountOptions) -> Result<(), MountError> {
+fn mount_device(device: &FuseDevice, path: &Path, options: &MountOptions) -> Result<(), MountError> {
     let data = format!(
         "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read={TRANSFER_BYTES}",
         device.as_fd().as_raw_fd()
@@ -236,7 +239,7 @@ fn attach(device: &Device, path: &Path, options: &MountOptions) -> Result<(), Mo
 
 /// Lets the kernel read further ahead than its default of 128 KiB. If that can't be set, the kernel only reads in
 /// smaller pieces.
-fn set_read_ahead(entry: &mountinfo::Entry) {
+fn set_read_ahead(entry: &mountinfo::MountEntry) {
     let file = format!("/sys/class/bdi/{}/read_ahead_kb", entry.device);
     if let Err(error) = std::fs::write(&file, READ_AHEAD_KIB.to_string()) {
         tracing::debug!(file, %error, "readahead stays as it is");
@@ -248,7 +251,8 @@ fn set_read_ahead(entry: &mountinfo::Entry) {
 /// # Errors
 /// [`MountError`].
 pub fn unmount(mount_point: &Path, lazy: bool) -> Result<(), MountError> {
-    let entry = mountinfo::find(mount_point).ok_or_else(|| MountError::NotMounted { path: mount_point.to_owned() })?;
+    let entry =
+        mountinfo::find_mount(mount_point).ok_or_else(|| MountError::NotMounted { path: mount_point.to_owned() })?;
     let path = entry.mount_point;
     let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     rustix::mount::unmount(&path, flags | UnmountFlags::NOFOLLOW).map_err(|errno| match errno {
@@ -270,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_mounted_cannot_be_unmounted() {
+    fn unmount_without_mount_fails() {
         let directory = tempfile::tempdir().unwrap();
         let result = unmount(directory.path(), false);
         assert!(matches!(result, Err(MountError::NotMounted { .. })), "{result:?}");
@@ -278,15 +282,15 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_point_must_be_a_directory() {
+    fn mount_point_must_be_a_directory() {
         if !rustix::process::geteuid().is_root() {
             return;
         }
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         std::fs::write(&file, "").unwrap();
-        assert!(matches!(prepare(&file), Err(MountError::NotADirectory { .. })));
-        assert!(matches!(prepare(&directory.path().join("none")), Err(MountError::NotFound { .. })));
-        assert!(prepare(directory.path()).is_ok());
+        assert!(matches!(check_mount_point(&file), Err(MountError::NotADirectory { .. })));
+        assert!(matches!(check_mount_point(&directory.path().join("none")), Err(MountError::NotFound { .. })));
+        assert!(check_mount_point(directory.path()).is_ok());
     }
 }

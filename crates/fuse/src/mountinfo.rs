@@ -11,14 +11,14 @@ const LINKS_MAX: usize = 40;
 
 /// A mount of Ashlar.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct MountEntry {
     /// The directory where it is mounted.
     pub(crate) mount_point: PathBuf,
     /// `MAJOR:MINOR` of the device number that its files show.
     pub(crate) device: String,
 }
 
-impl Entry {
+impl MountEntry {
     /// Returns the device number that its files show.
     pub(crate) fn device_number(&self) -> Option<u64> {
         let (major, minor) = self.device.split_once(':')?;
@@ -30,25 +30,25 @@ impl Entry {
 /// if the mount's process is dead or stuck.
 #[must_use]
 pub fn is_ashlar_mount(path: &Path) -> bool {
-    find(path).is_some()
+    find_mount(path).is_some()
 }
 
 /// Returns the topmost mount at `path`, if it is one of Ashlar.
-pub(crate) fn find(path: &Path) -> Option<Entry> {
-    let path = resolve(path)?;
+pub(crate) fn find_mount(path: &Path) -> Option<MountEntry> {
+    let path = resolve_mount_point(path)?;
     let text = std::fs::read(MOUNTINFO).ok()?;
     find_in(&text, &path)
 }
 
-fn find_in(text: &[u8], path: &Path) -> Option<Entry> {
+fn find_in(text: &[u8], path: &Path) -> Option<MountEntry> {
     let line = topmost_mount(text, path.as_os_str().as_bytes())?;
     let device = String::from_utf8_lossy(line.device).into_owned();
-    line.is_ashlar().then(|| Entry { mount_point: path.to_owned(), device })
+    line.is_ashlar().then(|| MountEntry { mount_point: path.to_owned(), device })
 }
 
 /// Returns `path` without symbolic links, as the table has it. The mount point itself is not read: a mount that no
 /// process serves would not answer.
-pub(crate) fn resolve(path: &Path) -> Option<PathBuf> {
+pub(crate) fn resolve_mount_point(path: &Path) -> Option<PathBuf> {
     let table = std::fs::read(MOUNTINFO).ok()?;
     let mut path = std::path::absolute(path).ok()?;
     for _ in 0..LINKS_MAX {
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_on_top_counts() {
+    fn topmost_mount_hides_ashlar_mount() {
         assert_eq!(find_in(TABLE, Path::new("/mnt/a")), None);
     }
 
@@ -95,10 +95,10 @@ mod tests {
         std::fs::create_dir(&real).unwrap();
         let link = directory.path().join("link");
         std::os::unix::fs::symlink(&real, &link).unwrap();
-        assert_eq!(resolve(&link.join("mnt")), Some(real.join("mnt")));
-        assert_eq!(resolve(&link), Some(real));
+        assert_eq!(resolve_mount_point(&link.join("mnt")), Some(real.join("mnt")));
+        assert_eq!(resolve_mount_point(&link), Some(real));
         let circle = directory.path().join("circle");
         std::os::unix::fs::symlink("circle", &circle).unwrap();
-        assert_eq!(resolve(&circle), None);
+        assert_eq!(resolve_mount_point(&circle), None);
     }
 }

@@ -4,13 +4,13 @@ use ashlar_types::Errno;
 use ashlar_wire::Watch;
 use zerocopy::IntoBytes;
 
-use crate::cores::Cores;
-use crate::device::{Device, REQUEST_BYTES, TRANSFER_BYTES};
+use crate::device::{FuseDevice, REQUEST_BYTES, TRANSFER_BYTES};
 use crate::mount::MountError;
 use crate::proto::{
     Arguments, InHeader, InitIn, InitOut, Opcode, VERSION_MAJOR, VERSION_MINOR, VERSION_MINOR_MIN, init,
 };
-use crate::reply::Reply;
+use crate::reply_buffer::ReplyBuffer;
+use crate::ring_workers::RingWorkers;
 
 /// How many requests for read-ahead and the like may be under way at once, and from which number on the kernel slows
 /// down their senders.
@@ -93,17 +93,17 @@ impl Agreement {
 
 /// Answers INIT, which is the first request after mounting. If both sides agree on rings, the kernel waits for the
 /// rings from then on.
-pub(crate) fn negotiate(device: &Device, without_rings: bool) -> Result<(Agreement, Cores), MountError> {
+pub(crate) fn negotiate(device: &FuseDevice, without_rings: bool) -> Result<(Agreement, RingWorkers), MountError> {
     let mut buffer = vec![0; REQUEST_BYTES];
     let protocol = |reason: &str| MountError::Protocol { reason: reason.to_owned() };
     let count = device.receive(&mut buffer, &mut Watch::default()).map_err(|errno| protocol(&errno.to_string()))?;
-    let count = count.ok_or_else(|| protocol("the mount went away at once"))?;
+    let count = count.ok_or_else(|| protocol("the mount ended at once"))?;
     let request = buffer.get(..count).unwrap_or_default();
-    let (header, asked, flags) = parse(request).map_err(|_| protocol("the first request made no sense"))?;
-    let mut reply = Reply::new(size_of::<InitOut>());
+    let (header, asked, flags) = parse_init(request).map_err(|_| protocol("the first request was malformed"))?;
+    let mut reply = ReplyBuffer::new(size_of::<InitOut>());
     let has_rings = flags & init::OVER_IO_URING != 0 && !without_rings;
-    let cores = has_rings.then(|| Cores::new(device)).flatten();
-    let wanted = WANTED | if cores.is_some() { init::OVER_IO_URING } else { 0 };
+    let ring_workers = has_rings.then(|| RingWorkers::new(device)).flatten();
+    let wanted = WANTED | if ring_workers.is_some() { init::OVER_IO_URING } else { 0 };
     let agreement = Agreement::with(&asked, flags, wanted);
     let result = match agreement {
         Some(agreement) => reply.bytes(agreement.reply(&asked).as_bytes()),
@@ -111,10 +111,10 @@ pub(crate) fn negotiate(device: &Device, without_rings: bool) -> Result<(Agreeme
     };
     device.send(reply.seal(header.unique, result)).map_err(|errno| protocol(&errno.to_string()))?;
     let agreement = agreement.ok_or(MountError::OldKernel { major: asked.major, minor: asked.minor })?;
-    Ok((agreement, cores.unwrap_or_default()))
+    Ok((agreement, ring_workers.unwrap_or_default()))
 }
 
-fn parse(request: &[u8]) -> Result<(InHeader, InitIn, u64), Errno> {
+fn parse_init(request: &[u8]) -> Result<(InHeader, InitIn, u64), Errno> {
     let mut arguments = Arguments::new(request);
     let header: InHeader = arguments.structure()?;
     if header.opcode != Opcode::Init as u32 {
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn both_halves_of_the_flags_count() {
-        let (header, asked, flags) = parse(&request(26, 38, 1 << 30 | 1, &[0xff; 48])).unwrap();
+        let (header, asked, flags) = parse_init(&request(26, 38, 1 << 30 | 1, &[0xff; 48])).unwrap();
         assert_eq!(header.unique, 2);
         let agreement = Agreement::with(&asked, flags, WANTED).unwrap();
         assert_eq!(agreement.minor, 38);
@@ -150,21 +150,21 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_taken_that_would_break_order() {
-        let (_, asked, flags) = parse(&request(26, 99, u32::MAX, &[0xff; 48])).unwrap();
+    fn agreement_omits_flags_that_break_order() {
+        let (_, asked, flags) = parse_init(&request(26, 99, u32::MAX, &[0xff; 48])).unwrap();
         let agreement = Agreement::with(&asked, flags, WANTED).unwrap();
         assert_eq!(agreement.minor, VERSION_MINOR);
         assert_eq!(agreement.flags & (1 << 16), 0, "no write-back cache");
-        assert_eq!(agreement.flags & (1 << 17 | 1 << 24), 0, "every open is told");
+        assert_eq!(agreement.flags & (1 << 17 | 1 << 24), 0, "the kernel sends a request for each open");
     }
 
     #[test]
     fn older_kernels_send_less_and_too_old_ones_are_refused() {
-        let (_, asked, flags) = parse(&request(26, 31, 1, &[])).unwrap();
+        let (_, asked, flags) = parse_init(&request(26, 31, 1, &[])).unwrap();
         assert!(!Agreement::with(&asked, flags, WANTED).unwrap().setxattr_extended());
-        let (_, asked, flags) = parse(&request(26, 30, 1, &[])).unwrap();
+        let (_, asked, flags) = parse_init(&request(26, 30, 1, &[])).unwrap();
         assert_eq!(Agreement::with(&asked, flags, WANTED), None);
-        assert_eq!(parse(&request(1, 38, 1, &[])).unwrap_err(), Errno::EPROTO);
-        assert_eq!(parse(&request(26, 38, 1 << 30, &[])).unwrap_err(), Errno::EIO);
+        assert_eq!(parse_init(&request(1, 38, 1, &[])).unwrap_err(), Errno::EPROTO);
+        assert_eq!(parse_init(&request(26, 38, 1 << 30, &[])).unwrap_err(), Errno::EIO);
     }
 }

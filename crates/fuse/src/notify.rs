@@ -12,7 +12,7 @@
 //!   test of this crate found that out). So pages are dropped after a lease's move. No thread waits for that, or not
 //!   for long; only shared mappings need it.
 //! - [`inval_entry`] and [`expire_entries`] wait for the directory's lock, which an operation in flight may hold.
-//! - `ask` waits for nothing.
+//! - `ask_kernel` waits for nothing.
 //!
 //! For the same reason a thread that serves requests must write none but the first two and the last. Notifications that
 //! may wait go by the helper ([`ashlar_helper`]). If a mount's process were killed while its notification waits for a
@@ -33,7 +33,7 @@ const NOTIFY_RETRIEVE: i32 = 5;
 const NOTIFY_INC_EPOCH: i32 = 8;
 /// The kernel sends requested bytes with numbers from here on, which its own numbers do not reach. They are even, as
 /// all are.
-const ASKED_FOR: u64 = 1 << 63;
+const FIRST_RETRIEVE_NUMBER: u64 = 1 << 63;
 /// A flag of [`NotifyInvalEntry`].
 const EXPIRE_ONLY: u32 = 1;
 
@@ -44,7 +44,7 @@ const EXPIRE_ONLY: u32 = 1;
 pub fn inval_entry(kernel: &impl Notified, directory: InodeId, name: &[u8]) -> Result<(), Errno> {
     // The kernel answers ENOTEMPTY, EBUSY or EINVAL for directories that are in use below: it has marked them for a
     // fresh look-up all the same.
-    match kernel.notify(&of_entry(directory, name, 0)?) {
+    match kernel.notify(&entry_message(directory, name, 0)?) {
         Err(Errno::NOTEMPTY | Errno::BUSY | Errno::NOTDIR) => Ok(()),
         result => result,
     }
@@ -59,15 +59,15 @@ pub fn expire_entries<'a>(
     kernel: &impl Notified,
     entries: impl IntoIterator<Item = (InodeId, &'a [u8])>,
 ) -> Result<(), Errno> {
-    let entries = entries.into_iter().map(|(directory, name)| of_entry(directory, name, EXPIRE_ONLY));
+    let entries = entries.into_iter().map(|(directory, name)| entry_message(directory, name, EXPIRE_ONLY));
     let messages = entries.collect::<Result<Vec<_>, _>>()?;
     if messages.is_empty() { Ok(()) } else { kernel.notify(&messages.concat()) }
 }
 
-fn of_entry(directory: InodeId, name: &[u8], flags: u32) -> Result<Vec<u8>, Errno> {
+fn entry_message(directory: InodeId, name: &[u8], flags: u32) -> Result<Vec<u8>, Errno> {
     let namelen = u32::try_from(name.len()).map_err(|_| Errno::NAMETOOLONG)?;
     let body = NotifyInvalEntry { parent: directory.0, namelen, flags };
-    Ok(message(NOTIFY_INVAL_ENTRY, &[body.as_bytes(), name, b"\0"]))
+    Ok(notification(NOTIFY_INVAL_ENTRY, &[body.as_bytes(), name, b"\0"]))
 }
 
 /// Makes the kernel look up every cached name afresh before it is used again. Returns `false` if the kernel cannot
@@ -76,7 +76,7 @@ fn of_entry(directory: InodeId, name: &[u8], flags: u32) -> Result<Vec<u8>, Errn
 /// # Errors
 /// `ENODEV` and the like, if the mount is gone.
 pub fn inc_epoch(device: BorrowedFd<'_>) -> Result<bool, Errno> {
-    match device.notify(&message(NOTIFY_INC_EPOCH, &[])) {
+    match device.notify(&notification(NOTIFY_INC_EPOCH, &[])) {
         Ok(()) => Ok(true),
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Ok(false),
         Err(errno) => Err(errno),
@@ -89,13 +89,17 @@ pub fn inc_epoch(device: BorrowedFd<'_>) -> Result<bool, Errno> {
 ///
 /// # Errors
 /// `EINVAL` for another inode; `ENODEV` and the like, if the mount is gone.
-pub(crate) fn ask(device: BorrowedFd<'_>, number: u64, inode: InodeId) -> Result<(), Errno> {
-    let body = NotifyRetrieve { notify_unique: ASKED_FOR | number << 1, nodeid: inode.0, ..NotifyRetrieve::default() };
-    device.notify(&message(NOTIFY_RETRIEVE, &[body.as_bytes()]))
+pub(crate) fn ask_kernel(device: BorrowedFd<'_>, number: u64, inode: InodeId) -> Result<(), Errno> {
+    let body = NotifyRetrieve {
+        notify_unique: FIRST_RETRIEVE_NUMBER | number << 1,
+        nodeid: inode.0,
+        ..NotifyRetrieve::default()
+    };
+    device.notify(&notification(NOTIFY_RETRIEVE, &[body.as_bytes()]))
 }
 
 /// Lays out one notification. Its longest part is a name.
-fn message(code: i32, parts: &[&[u8]]) -> Vec<u8> {
+fn notification(code: i32, parts: &[&[u8]]) -> Vec<u8> {
     let length = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
     let header = OutHeader { len: length as u32, error: code, unique: 0 };
     let mut message = Vec::with_capacity(length);
@@ -111,7 +115,7 @@ mod tests {
     use super::*;
 
     /// Returns the bytes of a notification, as written to a descriptor that isn't `/dev/fuse`.
-    fn written(write: impl FnOnce(BorrowedFd<'_>)) -> Vec<u8> {
+    fn notification_bytes(write: impl FnOnce(BorrowedFd<'_>)) -> Vec<u8> {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         write(writer.as_fd());
         let mut bytes = [0; 256];
@@ -125,33 +129,33 @@ mod tests {
 
     #[test]
     fn attributes_alone_have_a_negative_offset() {
-        let bytes = written(|fd| inval_inode(&fd, InodeId(7), Pages::Keep).unwrap());
+        let bytes = notification_bytes(|fd| inval_inode(&fd, InodeId(7), Pages::Keep).unwrap());
         assert_eq!(words(&bytes), [40, 2, 0, 0, 7, 0, u32::MAX, u32::MAX, 0, 0]);
     }
 
     #[test]
-    fn a_range_of_pages_is_named_in_bytes() {
+    fn page_range_is_given_in_bytes() {
         let pages = Pages::Range { offset: 4096, length: 10 };
-        let bytes = written(|fd| inval_inode(&fd, InodeId(7), pages).unwrap());
+        let bytes = notification_bytes(|fd| inval_inode(&fd, InodeId(7), pages).unwrap());
         assert_eq!(words(&bytes), [40, 2, 0, 0, 7, 0, 4096, 0, 10, 0]);
     }
 
     #[test]
-    fn a_name_ends_with_a_nul_that_is_not_counted() {
-        let bytes = written(|fd| inval_entry(&fd, InodeId(1), b"name").unwrap());
+    fn name_ends_with_an_uncounted_nul() {
+        let bytes = notification_bytes(|fd| inval_entry(&fd, InodeId(1), b"name").unwrap());
         assert_eq!(words(&bytes[..32]), [37, 3, 0, 0, 1, 0, 4, 0]);
         assert_eq!(&bytes[32..], b"name\0");
     }
 
     #[test]
-    fn a_name_may_only_run_out() {
-        let bytes = written(|fd| expire_entries(&fd, [(InodeId(1), &b"name"[..])]).unwrap());
+    fn expired_name_has_the_expire_flag() {
+        let bytes = notification_bytes(|fd| expire_entries(&fd, [(InodeId(1), &b"name"[..])]).unwrap());
         assert_eq!(words(&bytes[..32]), [37, 3, 0, 0, 1, 0, 4, 1]);
     }
 
     #[test]
-    fn an_epoch_is_a_header_alone() {
-        let bytes = written(|fd| assert!(inc_epoch(fd).unwrap()));
+    fn epoch_notification_is_a_header_alone() {
+        let bytes = notification_bytes(|fd| assert!(inc_epoch(fd).unwrap()));
         assert_eq!(words(&bytes), [16, 8, 0, 0]);
     }
 }

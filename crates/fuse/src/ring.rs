@@ -39,23 +39,23 @@ const _: () = assert!(HEADERS_BYTES < IOVECS);
 /// one's work is done.
 const COPIED_BYTES: usize = 8 << 10;
 /// The place of the length in `struct io_uring_sqe`, which the library does not set.
-const LENGTH_IN_QUESTION: usize = 24;
+const LENGTH_IN_COMMAND: usize = 24;
 /// Marks completions of the inbox.
-const MAIL: u64 = u64::MAX;
+const INBOX: u64 = u64::MAX;
 /// How many submissions fit in a ring before it is submitted to the kernel. A thread has one or two.
-const QUESTIONS: u32 = 16;
+const COMMANDS_MAX: u32 = 16;
 /// How long to wait before a kernel without memory is asked again.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// An event that a ring reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum RingEvent {
     /// A request is in this entry.
     Request(usize),
     /// The kernel has given up this entry without a request.
     Lost(usize),
     /// Something is in the inbox.
-    Mail,
+    Inbox,
     /// The mount is gone, or has no rings.
     Gone,
 }
@@ -64,12 +64,12 @@ pub(crate) enum Event {
 /// the kernel cancels the commands that this thread submitted.
 #[derive(Debug)]
 pub(crate) struct WorkerInbox {
-    posted: Mutex<Posted>,
+    posted: Mutex<PostedAnswers>,
     bell: OwnedFd,
 }
 
 #[derive(Debug, Default)]
-struct Posted {
+struct PostedAnswers {
     answers: Vec<(usize, Box<[u8]>)>,
     closed: bool,
 }
@@ -78,13 +78,13 @@ impl WorkerInbox {
     /// Posts the answer to the request in an entry.
     pub(crate) fn post(&self, entry: usize, answer: &[u8]) {
         self.posted.lock().answers.push((entry, answer.into()));
-        self.ring();
+        self.ring_bell();
     }
 
     /// Makes the thread end.
     pub(crate) fn close(&self) {
         self.posted.lock().closed = true;
-        self.ring();
+        self.ring_bell();
     }
 
     /// Takes the posted answers; returns `None` once the inbox is closed.
@@ -95,15 +95,15 @@ impl WorkerInbox {
         (!posted.closed).then(|| std::mem::take(&mut posted.answers))
     }
 
-    fn ring(&self) {
+    fn ring_bell(&self) {
         if let Err(errno) = rustix::io::write(&self.bell, &1_u64.to_ne_bytes()) {
-            tracing::error!(%errno, "a thread that serves could not be told of an answer");
+            tracing::error!(%errno, "a thread that serves could not be woken for an answer");
         }
     }
 }
 
 /// A ring, and the entries that were made with it.
-pub(crate) struct Ring {
+pub(crate) struct FuseRing {
     io: IoUring<Entry128, cqueue::Entry>,
     device: types::Fd,
     entries: Vec<Entry>,
@@ -115,7 +115,7 @@ struct Entry {
     memory: NonNull<u8>,
     queue: u16,
     /// Whether the kernel has it.
-    waits: bool,
+    is_waiting: bool,
     /// The number of its request, which the answer needs; 0 until the first request.
     commit_id: u64,
     /// The place of the request.
@@ -128,7 +128,7 @@ unsafe impl Send for Entry {}
 impl Entry {
     fn new(queue: u16) -> Self {
         let memory = Box::leak(vec![0_u8; ENTRY_BYTES].into_boxed_slice());
-        Self { memory: NonNull::from(memory).cast(), queue, waits: true, commit_id: 0, request: 0..0 }
+        Self { memory: NonNull::from(memory).cast(), queue, is_waiting: true, commit_id: 0, request: 0..0 }
     }
 
     /// Its memory.
@@ -161,16 +161,16 @@ impl Entry {
     }
 }
 
-impl std::fmt::Debug for Ring {
+impl std::fmt::Debug for FuseRing {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Ring").field("entries", &self.entries).finish_non_exhaustive()
+        formatter.debug_struct("FuseRing").field("entries", &self.entries).finish_non_exhaustive()
     }
 }
 
-impl Ring {
+impl FuseRing {
     /// Makes a ring without entries, for a device that stays open as long as the ring is used.
     pub(crate) fn new(device: BorrowedFd<'_>) -> io::Result<Self> {
-        let io = IoUring::builder().build(QUESTIONS)?;
+        let io = IoUring::builder().build(COMMANDS_MAX)?;
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let inbox = Arc::new(WorkerInbox { posted: Mutex::default(), bell });
         Ok(Self { io, device: types::Fd(device.as_raw_fd()), entries: Vec::new(), inbox })
@@ -182,15 +182,15 @@ impl Ring {
     }
 
     /// Whether an entry of this queue waits for a request.
-    pub(crate) fn waits(&self, queue: u16) -> bool {
-        self.entries.iter().any(|entry| entry.waits && entry.queue == queue)
+    pub(crate) fn has_waiting_entry(&self, queue: u16) -> bool {
+        self.entries.iter().any(|entry| entry.is_waiting && entry.queue == queue)
     }
 
     /// Asks for an event once something is in the inbox.
-    pub(crate) fn watch_mail(&mut self) -> io::Result<()> {
+    pub(crate) fn watch_inbox(&mut self) -> io::Result<()> {
         let bell = types::Fd(self.inbox.bell.as_raw_fd());
-        let question = opcode::PollAdd::new(bell, libc::POLLIN as u32).build().user_data(MAIL);
-        self.push(&question.into())
+        let command = opcode::PollAdd::new(bell, libc::POLLIN as u32).build().user_data(INBOX);
+        self.push(&command.into())
     }
 
     /// Makes an entry for a core's queue. The kernel has it after the next [`Self::submit`].
@@ -206,25 +206,25 @@ impl Ring {
         let bytes = unsafe { entry.bytes() };
         bytes[place].copy_from_slice(iovecs.as_bytes());
         let place = entry.memory.as_ptr().wrapping_add(IOVECS) as u64;
-        let mut question = self.question(RING_REGISTER, queue, 0, self.entries.len(), Some(place));
-        let length = (&raw mut question).cast::<u8>().wrapping_add(LENGTH_IN_QUESTION).cast::<u32>();
+        let mut command = self.command(RING_REGISTER, queue, 0, self.entries.len(), Some(place));
+        let length = (&raw mut command).cast::<u8>().wrapping_add(LENGTH_IN_COMMAND).cast::<u32>();
         // SAFETY: the library's entry is the kernel's `struct io_uring_sqe`, which is longer than this place, and whose
         // length is 32 bits wide and aligned.
         unsafe { length.write(iovecs.len() as u32) };
         self.entries.push(entry);
-        self.push(&question)
+        self.push(&command)
     }
 
-    fn question(&self, code: u32, qid: u16, commit_id: u64, entry: usize, place: Option<u64>) -> Entry128 {
+    fn command(&self, code: u32, qid: u16, commit_id: u64, entry: usize, place: Option<u64>) -> Entry128 {
         let asked = RingCommand { flags: 0, commit_id, qid, padding: [0; 6] };
-        let mut command = [0; 80];
-        command[..size_of::<RingCommand>()].copy_from_slice(asked.as_bytes());
-        opcode::UringCmd80::new(self.device, code).cmd(command).addr(place).build().user_data(entry as u64)
+        let mut bytes = [0; 80];
+        bytes[..size_of::<RingCommand>()].copy_from_slice(asked.as_bytes());
+        opcode::UringCmd80::new(self.device, code).cmd(bytes).addr(place).build().user_data(entry as u64)
     }
 
-    fn push(&mut self, question: &Entry128) -> io::Result<()> {
+    fn push(&mut self, command: &Entry128) -> io::Result<()> {
         // SAFETY: it points to an entry's memory, which stays until the ring is gone.
-        while unsafe { self.io.submission().push(question) }.is_err() {
+        while unsafe { self.io.submission().push(command) }.is_err() {
             self.submit()?;
         }
         Ok(())
@@ -249,7 +249,7 @@ impl Ring {
     }
 
     /// Waits for the next event. All earlier answers are submitted before it waits.
-    pub(crate) fn next(&mut self) -> io::Result<Event> {
+    pub(crate) fn next(&mut self) -> io::Result<RingEvent> {
         loop {
             let wanted = usize::from(self.io.completion().is_empty());
             if wanted > 0 || !self.io.submission().is_empty() {
@@ -257,23 +257,23 @@ impl Ring {
             }
             let completed = self.io.completion().next();
             if let Some(completed) = completed {
-                return Ok(self.event(completed.user_data(), completed.result()));
+                return Ok(self.event_of(completed.user_data(), completed.result()));
             }
         }
     }
 
-    fn event(&mut self, of: u64, result: i32) -> Event {
-        if of == MAIL {
-            return Event::Mail;
+    fn event_of(&mut self, of: u64, result: i32) -> RingEvent {
+        if of == INBOX {
+            return RingEvent::Inbox;
         }
         let entry = of as usize;
-        self.entries[entry].waits = false;
+        self.entries[entry].is_waiting = false;
         match -result {
-            0 => Event::Request(entry),
-            libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV => Event::Gone,
+            0 => RingEvent::Request(entry),
+            libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV => RingEvent::Gone,
             errno => {
                 tracing::error!(errno, "the kernel took no answer, or no entry for requests");
-                if self.entries[entry].commit_id == 0 { Event::Gone } else { Event::Lost(entry) }
+                if self.entries[entry].commit_id == 0 { RingEvent::Gone } else { RingEvent::Lost(entry) }
             }
         }
     }
@@ -329,14 +329,14 @@ impl Ring {
         bytes[..head.len()].copy_from_slice(head);
         bytes[RING_HEADER..HEADERS_BYTES].copy_from_slice(ring.as_bytes());
         bytes[PAYLOAD..PAYLOAD + body.len()].copy_from_slice(body);
-        let question =
-            self.question(RING_COMMIT_AND_FETCH, self.entries[entry].queue, self.entries[entry].commit_id, entry, None);
-        self.entries[entry].waits = true;
-        self.push(&question)
+        let command =
+            self.command(RING_COMMIT_AND_FETCH, self.entries[entry].queue, self.entries[entry].commit_id, entry, None);
+        self.entries[entry].is_waiting = true;
+        self.push(&command)
     }
 
     /// Frees its memory, when the thread that used it has ended.
-    pub(crate) fn end(self) {
+    pub(crate) fn free(self) {
         let Self { io, mut entries, .. } = self;
         drop(io);
         for entry in &mut entries {

@@ -2,7 +2,7 @@
 //!
 //! A few threads take requests from the device and answer them, each with its own buffers, which are used again and
 //! again. One of them waits for requests, and the others join in when there is more than one request to serve
-//! ([`Turns`]). All of them may be held up, by a lease that must first come from another session or by a disk's
+//! ([`DeviceTurn`]). All of them may be held up, by a lease that must first come from another session or by a disk's
 //! `fsync`. Then one more thread is started for the time.
 
 use std::cell::Cell;
@@ -16,25 +16,25 @@ use ashlar_helper::{Helper, Line};
 use ashlar_types::{Errno, InodeId};
 use ashlar_wire::Watch;
 
-use crate::again::Again;
-use crate::cores::Cores;
-use crate::device::{Device, REQUEST_BYTES, Sent, TRANSFER_BYTES};
-use crate::dispatch::{Answer, Call, Then};
+use crate::client_follower::ClientFollower;
+use crate::dentry_ttl::DentryTtls;
+use crate::device::{FuseDevice, REQUEST_BYTES, SendOutcome, TRANSFER_BYTES};
+use crate::device_turn::DeviceTurn;
+use crate::dispatch::{FuseRequest, ReplyAction, RequestResult};
+use crate::estale_retry::EstaleRetries;
 use crate::file_system::FileSystem;
-use crate::fills::Fills;
-use crate::follow::Follower;
-use crate::given::Given;
-use crate::invalidate::{Invalidations, Stale};
+use crate::invalidation::{Invalidations, StaleItem};
 use crate::locks::Locks;
 use crate::mappable::MappableFiles;
 use crate::negotiate::Agreement;
 use crate::notify::Pages;
+use crate::page_fills::PageFills;
 use crate::proto::{Arguments, InHeader, Opcode};
-use crate::reply::{Check, Reply};
-use crate::route::Route;
-use crate::runs::Runs;
-use crate::shown::Shown;
-use crate::turns::Turns;
+use crate::reply_buffer::{CachedItem, ReplyBuffer};
+use crate::reply_route::ReplyRoute;
+use crate::report_runs::ReportRuns;
+use crate::ring_workers::RingWorkers;
+use crate::shown_directories::ShownDirectories;
 use crate::watches::Watches;
 
 /// The most threads that serve at once. The kernel has at most as many requests in flight as threads wait in it, and
@@ -55,24 +55,24 @@ const LONG_REQUEST: u32 = 64 << 10;
 #[derive(Debug)]
 pub(crate) struct Server<F> {
     pub(crate) file_system: Arc<F>,
-    pub(crate) device: Device,
+    pub(crate) device: FuseDevice,
     pub(crate) locks: Locks,
     pub(crate) invalidations: Invalidations,
-    pub(crate) fills: Fills,
+    pub(crate) page_fills: PageFills,
     pub(crate) mappable: MappableFiles,
     pub(crate) agreement: Agreement,
-    pub(crate) shown: Shown,
-    pub(crate) given: Given,
-    pub(crate) again: Again,
-    pub(crate) runs: Runs,
+    pub(crate) shown_directories: ShownDirectories,
+    pub(crate) dentry_ttls: DentryTtls,
+    pub(crate) estale_retries: EstaleRetries,
+    pub(crate) report_runs: ReportRuns,
     pub(crate) watches: Watches,
-    pub(crate) cores: Cores,
+    pub(crate) ring_workers: RingWorkers,
     /// Notifications that may wait: pages and single names.
     pub(crate) forgetting: Line,
     /// Notifications for all names that the kernel keeps, for which a new session waits.
     expiring: Line,
     /// The number of the next handle, without its flags.
-    pub(crate) opened: AtomicU64,
+    pub(crate) next_handle: AtomicU64,
     workers: Workers,
 }
 
@@ -81,7 +81,7 @@ struct Workers {
     /// How many threads serve when none is held up.
     base: usize,
     count: AtomicUsize,
-    turns: Turns,
+    turn: DeviceTurn,
     /// Requests finished so far.
     finished: AtomicU64,
     /// Whether the supervisor is awake.
@@ -99,7 +99,7 @@ impl Workers {
 
     /// Ends a turn. Until another thread takes the next one, the supervisor checks whether that takes too long.
     fn end_waiting(&self) {
-        self.turns.give();
+        self.turn.give_back();
         if !self.watched.load(Ordering::SeqCst) && !self.watched.swap(true, Ordering::SeqCst) {
             self.wake_supervisor();
         }
@@ -107,14 +107,14 @@ impl Workers {
 
     /// Whether a worker that has just finished may end: enough others are ready.
     fn is_spare(&self) -> bool {
-        self.count.load(Ordering::Relaxed) > self.base && self.turns.ready() >= self.base
+        self.count.load(Ordering::Relaxed) > self.base && self.turn.ready_count() >= self.base
     }
 }
 
 /// Counts a worker out, however it ends.
-struct Counted<'a>(&'a Workers);
+struct WorkerGuard<'a>(&'a Workers);
 
-impl Drop for Counted<'_> {
+impl Drop for WorkerGuard<'_> {
     fn drop(&mut self) {
         if self.0.count.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.wake_supervisor();
@@ -125,32 +125,32 @@ impl Drop for Counted<'_> {
 impl<F: FileSystem> Server<F> {
     pub(crate) fn new(
         file_system: Arc<F>,
-        device: Device,
+        device: FuseDevice,
         threads: usize,
-        (agreement, cores): (Agreement, Cores),
+        (agreement, ring_workers): (Agreement, RingWorkers),
         helper: Helper,
     ) -> Self {
         let helper = Arc::new(helper);
         // If the mount has rings, few requests come from the device.
-        let threads = if cores.are_any() { 1 } else { threads };
+        let threads = if ring_workers.are_any() { 1 } else { threads };
         let workers = Workers { base: threads.clamp(1, WORKERS_MAX), ..Workers::default() };
         Self {
             file_system,
             device,
             locks: Locks::default(),
             invalidations: Invalidations::default(),
-            fills: Fills::default(),
+            page_fills: PageFills::default(),
             mappable: MappableFiles::default(),
             agreement,
-            shown: Shown::default(),
-            given: Given::default(),
-            again: Again::default(),
-            runs: Runs::default(),
+            shown_directories: ShownDirectories::default(),
+            dentry_ttls: DentryTtls::default(),
+            estale_retries: EstaleRetries::default(),
+            report_runs: ReportRuns::default(),
             watches: Watches::default(),
-            cores,
+            ring_workers,
             forgetting: Line::new(Arc::clone(&helper)),
             expiring: Line::new(helper),
-            opened: AtomicU64::new(0),
+            next_handle: AtomicU64::new(0),
             workers,
         }
     }
@@ -160,21 +160,21 @@ impl<F: FileSystem> Server<F> {
     pub(crate) fn forget_attributes(&self, inode: InodeId) {
         let device = std::os::fd::AsFd::as_fd(&self.device);
         if let Err(errno) = crate::notify::inval_inode(&device, inode, crate::notify::Pages::Keep) {
-            tracing::debug!(inode = inode.0, %errno, "the kernel keeps its attributes until their time is over");
+            tracing::debug!(inode = inode.0, %errno, "the kernel keeps its attributes until they expire");
         }
     }
 
-    /// Serves until the mount is gone, whose files show the device number `shown`. The calling thread supervises the
-    /// others.
-    pub(crate) fn run(self: &Arc<Self>, shown: u64) -> std::io::Result<()> {
+    /// Serves until the mount is gone, whose files show the device number `device_number`. The calling thread
+    /// supervises the others.
+    pub(crate) fn run(self: &Arc<Self>, device_number: u64) -> std::io::Result<()> {
         let _ = self.workers.supervisor.set(std::thread::current());
         self.device.set_nonblocking()?;
         let invalidating = Arc::clone(self);
         let forgetting = std::thread::Builder::new().name("ashlar-forget".into()).spawn(move || {
-            invalidating.invalidations.run(|task| invalidating.carry_out_task(task));
+            invalidating.invalidations.run_tasks(|task| invalidating.carry_out_task(task));
         })?;
-        self.watch_company(shown)?;
-        self.look_for_watches(shown)?;
+        self.start_name_invalidation(device_number)?;
+        self.start_watch_search(device_number)?;
         let mut started = self.start_cores();
         for _ in 0..self.workers.base {
             started = started.and_then(|()| self.start_worker());
@@ -183,9 +183,9 @@ impl<F: FileSystem> Server<F> {
             self.supervise();
             started = Ok(());
         }
-        self.locks.close(self);
+        self.locks.cancel_all(self);
         self.invalidations.close();
-        self.cores.end();
+        self.ring_workers.join_threads();
         // If it panicked, that has been reported, and nothing is left that it could harm.
         let _ = forgetting.join();
         started
@@ -193,7 +193,7 @@ impl<F: FileSystem> Server<F> {
 
     /// Starts the thread that makes the kernel forget names when the mount is no longer the sole mount. The thread ends
     /// with the process, and keeps nothing of the mount but its file system.
-    fn watch_company(self: &Arc<Self>, shown: u64) -> std::io::Result<()> {
+    fn start_name_invalidation(self: &Arc<Self>, device_number: u64) -> std::io::Result<()> {
         let (file_system, server) = (Arc::clone(&self.file_system), Arc::downgrade(self));
         let mut known = file_system.company();
         let watch = move || {
@@ -207,7 +207,7 @@ impl<F: FileSystem> Server<F> {
                 known = company;
                 if file_system.is_shared() {
                     // The new session waits until this is done.
-                    server.watches.renew_all(&*file_system, shown);
+                    server.watches.search_all(&*file_system, device_number);
                     server.drop_mappable_pages();
                     if server.forget_names() {
                         file_system.forgot_names(company);
@@ -231,12 +231,12 @@ impl<F: FileSystem> Server<F> {
 
     /// Starts the thread that searches for watches on the mount. It ends with the process, and keeps nothing of the
     /// mount but its file system.
-    fn look_for_watches(self: &Arc<Self>, shown: u64) -> std::io::Result<()> {
+    fn start_watch_search(self: &Arc<Self>, device_number: u64) -> std::io::Result<()> {
         let (file_system, server) = (Arc::clone(&self.file_system), Arc::downgrade(self));
-        let look = move || {
+        let search = move || {
             loop {
                 let Some(server) = server.upgrade() else { return };
-                let pause = server.watches.renew_while_used(&*file_system, shown);
+                let pause = server.watches.search_while_used(&*file_system, device_number);
                 drop(server);
                 match pause {
                     Some(pause) => std::thread::sleep(pause),
@@ -244,7 +244,7 @@ impl<F: FileSystem> Server<F> {
                 }
             }
         };
-        std::thread::Builder::new().name("ashlar-watches".into()).spawn(look).map(drop)
+        std::thread::Builder::new().name("ashlar-watches".into()).spawn(search).map(drop)
     }
 
     /// Makes the kernel forget all names that it keeps. Returns whether it could.
@@ -254,15 +254,15 @@ impl<F: FileSystem> Server<F> {
         }
         // Names may be exchanged while the first call waits for their directories. They are recorded meanwhile, and the
         // second call forgets them.
-        self.forget_given() && self.forget_given()
+        self.forget_recorded_names() && self.forget_recorded_names()
     }
 
-    fn forget_given(&self) -> bool {
-        let (names, lost_until) = self.given.take();
+    fn forget_recorded_names(&self) -> bool {
+        let (names, lost_until) = self.dentry_ttls.take_names();
         let device = std::os::fd::AsFd::as_fd(&self.device);
         let entries = names.iter().map(|(directory, name)| (*directory, &**name));
         if let Err(errno) = crate::notify::expire_entries(&self.expiring.to(device), entries) {
-            tracing::debug!(%errno, "the kernel keeps a name until its time is over");
+            tracing::debug!(%errno, "the kernel keeps a name until it expires");
             return false;
         }
         lost_until.is_none()
@@ -273,8 +273,8 @@ impl<F: FileSystem> Server<F> {
         let server = Arc::clone(self);
         let thread = std::thread::Builder::new().name("ashlar-fuse".into());
         let spawned = thread.spawn(move || {
-            let _counted = Counted(&server.workers);
-            Worker::new(&server).run();
+            let _guard = WorkerGuard(&server.workers);
+            DeviceWorker::new(&server).run();
         });
         if spawned.is_err() {
             self.workers.count.fetch_sub(1, Ordering::AcqRel);
@@ -293,19 +293,19 @@ impl<F: FileSystem> Server<F> {
             }
             std::thread::park_timeout(HELD_UP);
             let before = std::mem::replace(&mut finished, workers.finished.load(Ordering::Relaxed));
-            if workers.turns.is_taken() {
+            if workers.turn.is_taken() {
                 quiet_rounds = if finished == before { quiet_rounds + 1 } else { 0 };
                 if quiet_rounds >= QUIET_ROUNDS {
                     quiet_rounds = 0;
                     workers.watched.store(false, Ordering::SeqCst);
                     // A worker that ended its turn before that store has not woken this thread.
-                    if !workers.turns.is_taken() {
+                    if !workers.turn.is_taken() {
                         workers.watched.store(true, Ordering::SeqCst);
                     }
                 }
                 continue;
             }
-            if finished != before || workers.closed.load(Ordering::Relaxed) || workers.turns.ring() {
+            if finished != before || workers.closed.load(Ordering::Relaxed) || workers.turn.call_standby() {
                 continue;
             }
             if workers.count.load(Ordering::Relaxed) < WORKERS_MAX {
@@ -318,43 +318,43 @@ impl<F: FileSystem> Server<F> {
 }
 
 /// One thread that serves, and its buffers.
-struct Worker<'a, F> {
+struct DeviceWorker<'a, F> {
     server: &'a Arc<Server<F>>,
     request: Vec<u8>,
-    reply: Reply,
+    reply: ReplyBuffer,
     /// How many requests in a row left others behind them in the queue.
     queued: Cell<u32>,
     watch: Watch,
-    follower: Follower,
+    follower: ClientFollower,
 }
 
-impl<'a, F: FileSystem> Worker<'a, F> {
+impl<'a, F: FileSystem> DeviceWorker<'a, F> {
     fn new(server: &'a Arc<Server<F>>) -> Self {
         Self {
             server,
             request: vec![0; REQUEST_BYTES],
-            reply: Reply::new(TRANSFER_BYTES),
+            reply: ReplyBuffer::new(TRANSFER_BYTES),
             queued: Cell::new(0),
             // If the mount has rings, no process waits for the requests that come from the device.
-            watch: if server.cores.are_any() { Watch::never() } else { Watch::default() },
-            follower: Follower::new(),
+            watch: if server.ring_workers.are_any() { Watch::never() } else { Watch::default() },
+            follower: ClientFollower::new(),
         }
     }
 
     fn run(&mut self) {
         let workers = &self.server.workers;
-        while workers.turns.take() {
+        while workers.turn.take_turn() {
             let received = self.server.device.receive(&mut self.request, &mut self.watch);
             workers.end_waiting();
             match received {
                 Ok(Some(length)) => self.serve(length),
                 Ok(None) => {
-                    workers.turns.close();
+                    workers.turn.close();
                     break;
                 }
                 Err(errno) => {
                     tracing::error!(%errno, "the kernel gave no request; this thread ends");
-                    workers.turns.ring();
+                    workers.turn.call_standby();
                     break;
                 }
             }
@@ -369,7 +369,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
     /// Makes one more thread join if there is work for it.
     fn share_work(&self, header: &InHeader) {
         let workers = &self.server.workers;
-        if !workers.turns.has_standby() {
+        if !workers.turn.has_standby() {
             return;
         }
         let waits = matches!(
@@ -380,7 +380,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
         let is_long = queued > 0 && header.len > LONG_REQUEST;
         let rings = waits || is_long || queued >= QUEUED_IN_A_ROW;
         if rings {
-            workers.turns.ring();
+            workers.turn.call_standby();
         }
         self.queued.set(if rings { 0 } else { queued });
     }
@@ -388,30 +388,30 @@ impl<'a, F: FileSystem> Worker<'a, F> {
     fn serve(&mut self, length: usize) {
         let server = self.server;
         let request = self.request.get(..length).unwrap_or_default();
-        let Some((header, arguments)) = opened(request) else { return };
+        let Some((header, arguments)) = split_request(request) else { return };
         self.share_work(&header);
-        let answer = server.carry_out(header, arguments, &mut self.reply, &Route::Device);
-        if matches!(answer, Ok(Then::Nothing | Then::Later)) {
+        let answer = server.carry_out(header, arguments, &mut self.reply, &ReplyRoute::ToDevice);
+        if matches!(answer, Ok(ReplyAction::NoReply | ReplyAction::SendLater)) {
             return;
         }
         let reply = self.reply.seal(header.unique, answer.map(drop));
         let moved = length + reply.len();
         match server.device.send(reply) {
-            Ok(Sent::Taken) => server.check(request, &self.reply),
-            Ok(Sent::Unwanted) => {
-                if let Ok(Then::SendOpened(inode, handle)) = answer {
+            Ok(SendOutcome::Taken) => server.recheck_cached(request, &self.reply),
+            Ok(SendOutcome::Unwanted) => {
+                if let Ok(ReplyAction::SendOpened(inode, handle)) = answer {
                     server.close_handle(inode, handle);
                 }
             }
             Err(errno) => tracing::error!(opcode = header.opcode, %errno, "the kernel took no answer"),
         }
         server.end_answer(&mut self.reply);
-        self.follower.note(header.pid, moved);
+        self.follower.record_request(header.pid, moved);
     }
 }
 
 /// Splits a request into its header and its arguments.
-pub(crate) fn opened(request: &[u8]) -> Option<(InHeader, Arguments<'_>)> {
+pub(crate) fn split_request(request: &[u8]) -> Option<(InHeader, Arguments<'_>)> {
     let mut arguments = Arguments::new(request);
     let header = arguments.structure::<InHeader>();
     if header.is_err() {
@@ -422,19 +422,19 @@ pub(crate) fn opened(request: &[u8]) -> Option<(InHeader, Arguments<'_>)> {
 
 impl<F: FileSystem> Server<F> {
     /// Carries a request out. If it succeeds, the reply lists the items that the kernel may keep. They have to be
-    /// checked once the reply is sent ([`Self::check`]).
+    /// checked once the reply is sent ([`Self::recheck_cached`]).
     pub(crate) fn carry_out(
         self: &Arc<Self>,
         header: InHeader,
         arguments: Arguments<'_>,
-        reply: &mut Reply,
-        route: &Route,
-    ) -> Answer {
+        reply: &mut ReplyBuffer,
+        route: &ReplyRoute,
+    ) -> RequestResult {
         reply.clear();
-        self.runs.note(&header);
-        let answer = Call { server: self, header, arguments, reply: &mut *reply, route }.dispatch();
-        self.note_again(&header, answer);
-        if matches!(answer, Ok(Then::Nothing | Then::Later)) {
+        self.report_runs.count_request(&header);
+        let answer = FuseRequest { server: self, header, arguments, reply: &mut *reply, route }.dispatch();
+        self.track_estale_retry(&header, answer);
+        if matches!(answer, Ok(ReplyAction::NoReply | ReplyAction::SendLater)) {
             self.end_answer(reply);
         }
         answer
@@ -442,14 +442,14 @@ impl<F: FileSystem> Server<F> {
 
     /// Tracks retries: records a thread whose request fails with `ESTALE`, and ends a thread's retry. Between the
     /// look-up and the end of a retry come requests about rights.
-    fn note_again(&self, header: &InHeader, answer: Answer) {
+    fn track_estale_retry(&self, header: &InHeader, answer: RequestResult) {
         let is_between = || {
             let between = [Opcode::Lookup, Opcode::Getattr, Opcode::Getxattr, Opcode::Forget, Opcode::BatchForget];
             Opcode::from_u32(header.opcode).is_none_or(|opcode| between.contains(&opcode))
         };
         let closed = match answer {
-            Err(Errno::ESTALE) => self.again.note(header.pid),
-            _ if self.again.is_any() && !is_between() => self.again.end(header.pid),
+            Err(Errno::ESTALE) => self.estale_retries.record_estale(header.pid),
+            _ if self.estale_retries.is_any() && !is_between() => self.estale_retries.end_retry(header.pid),
             _ => return,
         };
         closed.into_iter().for_each(|inode| self.file_system.close(inode));
@@ -457,7 +457,7 @@ impl<F: FileSystem> Server<F> {
 
     /// Checks whether the items that the kernel caches of a reply still hold. If a lease was lost since, SharedFS made
     /// the kernel forget the item before the reply came, so the kernel is made to forget it once more.
-    pub(crate) fn check(&self, request: &[u8], reply: &Reply) {
+    pub(crate) fn recheck_cached(&self, request: &[u8], reply: &ReplyBuffer) {
         let mut last = (InodeId(0), true);
         let mut holds = |inode: InodeId| {
             if last.0 != inode {
@@ -465,37 +465,37 @@ impl<F: FileSystem> Server<F> {
             }
             last.1
         };
-        let forget = |stale| self.invalidations.push(stale);
-        let named = |check: &Check| match check {
-            Check::Name(directory, place) => Some((*directory, request.get(place.clone()).unwrap_or_default())),
-            Check::Listed(directory, _, place) => Some((*directory, reply.body(place.clone()))),
-            Check::Attributes(_) | Check::Pages(_) => None,
+        let forget = |stale| self.invalidations.push_stale(stale);
+        let named = |item: &CachedItem| match item {
+            CachedItem::Name(directory, place) => Some((*directory, request.get(place.clone()).unwrap_or_default())),
+            CachedItem::Listed(directory, _, place) => Some((*directory, reply.body(place.clone()))),
+            CachedItem::Attributes(_) | CachedItem::Pages(_) => None,
         };
-        if reply.names_until {
+        if reply.has_name_ttls {
             let ttl = Duration::from_millis(self.file_system.cache_ttl_max_ms());
-            self.given.note(reply.checks().iter().filter_map(named), ttl);
+            self.dentry_ttls.record_names(reply.cached_items().iter().filter_map(named), ttl);
         }
-        for check in reply.checks() {
-            if let Some((directory, name)) = named(check).filter(|(directory, _)| !holds(*directory)) {
-                forget(Stale::Entry(directory, name.into()));
+        for item in reply.cached_items() {
+            if let Some((directory, name)) = named(item).filter(|(directory, _)| !holds(*directory)) {
+                forget(StaleItem::Entry(directory, name.into()));
             }
-            match check {
-                Check::Attributes(inode) if !holds(*inode) => self.forget_attributes(*inode),
-                Check::Pages(inode) if !holds(*inode) => forget(Stale::Inode(*inode, Pages::ALL)),
+            match item {
+                CachedItem::Attributes(inode) if !holds(*inode) => self.forget_attributes(*inode),
+                CachedItem::Pages(inode) if !holds(*inode) => forget(StaleItem::Inode(*inode, Pages::ALL)),
                 // This does not use `holds`: that would then remember the entries, and ask for the directory again for
                 // each.
-                Check::Listed(_, inode, _) if !self.file_system.is_valid(*inode) => {
+                CachedItem::Listed(_, inode, _) if !self.file_system.is_valid(*inode) => {
                     self.forget_attributes(*inode);
                 }
-                Check::Attributes(_) | Check::Pages(_) | Check::Name(..) | Check::Listed(..) => {}
+                CachedItem::Attributes(_) | CachedItem::Pages(_) | CachedItem::Name(..) | CachedItem::Listed(..) => {}
             }
         }
     }
 
     /// Ends the work on a reply.
-    pub(crate) fn end_answer(&self, reply: &mut Reply) {
-        if std::mem::take(&mut reply.names_until) {
-            self.given.end_answer();
+    pub(crate) fn end_answer(&self, reply: &mut ReplyBuffer) {
+        if std::mem::take(&mut reply.has_name_ttls) {
+            self.dentry_ttls.end_answer();
         }
     }
 }

@@ -69,12 +69,12 @@ pub(crate) struct WatchFinder {
 
 impl WatchFinder {
     /// Searches for watches on the file system with this device number.
-    pub(crate) fn find(&mut self, device: u64) -> FoundWatches {
+    pub(crate) fn find_watches(&mut self, device: u64) -> FoundWatches {
         let mut found = FoundWatches::default();
         self.round += 1;
         self.has_counts = fs::metadata("/proc/self/fd").is_ok_and(|own| own.size() > 0);
         for pid in numbers_in(Path::new("/proc")) {
-            self.look_at(pid, device, &mut found);
+            self.scan_process(pid, device, &mut found);
         }
         let round = self.round;
         self.processes.retain(|_, process| process.round == round);
@@ -87,7 +87,7 @@ impl WatchFinder {
         found
     }
 
-    fn look_at(&mut self, pid: u32, device: u64, found: &mut FoundWatches) {
+    fn scan_process(&mut self, pid: u32, device: u64, found: &mut FoundWatches) {
         let process = Path::new("/proc").join(pid.to_string());
         let directory = process.join("fd");
         // From Linux 6.2 on, the size is the number of descriptors; before, it is 0. Another process of this number has
@@ -204,12 +204,12 @@ inotify wd:3 ino:11 sdev:800001 mask:fff ignored_mask:0
         let stat = fs::metadata(&directory).expect("a directory");
         let device = stat.dev();
         let mut finder = WatchFinder::default();
-        finder.find(device);
+        finder.find_watches(device);
         let file = tempfile::NamedTempFile::new_in(&directory).expect("a file");
         let inode = InodeId(file.as_file().metadata().expect("its attributes").ino());
         let mut child =
             std::process::Command::new("tail").args(["-f", "--"]).arg(file.path()).spawn().expect("a child");
-        let sees = |finder: &mut WatchFinder| finder.find(device).inodes.contains(&inode);
+        let sees = |finder: &mut WatchFinder| finder.find_watches(device).inodes.contains(&inode);
         while !sees(&mut finder) {
             assert_eq!(child.try_wait().expect("asked"), None, "it watches nothing, and has ended");
             std::thread::yield_now();

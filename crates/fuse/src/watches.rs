@@ -24,22 +24,22 @@ use ashlar_types::{Errno, InodeId};
 use ashlar_wire::{ReserveReason, WATCH_ALL_ATTRIBUTE, WATCH_ATTRIBUTE};
 use parking_lot::Mutex;
 
-use crate::caller::SystemCall;
+use crate::calling_thread::SystemCall;
 use crate::file_system::FileSystem;
 use crate::proto::InHeader;
 use crate::watch_finder::{FoundWatches, WatchFinder};
 
 /// How long after its announcement a watch may be absent from `/proc`. Until then, the call that begins the watch may
 /// be under way.
-const ANNOUNCED: Duration = Duration::from_secs(2);
+const ANNOUNCED_TTL: Duration = Duration::from_secs(2);
 /// The shortest and the longest time between two searches of all processes.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// A search takes at most one part in so many of the time.
-const PART: u32 = 200;
+const SEARCH_SHARE: u32 = 200;
 /// How long the thread goes on searching after the last program's session has ended. SharedFS also waits this long
 /// before it calls a mount a sole mount.
-const LINGERING: Duration = Duration::from_secs(30);
+const SEARCH_TTL: Duration = Duration::from_secs(30);
 /// The longest path that is read from a thread that begins a watch.
 const PATH_MAX: usize = 4096;
 /// Marks of fanotify on a mount or a file system (`FAN_MARK_MOUNT`, `FAN_MARK_FILESYSTEM`).
@@ -55,7 +55,7 @@ const CALLS_OF_32_BITS: [i64; 2] = [316, 367];
 #[derive(Debug, Default)]
 pub(crate) struct Watches {
     /// Whether a search is under way.
-    is_looking: AtomicBool,
+    is_searching: AtomicBool,
     /// When a program was last seen to have a session.
     last_used: Mutex<Option<Instant>>,
     finder: Mutex<WatchFinder>,
@@ -88,34 +88,34 @@ thread_local! {
 impl Watches {
     /// Searches the watches of all processes, and returns the pause until the next search. Returns `None` if no program
     /// has had a session for long.
-    pub(crate) fn renew_while_used<F: FileSystem>(&self, file_system: &F, device: u64) -> Option<Duration> {
+    pub(crate) fn search_while_used<F: FileSystem>(&self, file_system: &F, device: u64) -> Option<Duration> {
         let mut last_used = self.last_used.lock();
         if file_system.programs() > 0 {
             *last_used = Some(Instant::now());
         }
-        if last_used.is_none_or(|last| last.elapsed() >= LINGERING) {
-            self.is_looking.store(false, Ordering::SeqCst);
+        if last_used.is_none_or(|last| last.elapsed() >= SEARCH_TTL) {
+            self.is_searching.store(false, Ordering::SeqCst);
             return None;
         }
         drop(last_used);
-        Some((self.renew_all(file_system, device) * PART).clamp(PAUSE_MIN, PAUSE_MAX))
+        Some((self.search_all(file_system, device) * SEARCH_SHARE).clamp(PAUSE_MIN, PAUSE_MAX))
     }
 
     /// Searches the watches of all processes, and returns how long that took.
-    pub(crate) fn renew_all<F: FileSystem>(&self, file_system: &F, device: u64) -> Duration {
-        self.is_looking.store(true, Ordering::SeqCst);
+    pub(crate) fn search_all<F: FileSystem>(&self, file_system: &F, device: u64) -> Duration {
+        self.is_searching.store(true, Ordering::SeqCst);
         let mut finder = self.finder.lock();
         let (began, busy) = (Instant::now(), thread_time());
-        let found = finder.find(device);
+        let found = finder.find_watches(device);
         let took = thread_time().saturating_sub(busy);
         drop(finder);
-        self.take_up(file_system, &found, began);
+        self.apply_found(file_system, &found, began);
         took
     }
 
     /// Reserves watched inodes, and frees those that are no longer watched. A watch that was announced after the search
     /// began may not show yet, so it stays reserved.
-    fn take_up<F: FileSystem>(&self, file_system: &F, found: &FoundWatches, began: Instant) {
+    fn apply_found<F: FileSystem>(&self, file_system: &F, found: &FoundWatches, began: Instant) {
         let wanted = |inode: InodeId| found.reason_of(inode);
         let is_over = |(inode, watch): (&InodeId, &ReservedWatch)| {
             (wanted(*inode).is_none() && watch.until <= began).then_some((*inode, watch.reason))
@@ -165,13 +165,18 @@ impl Watches {
     }
 
     /// Reserves an inode that a program is about to watch.
-    fn announce<F: FileSystem>(&self, file_system: &F, inode: InodeId, reason: ReserveReason) -> Result<(), Errno> {
-        self.reserve(file_system, inode, reason, Instant::now() + ANNOUNCED)
+    fn reserve_announced<F: FileSystem>(
+        &self,
+        file_system: &F,
+        inode: InodeId,
+        reason: ReserveReason,
+    ) -> Result<(), Errno> {
+        self.reserve(file_system, inode, reason, Instant::now() + ANNOUNCED_TTL)
     }
 
     /// Serves the attributes by which the library in a program announces a watch. Returns `None` for all other
     /// attributes.
-    pub(crate) fn attribute<F: FileSystem>(
+    pub(crate) fn serve_attribute<F: FileSystem>(
         &self,
         file_system: &F,
         header: &InHeader,
@@ -179,13 +184,13 @@ impl Watches {
     ) -> Option<Result<Vec<u8>, Errno>> {
         let inode = InodeId(header.nodeid);
         let announced = if name == WATCH_ATTRIBUTE.as_bytes() {
-            self.announce(file_system, inode, ReserveReason::Watched)
+            self.reserve_announced(file_system, inode, ReserveReason::Watched)
         } else if name == WATCH_ALL_ATTRIBUTE.as_bytes() {
             // The kernel lets only root mark a file system.
             if header.uid != 0 {
                 return Some(Err(Errno::EPERM));
             }
-            self.announce(file_system, InodeId::ROOT, ReserveReason::WatchedAll)
+            self.reserve_announced(file_system, InodeId::ROOT, ReserveReason::WatchedAll)
         } else {
             return None;
         };
@@ -193,19 +198,25 @@ impl Watches {
     }
 
     /// Reserves a found inode before its look-up is answered, if the asking thread begins a watch on it.
-    pub(crate) fn note_found<F: FileSystem>(&self, file_system: &F, header: &InHeader, name: &[u8], inode: InodeId) {
-        if header.pid == 0 || !self.is_looking.load(Ordering::Relaxed) {
+    pub(crate) fn reserve_if_watched<F: FileSystem>(
+        &self,
+        file_system: &F,
+        header: &InHeader,
+        name: &[u8],
+        inode: InodeId,
+    ) {
+        if header.pid == 0 || !self.is_searching.load(Ordering::Relaxed) {
             return;
         }
-        let announced = match call_of(header.pid) {
-            Some(WatchCall::Path(path)) if path.as_deref().is_none_or(|path| is_last(path, name)) => {
-                self.announce(file_system, inode, ReserveReason::Watched)
+        let announced = match watch_call_of(header.pid) {
+            Some(WatchCall::Path(path)) if path.as_deref().is_none_or(|path| may_be_last_name(path, name)) => {
+                self.reserve_announced(file_system, inode, ReserveReason::Watched)
             }
-            Some(WatchCall::All) => self.announce(file_system, InodeId::ROOT, ReserveReason::WatchedAll),
+            Some(WatchCall::All) => self.reserve_announced(file_system, InodeId::ROOT, ReserveReason::WatchedAll),
             _ => return,
         };
         if let Err(errno) = announced {
-            tracing::debug!(inode = inode.0, %errno, "what is watched can't be reserved");
+            tracing::debug!(inode = inode.0, %errno, "a watched inode can't be reserved");
         }
     }
 }
@@ -217,7 +228,7 @@ fn thread_time() -> Duration {
 }
 
 /// Returns the call that a thread is in, if that call begins a watch. The thread waits for an answer.
-fn call_of(thread: u32) -> Option<WatchCall> {
+fn watch_call_of(thread: u32) -> Option<WatchCall> {
     let mut text = [0; 256];
     let length = ASKING.with_borrow_mut(|asking| {
         let read = |file: &File, text: &mut [u8]| file.read_at(text, 0).ok();
@@ -238,11 +249,11 @@ fn call_of(thread: u32) -> Option<WatchCall> {
         _ if CALLS_OF_32_BITS.contains(&number) => return Some(WatchCall::Path(None)),
         _ => return None,
     };
-    Some(WatchCall::Path(path_at(thread, at)))
+    Some(WatchCall::Path(read_path(thread, at)))
 }
 
 /// Reads the path at an address of a thread's memory.
-fn path_at(thread: u32, address: u64) -> Option<Vec<u8>> {
+fn read_path(thread: u32, address: u64) -> Option<Vec<u8>> {
     let memory = File::open(format!("/proc/{thread}/mem")).ok()?;
     let mut path = vec![0; PATH_MAX];
     let length = memory.read_at(&mut path, address).ok()?;
@@ -253,7 +264,7 @@ fn path_at(thread: u32, address: u64) -> Option<Vec<u8>> {
 
 /// Whether a name that is looked up along a path may be the path's last one. A name that is no part of the path comes
 /// from a symbolic link, so it may be.
-fn is_last(path: &[u8], name: &[u8]) -> bool {
+fn may_be_last_name(path: &[u8], name: &[u8]) -> bool {
     let mut names = path.split(|byte| *byte == b'/').rev().filter(|part| !matches!(part, [] | [b'.']));
     match names.next() {
         Some(b"..") | None => true,
@@ -277,7 +288,7 @@ mod tests {
             ("/mnt/link", "target", true),
             (".", "a", true),
         ] {
-            assert_eq!(is_last(path.as_bytes(), name.as_bytes()), expected, "{name} in {path}");
+            assert_eq!(may_be_last_name(path.as_bytes(), name.as_bytes()), expected, "{name} in {path}");
         }
     }
 
@@ -285,7 +296,7 @@ mod tests {
     fn path_of_a_thread_is_read_from_its_memory() {
         let path = c"/some/path";
         let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-        assert_eq!(path_at(thread, path.as_ptr().expose_provenance() as u64).as_deref(), Some(path.to_bytes()));
-        assert_eq!(path_at(thread, 0), None);
+        assert_eq!(read_path(thread, path.as_ptr().expose_provenance() as u64).as_deref(), Some(path.to_bytes()));
+        assert_eq!(read_path(thread, 0), None);
     }
 }

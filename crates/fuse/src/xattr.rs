@@ -3,13 +3,13 @@
 use ashlar_libfs::{XattrFlags, xattr_list};
 use ashlar_types::Errno;
 
-use crate::dispatch::{Answer, Call, Then};
+use crate::dispatch::{FuseRequest, ReplyAction, RequestResult};
 use crate::file_system::FileSystem;
 use crate::proto::{GetxattrIn, GetxattrOut, SETXATTR_ACL_KILL_SGID, SetxattrExtension, SetxattrIn};
 
-impl<F: FileSystem> Call<'_, F> {
+impl<F: FileSystem> FuseRequest<'_, F> {
     /// SETXATTR.
-    pub(crate) fn setxattr(mut self) -> Answer {
+    pub(crate) fn setxattr(mut self) -> RequestResult {
         let asked: SetxattrIn = self.arguments.structure()?;
         let extension: SetxattrExtension = if self.server.agreement.setxattr_extended() {
             self.arguments.structure()?
@@ -20,31 +20,31 @@ impl<F: FileSystem> Call<'_, F> {
         let value = self.arguments.bytes(asked.size)?;
         let flags = XattrFlags::of(asked.flags as i32)?;
         let strip_sgid = extension.setxattr_flags & SETXATTR_ACL_KILL_SGID != 0;
-        self.fs().set_xattr(&self.who(), self.inode(), name, value, flags, strip_sgid)?;
-        Ok(Then::Send)
+        self.fs().set_xattr(&self.credentials(), self.inode(), name, value, flags, strip_sgid)?;
+        Ok(ReplyAction::Send)
     }
 
     /// GETXATTR.
-    pub(crate) fn getxattr(mut self) -> Answer {
+    pub(crate) fn getxattr(mut self) -> RequestResult {
         let asked: GetxattrIn = self.arguments.structure()?;
         let name = self.arguments.text()?.bytes;
-        let told = self.server.runs.attribute(&self.header, name);
-        let value = match told.or_else(|| self.server.watches.attribute(self.fs(), &self.header, name)) {
-            Some(told) => told?,
+        let served = self.server.report_runs.serve_attribute(&self.header, name);
+        let value = match served.or_else(|| self.server.watches.serve_attribute(self.fs(), &self.header, name)) {
+            Some(served) => served?,
             None => self.fs().xattr(self.inode(), name)?,
         };
         self.reply_sized(asked.size, &value)
     }
 
     /// LISTXATTR.
-    pub(crate) fn listxattr(mut self) -> Answer {
+    pub(crate) fn listxattr(mut self) -> RequestResult {
         let asked: GetxattrIn = self.arguments.structure()?;
         let list = xattr_list(&self.fs().xattr_names(self.inode())?);
         self.reply_sized(asked.size, &list)
     }
 
     /// Replies with a value, or with its size if the caller gave no room.
-    fn reply_sized(&mut self, room: u32, value: &[u8]) -> Answer {
+    fn reply_sized(&mut self, room: u32, value: &[u8]) -> RequestResult {
         let size = u32::try_from(value.len()).map_err(|_| Errno::E2BIG)?;
         if room == 0 {
             self.reply.structure(&GetxattrOut { size, padding: 0 })?;
@@ -53,13 +53,13 @@ impl<F: FileSystem> Call<'_, F> {
         } else {
             self.reply.bytes(value)?;
         }
-        Ok(Then::Send)
+        Ok(ReplyAction::Send)
     }
 
     /// REMOVEXATTR.
-    pub(crate) fn removexattr(mut self) -> Answer {
+    pub(crate) fn removexattr(mut self) -> RequestResult {
         let name = self.arguments.text()?.bytes;
-        self.fs().remove_xattr(&self.who(), self.inode(), name)?;
-        Ok(Then::Send)
+        self.fs().remove_xattr(&self.credentials(), self.inode(), name)?;
+        Ok(ReplyAction::Send)
     }
 }

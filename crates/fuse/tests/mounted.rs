@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ashlar_fuse::{Mount, MountError, MountOptions, is_ashlar_mount, unmount};
+use ashlar_fuse::{FuseMount, MountError, MountOptions, is_ashlar_mount, unmount};
 use ashlar_types::RING_SWITCH;
 use fake::{Fake, Shared};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, XattrFlags};
@@ -67,7 +67,7 @@ fn options() -> MountOptions {
 }
 
 /// Mounts; `ringed.rs` turns the kernel's switch for rings on meanwhile.
-fn mount_at(session: Arc<Fake>, path: &Path, options: MountOptions) -> Result<Mount<Fake>, MountError> {
+fn mount_at(session: Arc<Fake>, path: &Path, options: MountOptions) -> Result<FuseMount<Fake>, MountError> {
     // The lock is shared with the other tests, and with their children.
     let switching = File::create(std::env::temp_dir().join("ashlar-fuse-ringed")).unwrap();
     rustix::fs::flock(&switching, FlockOperation::LockExclusive).unwrap();
@@ -75,7 +75,7 @@ fn mount_at(session: Arc<Fake>, path: &Path, options: MountOptions) -> Result<Mo
     if is_ringed() {
         fs::write(RING_SWITCH, "Y").unwrap();
     }
-    let mount = Mount::new(session, path, options);
+    let mount = FuseMount::new(session, path, options);
     before.into_iter().for_each(|before| fs::write(RING_SWITCH, before).unwrap());
     if let Ok(mount) = &mount {
         assert_eq!(mount.has_rings(), is_ringed());
@@ -137,7 +137,7 @@ fn child_half() {
 }
 
 #[test]
-fn names_and_attributes() {
+fn names_and_attributes_round_trip() {
     if !may_mount() {
         return;
     }
@@ -214,7 +214,7 @@ fn directories_of_any_size_are_listed_whole() {
 }
 
 #[test]
-fn file_contents() {
+fn file_contents_round_trip() {
     if !may_mount() {
         return;
     }
@@ -281,7 +281,7 @@ fn direct_and_cached_handles_agree() {
 }
 
 #[test]
-fn names_are_forgotten_when_company_comes_and_directories_stay_in_use() {
+fn new_session_expires_names_but_keeps_directories() {
     if !may_mount() {
         return;
     }
@@ -305,7 +305,7 @@ fn names_are_forgotten_when_company_comes_and_directories_stay_in_use() {
 
 /// A kernel keeps a name for a second. Here the old name's second is over, and that of the other name is not.
 #[test]
-fn names_that_were_exchanged_are_forgotten_in_both_places() {
+fn exchanged_names_are_forgotten_in_both_places() {
     if !may_mount() {
         return;
     }
@@ -326,7 +326,7 @@ fn names_that_were_exchanged_are_forgotten_in_both_places() {
 }
 
 #[test]
-fn two_mounts_show_each_other_nothing_stale() {
+fn two_mounts_never_show_stale_data() {
     if !may_mount() {
         return;
     }
@@ -418,7 +418,7 @@ fn flock_waits_and_can_be_interrupted() {
 }
 
 #[test]
-fn record_locks_go_with_their_process() {
+fn record_locks_end_with_their_process() {
     if !may_mount() {
         return;
     }
@@ -440,7 +440,7 @@ fn record_locks_go_with_their_process() {
 }
 
 #[test]
-fn set_id_bits_go_when_an_ordinary_user_writes() {
+fn set_id_bits_are_cleared_when_ordinary_user_writes() {
     if !may_mount() {
         return;
     }
@@ -477,7 +477,7 @@ fn set_id_bits_go_when_an_ordinary_user_writes() {
 }
 
 #[test]
-fn extended_attributes() {
+fn extended_attributes_round_trip() {
     if !may_mount() {
         return;
     }
@@ -514,7 +514,7 @@ fn programs_run_from_the_mount() {
 /// A running program is not truncated, not even by an open that could only read afterwards. The kernel checks for this
 /// only once the file is open.
 #[test]
-fn a_program_that_runs_is_not_cut_off() {
+fn running_program_is_not_truncated() {
     if !may_mount() {
         return;
     }
@@ -535,7 +535,7 @@ fn a_program_that_runs_is_not_cut_off() {
 }
 
 #[test]
-fn calls_that_are_held_up_do_not_hold_up_others() {
+fn held_up_calls_do_not_delay_others() {
     if !may_mount() {
         return;
     }
@@ -565,7 +565,7 @@ pub(crate) fn serve_beside_syncs(shared: &Shared, mounted: &Mounted, count: u64,
 }
 
 #[test]
-fn a_read_only_mount_changes_nothing() {
+fn read_only_mount_refuses_changes() {
     if !may_mount() {
         return;
     }
@@ -597,7 +597,7 @@ fn mounting_twice_and_unmounting_in_use_are_refused() {
 }
 
 #[test]
-fn a_mount_that_nobody_runs_is_taken_away() {
+fn unserved_mount_is_unmounted_when_dropped() {
     if !may_mount() {
         return;
     }
@@ -609,7 +609,7 @@ fn a_mount_that_nobody_runs_is_taken_away() {
 }
 
 #[test]
-fn the_mount_of_a_dead_process_is_replaced() {
+fn mount_of_dead_process_is_replaced() {
     if !may_mount() {
         return;
     }

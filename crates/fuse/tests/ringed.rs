@@ -35,7 +35,7 @@ fn lock_later<'scope>(scope: &'scope Scope<'scope, '_>, mounted: &Mounted, count
 }
 
 #[test]
-fn requests_that_are_held_up_on_a_core_do_not_hold_up_others_there() {
+fn held_up_requests_do_not_delay_others_on_their_core() {
     if !may_mount() {
         return;
     }
@@ -54,18 +54,18 @@ fn requests_that_are_held_up_on_a_core_do_not_hold_up_others_there() {
 /// An answer that has to wait keeps its entry. More of them wait at once than a core has entries, again and again.
 /// Beside them a thread looks names up; it would never be served if no entry was left.
 #[test]
-fn locks_that_are_waited_for_on_a_core_leave_room_for_others_there() {
+fn waiting_locks_leave_entries_for_others_on_their_core() {
     if !may_mount() {
         return;
     }
     let (shared, mounted) = mount_with_file();
-    let (done, looked) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (done, lookups) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             stay_on_one_core();
             while !done.load(Ordering::Relaxed) {
                 // A new name each time, of which the kernel has not cached that it is absent.
-                let name = format!("none{}", looked.fetch_add(1, Ordering::Relaxed));
+                let name = format!("none{}", lookups.fetch_add(1, Ordering::Relaxed));
                 assert!(fs::metadata(mounted.at(&name)).is_err());
             }
         });
@@ -74,8 +74,8 @@ fn locks_that_are_waited_for_on_a_core_leave_room_for_others_there() {
             rustix::fs::flock(&holder, FlockOperation::LockExclusive).unwrap();
             std::thread::scope(|scope| {
                 lock_later(scope, &mounted, 40);
-                let before = looked.load(Ordering::Relaxed);
-                wait_until("others are served", || looked.load(Ordering::Relaxed) > before + 20);
+                let before = lookups.load(Ordering::Relaxed);
+                wait_until("others are served", || lookups.load(Ordering::Relaxed) > before + 20);
                 rustix::fs::flock(&holder, FlockOperation::Unlock).unwrap();
             });
         }
@@ -85,7 +85,7 @@ fn locks_that_are_waited_for_on_a_core_leave_room_for_others_there() {
 }
 
 #[test]
-fn a_mount_goes_while_it_is_asked() {
+fn forced_unmount_aborts_requests_under_way() {
     if !may_mount() {
         return;
     }

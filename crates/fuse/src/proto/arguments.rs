@@ -15,7 +15,7 @@ pub(crate) struct Arguments<'a> {
 
 /// A string in a request, and its place in the body.
 #[derive(Clone, Debug)]
-pub(crate) struct Text<'a> {
+pub(crate) struct RequestText<'a> {
     pub(crate) bytes: &'a [u8],
     pub(crate) place: Range<usize>,
 }
@@ -34,12 +34,12 @@ impl<'a> Arguments<'a> {
     }
 
     /// Returns the next string, without its NUL.
-    pub(crate) fn text(&mut self) -> Result<Text<'a>, Errno> {
+    pub(crate) fn text(&mut self) -> Result<RequestText<'a>, Errno> {
         let length = self.rest().iter().position(|&byte| byte == 0).ok_or(Errno::EIO)?;
         let place = self.at..self.at + length;
         let bytes = self.body.get(place.clone()).ok_or(Errno::EIO)?;
         self.at = place.end + 1;
-        Ok(Text { bytes, place })
+        Ok(RequestText { bytes, place })
     }
 
     /// Returns the next `count` bytes.
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_an_error_and_not_a_panic() {
+    fn missing_bytes_give_eio() {
         assert_eq!(Arguments::new(&[0; 7]).structure::<LinkIn>().unwrap_err(), Errno::EIO);
         assert_eq!(Arguments::new(b"no end").text().unwrap_err(), Errno::EIO);
         assert_eq!(Arguments::new(b"four").bytes(5).unwrap_err(), Errno::EIO);

@@ -9,7 +9,7 @@ mod replies;
 mod requests;
 mod ring;
 
-pub(crate) use arguments::{Arguments, Text};
+pub(crate) use arguments::{Arguments, RequestText};
 pub(crate) use opcode::Opcode;
 pub(crate) use replies::*;
 pub(crate) use requests::*;

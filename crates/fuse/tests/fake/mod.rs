@@ -74,8 +74,8 @@ fn now() -> Timestamp {
     Timestamp { seconds: time.as_secs() as i64, nanoseconds: time.subsec_nanos() }
 }
 
-fn node(kind: FileKind, mode: u32, who: &Credentials, parent: InodeId) -> Node {
-    let inode = Inode { uid: who.uid, gid: who.gid, ..Inode::new(kind, mode, parent, now()) };
+fn node(kind: FileKind, mode: u32, credentials: &Credentials, parent: InodeId) -> Node {
+    let inode = Inode { uid: credentials.uid, gid: credentials.gid, ..Inode::new(kind, mode, parent, now()) };
     Node { inode, data: Vec::new(), entries: BTreeMap::new(), xattrs: BTreeMap::new() }
 }
 
@@ -177,10 +177,10 @@ impl State {
         }
     }
 
-    fn add(&mut self, who: &Credentials, directory: InodeId, make: &Make<'_>) -> InodeId {
+    fn add(&mut self, credentials: &Credentials, directory: InodeId, make: &Make<'_>) -> InodeId {
         let id = InodeId(self.next);
         self.next += 1;
-        let mut made = node(make.kind, make.mode & !make.umask, who, directory);
+        let mut made = node(make.kind, make.mode & !make.umask, credentials, directory);
         made.inode.device = make.device;
         made.inode.target = make.target.to_vec();
         if make.kind == FileKind::Symlink {
@@ -213,11 +213,11 @@ impl Fake {
 
     /// Acts as SharedFS does when a lease moves: other sessions lose theirs, and their kernels forget.
     fn revoke(&self, mut state: MutexGuard<'_, State>, ids: &[InodeId]) {
-        let mut told = Vec::new();
+        let mut revoked = Vec::new();
         for (number, _) in state.devices.clone().iter().enumerate().filter(|(number, _)| *number != self.number) {
             for id in ids {
                 if state.valid[number].remove(id) {
-                    told.extend(state.devices[number].clone().map(|device| (device, *id)));
+                    revoked.extend(state.devices[number].clone().map(|device| (device, *id)));
                 }
             }
         }
@@ -225,7 +225,7 @@ impl Fake {
             self.see(&mut state, *id);
         }
         drop(state);
-        for (device, id) in told {
+        for (device, id) in revoked {
             // Attributes and names are forgotten at once; pages may have to wait for requests of the other mount.
             notify::inval_inode(&device.as_fd(), id, Pages::Keep).unwrap();
             assert!(notify::inc_epoch(device.as_fd()).unwrap(), "this test needs a kernel with epochs");
@@ -337,12 +337,12 @@ impl ashlar_fuse::FileSystem for Fake {
         Ok(self.state().node(inode)?.inode.target.clone())
     }
 
-    fn make(&self, who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found> {
+    fn make(&self, credentials: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found> {
         let mut state = self.state();
         if state.child(directory, name).is_ok() {
             return Err(Errno::EEXIST);
         }
-        let id = state.add(who, directory, make);
+        let id = state.add(credentials, directory, make);
         state.node_mut(directory)?.entries.insert(name.to_vec(), id);
         if make.kind == FileKind::Directory {
             state.node_mut(directory)?.inode.links += 1;
@@ -353,14 +353,14 @@ impl ashlar_fuse::FileSystem for Fake {
         Ok(found)
     }
 
-    fn make_open(&self, who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found> {
-        let found = self.make(who, directory, name, make)?;
+    fn make_open(&self, credentials: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found> {
+        let found = self.make(credentials, directory, name, make)?;
         self.open(found.id)
     }
 
-    fn make_unnamed(&self, who: &Credentials, directory: InodeId, make: &Make<'_>) -> Outcome<Found> {
+    fn make_unnamed(&self, credentials: &Credentials, directory: InodeId, make: &Make<'_>) -> Outcome<Found> {
         let mut state = self.state();
-        let id = state.add(who, directory, make);
+        let id = state.add(credentials, directory, make);
         state.node_mut(id)?.inode.links = 0;
         drop(state);
         self.open(id)
@@ -407,7 +407,7 @@ impl ashlar_fuse::FileSystem for Fake {
 
     fn rename(
         &self,
-        who: &Credentials,
+        credentials: &Credentials,
         from: (InodeId, &[u8]),
         to: (InodeId, &[u8]),
         flags: RenameFlags,
@@ -428,7 +428,7 @@ impl ashlar_fuse::FileSystem for Fake {
         }
         if flags.whiteout {
             let make = Make { kind: FileKind::CharDevice, mode: 0, umask: 0, device: 0, target: &[] };
-            let whiteout = state.add(who, from.0, &make);
+            let whiteout = state.add(credentials, from.0, &make);
             state.node_mut(from.0)?.entries.insert(from.1.to_vec(), whiteout);
         }
         state.touch(from.0);
@@ -542,7 +542,7 @@ impl ashlar_fuse::FileSystem for Fake {
 
     fn copy_range(
         &self,
-        who: &Credentials,
+        credentials: &Credentials,
         from: InodeId,
         from_offset: u64,
         to: InodeId,
@@ -552,7 +552,7 @@ impl ashlar_fuse::FileSystem for Fake {
     ) -> Outcome<u64> {
         let mut bytes = vec![0; length.min(1 << 20) as usize];
         let count = self.read(from, from_offset, &mut bytes)?;
-        self.write(who, to, WriteAt::Offset(to_offset), &bytes[..count], strip)?;
+        self.write(credentials, to, WriteAt::Offset(to_offset), &bytes[..count], strip)?;
         Ok(count as u64)
     }
 
@@ -569,8 +569,8 @@ impl ashlar_fuse::FileSystem for Fake {
             self.see(&mut state, id);
             let inode = state.node(id)?.inode.clone();
             // Every other name has no attributes, as names under another lease have none.
-            let at_hand = id.0 % 2 == 0;
-            if !each(Listed { cookie, name, id, kind: inode.kind, inode: at_hand.then_some(inode) }) {
+            let has_attributes = id.0 % 2 == 0;
+            if !each(Listed { cookie, name, id, kind: inode.kind, inode: has_attributes.then_some(inode) }) {
                 break;
             }
         }

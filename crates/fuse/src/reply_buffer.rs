@@ -12,18 +12,18 @@ const HEADER: usize = size_of::<OutHeader>();
 /// A reply: a header, which is filled in last, and a body, in one piece of memory that is used again for the next
 /// reply. One piece, so that one plain `write` sends it.
 #[derive(Debug)]
-pub(crate) struct Reply {
+pub(crate) struct ReplyBuffer {
     buffer: Vec<u8>,
     length: usize,
-    checks: Vec<Check>,
+    cached: Vec<CachedItem>,
     /// The request has asked how long names may be kept.
-    pub(crate) names_until: bool,
+    pub(crate) has_name_ttls: bool,
 }
 
 /// An item that the kernel caches from a reply, and that is checked again after the reply was sent. If its lease was
 /// lost in between, SharedFS made the kernel forget an item that it didn't have yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Check {
+pub(crate) enum CachedItem {
     /// Attributes of an inode.
     Attributes(InodeId),
     /// Attributes and pages of an inode.
@@ -34,16 +34,16 @@ pub(crate) enum Check {
     Listed(InodeId, InodeId, Range<usize>),
 }
 
-impl Reply {
+impl ReplyBuffer {
     /// Makes a buffer for bodies of at most `capacity` bytes.
     pub(crate) fn new(capacity: usize) -> Self {
-        Self { buffer: vec![0; HEADER + capacity], length: HEADER, checks: Vec::new(), names_until: false }
+        Self { buffer: vec![0; HEADER + capacity], length: HEADER, cached: Vec::new(), has_name_ttls: false }
     }
 
     /// Empties it for the next request.
     pub(crate) fn clear(&mut self) {
         self.length = HEADER;
-        self.checks.clear();
+        self.cached.clear();
     }
 
     /// Returns the number of bytes in the body so far.
@@ -90,28 +90,28 @@ impl Reply {
     }
 
     /// Records an item that the kernel caches from this reply.
-    pub(crate) fn check(&mut self, check: Check) {
-        self.checks.push(check);
+    pub(crate) fn record_cached(&mut self, item: CachedItem) {
+        self.cached.push(item);
     }
 
     /// Returns how many items are recorded so far.
-    pub(crate) fn check_count(&self) -> usize {
-        self.checks.len()
+    pub(crate) fn cached_count(&self) -> usize {
+        self.cached.len()
     }
 
     /// Forgets the items after the first `count`.
-    pub(crate) fn truncate_checks(&mut self, count: usize) {
-        self.checks.truncate(count);
+    pub(crate) fn truncate_cached(&mut self, count: usize) {
+        self.cached.truncate(count);
     }
 
     /// Whether the kernel keeps anything of it.
-    pub(crate) fn is_kept(&self) -> bool {
-        self.names_until || !self.checks.is_empty()
+    pub(crate) fn is_cached(&self) -> bool {
+        self.has_name_ttls || !self.cached.is_empty()
     }
 
     /// Returns the recorded items.
-    pub(crate) fn checks(&self) -> &[Check] {
-        &self.checks
+    pub(crate) fn cached_items(&self) -> &[CachedItem] {
+        &self.cached
     }
 
     /// Fills in the header, and returns the whole reply.
@@ -133,8 +133,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reply_has_its_length_and_number_in_front() {
-        let mut reply = Reply::new(16);
+    fn reply_begins_with_its_length_and_number() {
+        let mut reply = ReplyBuffer::new(16);
         reply.bytes(b"abc").unwrap();
         reply.space(4).unwrap()[..2].copy_from_slice(b"de");
         reply.fill(2);
@@ -146,19 +146,19 @@ mod tests {
     }
 
     #[test]
-    fn an_error_leaves_nothing_of_the_body_and_no_checks() {
-        let mut reply = Reply::new(16);
+    fn error_reply_has_no_body_and_no_cached_items() {
+        let mut reply = ReplyBuffer::new(16);
         reply.bytes(b"abc").unwrap();
-        reply.check(Check::Attributes(InodeId(3)));
+        reply.record_cached(CachedItem::Attributes(InodeId(3)));
         let sent = reply.seal(9, Err(Errno::ENOENT)).to_vec();
         assert_eq!(sent.len(), 16);
         assert_eq!(sent[4..8], (-2_i32).to_ne_bytes());
-        assert!(reply.checks().is_empty());
+        assert!(reply.cached_items().is_empty());
     }
 
     #[test]
-    fn more_than_fits_is_an_error() {
-        let mut reply = Reply::new(4);
+    fn reply_that_does_not_fit_is_an_error() {
+        let mut reply = ReplyBuffer::new(4);
         reply.bytes(b"abc").unwrap();
         assert_eq!(reply.bytes(b"de").unwrap_err(), Errno::EIO);
         assert_eq!(reply.body_length(), 3);

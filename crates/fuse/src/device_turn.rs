@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 
 /// The turn, and the threads that stand by.
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
+pub(crate) struct DeviceTurn {
     /// Whether a thread waits at the device.
     is_taken: AtomicBool,
     standing_by: AtomicUsize,
@@ -27,10 +27,10 @@ struct Bell {
     closed: bool,
 }
 
-impl Turns {
+impl DeviceTurn {
     /// Takes the turn. If another thread has it, stands by until it is rung for. Returns `false` when the mount is
     /// gone.
-    pub(crate) fn take(&self) -> bool {
+    pub(crate) fn take_turn(&self) -> bool {
         while self.is_taken.swap(true, Ordering::SeqCst) {
             if !self.stand_by() {
                 return false;
@@ -40,7 +40,7 @@ impl Turns {
     }
 
     /// Gives the turn back: a request has come.
-    pub(crate) fn give(&self) {
+    pub(crate) fn give_back(&self) {
         self.is_taken.store(false, Ordering::SeqCst);
     }
 
@@ -56,7 +56,7 @@ impl Turns {
     }
 
     /// Makes one more thread come; returns `false` if none stands by.
-    pub(crate) fn ring(&self) -> bool {
+    pub(crate) fn call_standby(&self) -> bool {
         if !self.has_standby() {
             return false;
         }
@@ -81,7 +81,7 @@ impl Turns {
     }
 
     /// Returns how many threads are ready: the one that waits, and those that stand by.
-    pub(crate) fn ready(&self) -> usize {
+    pub(crate) fn ready_count(&self) -> usize {
         self.standing_by.load(Ordering::SeqCst) + usize::from(self.is_taken())
     }
 
@@ -99,44 +99,44 @@ mod tests {
 
     use super::*;
 
-    fn until(condition: impl Fn() -> bool) {
+    fn wait_until(condition: impl Fn() -> bool) {
         while !condition() {
             thread::yield_now();
         }
     }
 
     #[test]
-    fn only_one_waits_and_others_come_when_rung_for() {
-        let turns = Arc::new(Turns::default());
-        assert!(turns.take());
-        assert!(!turns.ring(), "nobody stands by");
+    fn one_thread_waits_and_standby_comes_when_called() {
+        let turn = Arc::new(DeviceTurn::default());
+        assert!(turn.take_turn());
+        assert!(!turn.call_standby(), "no thread stands by");
         let second = thread::spawn({
-            let turns = Arc::clone(&turns);
-            move || turns.take()
+            let turn = Arc::clone(&turn);
+            move || turn.take_turn()
         });
-        until(|| turns.has_standby());
-        assert_eq!(turns.ready(), 2);
-        turns.give();
-        assert!(!turns.is_taken(), "giving the turn back wakes nobody");
-        assert!(turns.ring());
+        wait_until(|| turn.has_standby());
+        assert_eq!(turn.ready_count(), 2);
+        turn.give_back();
+        assert!(!turn.is_taken(), "giving the turn back wakes no thread");
+        assert!(turn.call_standby());
         assert!(second.join().unwrap());
-        assert!(turns.is_taken());
-        assert_eq!(turns.ready(), 1);
+        assert!(turn.is_taken());
+        assert_eq!(turn.ready_count(), 1);
     }
 
     #[test]
-    fn who_is_rung_for_too_late_stands_by_again() {
-        let turns = Arc::new(Turns::default());
-        assert!(turns.take());
+    fn thread_called_too_late_stands_by_again() {
+        let turn = Arc::new(DeviceTurn::default());
+        assert!(turn.take_turn());
         let second = thread::spawn({
-            let turns = Arc::clone(&turns);
-            move || turns.take()
+            let turn = Arc::clone(&turn);
+            move || turn.take_turn()
         });
-        until(|| turns.has_standby());
-        assert!(turns.ring());
-        until(|| turns.has_standby() && turns.bell.lock().wanted == 0);
+        wait_until(|| turn.has_standby());
+        assert!(turn.call_standby());
+        wait_until(|| turn.has_standby() && turn.bell.lock().wanted == 0);
         assert!(!second.is_finished(), "the turn is still taken");
-        turns.close();
+        turn.close();
         assert!(!second.join().unwrap());
     }
 }

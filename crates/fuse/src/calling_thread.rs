@@ -36,10 +36,10 @@ pub(crate) enum ThreadCall {
 }
 
 impl ThreadCall {
-    /// Reads a thread until it waits, `looks` times at most.
-    pub(crate) fn look_at(thread: u32, looks: u32) -> Self {
-        for look in 0..looks {
-            if look > 0 {
+    /// Reads a thread until it waits, `tries` times at most.
+    pub(crate) fn read(thread: u32, tries: u32) -> Self {
+        for attempt in 0..tries {
+            if attempt > 0 {
                 std::thread::sleep(PAUSE);
             }
             let Ok(line) = fs::read_to_string(format!("/proc/{thread}/syscall")) else { return Self::Hidden };
@@ -119,11 +119,12 @@ mod tests {
                 rustix::io::read(&reader, &mut [0; 1]).expect("read");
             });
             let thread = number.recv().expect("its number");
-            let is_read = || matches!(ThreadCall::look_at(thread, 1000), ThreadCall::Waiting(call) if call.number == libc::SYS_read);
+            let is_read =
+                || matches!(ThreadCall::read(thread, 1000), ThreadCall::Waiting(call) if call.number == libc::SYS_read);
             while !is_read() {}
             drop(writer);
         });
-        assert_eq!(ThreadCall::look_at(u32::MAX, 1), ThreadCall::Hidden);
+        assert_eq!(ThreadCall::read(u32::MAX, 1), ThreadCall::Hidden);
     }
 
     #[test]

@@ -4,26 +4,26 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use crate::device::{Device, Sent};
+use crate::device::{FuseDevice, SendOutcome};
 use crate::ring::WorkerInbox;
 
 /// The way of an answer that another thread sends than the one that serves the request.
 #[derive(Clone, Debug)]
-pub(crate) enum Route {
+pub(crate) enum ReplyRoute {
     /// To the device.
-    Device,
+    ToDevice,
     /// To a ring, into this entry.
-    Ring(Arc<WorkerInbox>, usize),
+    ToRing(Arc<WorkerInbox>, usize),
 }
 
-impl Route {
+impl ReplyRoute {
     /// Sends an answer.
-    pub(crate) fn send(&self, device: &Device, answer: &[u8]) -> Result<Sent, Errno> {
+    pub(crate) fn send(&self, device: &FuseDevice, answer: &[u8]) -> Result<SendOutcome, Errno> {
         match self {
-            Self::Device => device.send(answer),
-            Self::Ring(inbox, entry) => {
+            Self::ToDevice => device.send(answer),
+            Self::ToRing(inbox, entry) => {
                 inbox.post(*entry, answer);
-                Ok(Sent::Taken)
+                Ok(SendOutcome::Taken)
             }
         }
     }

@@ -3,10 +3,10 @@
 use ashlar_libfs::{Change, Found, SetTime};
 use ashlar_types::{BLOCK_BYTES, Errno, FileKind, Inode, InodeId, NAME_MAX, Timestamp};
 
-use crate::dispatch::{Answer, Call, Then};
+use crate::dispatch::{FuseRequest, ReplyAction, RequestResult};
 use crate::file_system::FileSystem;
-use crate::proto::{Attr, AttrOut, EntryOut, SetattrIn, StatfsOut, Statx, StatxOut, SxTime, Text, fattr};
-use crate::reply::Check;
+use crate::proto::{Attr, AttrOut, EntryOut, RequestText, SetattrIn, StatfsOut, Statx, StatxOut, SxTime, fattr};
+use crate::reply_buffer::CachedItem;
 use crate::server::Server;
 
 /// `STATX_BASIC_STATS` and `STATX_BTIME`.
@@ -14,17 +14,17 @@ const STATX_MASK: u32 = 0x7ff | 0x800;
 
 /// The error of the kernel's clock for validities. It counts in ticks of 10 ms at the longest, rounds up, and lets one
 /// more pass.
-const TICKS_MS: u64 = 30;
+const CLOCK_ERROR_MS: u64 = 30;
 
 /// Returns how long the kernel may keep something, in whole seconds and nanoseconds. It is less than `ttl_ms`, by the
 /// error of the kernel's clock.
 pub(crate) fn validity(ttl_ms: u64) -> (u64, u32) {
-    let ttl_ms = ttl_ms.saturating_sub(TICKS_MS);
+    let ttl_ms = ttl_ms.saturating_sub(CLOCK_ERROR_MS);
     (ttl_ms / 1000, u32::try_from(ttl_ms % 1000 * 1_000_000).unwrap_or(0))
 }
 
 /// Returns an inode as `fuse_attr`.
-pub(crate) fn attr(id: InodeId, inode: &Inode) -> Attr {
+pub(crate) fn fuse_attr(id: InodeId, inode: &Inode) -> Attr {
     Attr {
         ino: id.0,
         size: inode.size,
@@ -50,7 +50,7 @@ fn sx_time(time: Timestamp) -> SxTime {
     SxTime { seconds: time.seconds, nanoseconds: time.nanoseconds, reserved: 0 }
 }
 
-fn statx(found: &Found) -> Statx {
+fn fuse_statx(found: &Found) -> Statx {
     let inode = &found.inode;
     let device = inode.st_rdev();
     Statx {
@@ -74,7 +74,7 @@ fn statx(found: &Found) -> Statx {
 }
 
 /// Returns the time that SETATTR sets, if it sets one.
-fn time(valid: u32, set: u32, now: u32, seconds: u64, nanoseconds: u32) -> Option<SetTime> {
+fn requested_time(valid: u32, set: u32, now: u32, seconds: u64, nanoseconds: u32) -> Option<SetTime> {
     if valid & now != 0 {
         Some(SetTime::Now)
     } else if valid & set != 0 {
@@ -85,7 +85,7 @@ fn time(valid: u32, set: u32, now: u32, seconds: u64, nanoseconds: u32) -> Optio
 }
 
 /// Returns the change that SETATTR asks for.
-fn change(asked: &SetattrIn) -> Change {
+fn requested_change(asked: &SetattrIn) -> Change {
     let has = |bit: u32| asked.valid & bit != 0;
     let owner = has(fattr::UID | fattr::GID);
     Change {
@@ -93,8 +93,8 @@ fn change(asked: &SetattrIn) -> Change {
         uid: has(fattr::UID).then_some(asked.uid),
         gid: has(fattr::GID).then_some(asked.gid),
         size: has(fattr::SIZE).then_some(asked.size),
-        accessed: time(asked.valid, fattr::ATIME, fattr::ATIME_NOW, asked.atime, asked.atimensec),
-        modified: time(asked.valid, fattr::MTIME, fattr::MTIME_NOW, asked.mtime, asked.mtimensec),
+        accessed: requested_time(asked.valid, fattr::ATIME, fattr::ATIME_NOW, asked.atime, asked.atimensec),
+        modified: requested_time(asked.valid, fattr::MTIME, fattr::MTIME_NOW, asked.mtime, asked.mtimensec),
         strip: has(fattr::KILL_SUIDGID) || (owner && !has(fattr::MODE)) || asks_for_nothing(asked.valid),
     }
 }
@@ -109,50 +109,50 @@ const fn asks_for_nothing(valid: u32) -> bool {
 
 impl<F: FileSystem> Server<F> {
     /// Returns an inode as `fuse_attr`, with the number of blocks that may be shown.
-    fn attr(&self, found: &Found) -> Attr {
-        let attr = attr(found.id, &found.inode);
+    fn shown_attr(&self, found: &Found) -> Attr {
+        let attr = fuse_attr(found.id, &found.inode);
         Attr { blocks: self.mappable.shown_blocks(found.id, attr.size, attr.blocks), ..attr }
     }
 }
 
-impl<F: FileSystem> Call<'_, F> {
+impl<F: FileSystem> FuseRequest<'_, F> {
     /// Replies with one inode's attributes.
-    pub(crate) fn reply_attributes(&mut self, found: &Found) -> Answer {
+    pub(crate) fn reply_attributes(&mut self, found: &Found) -> RequestResult {
         let ttl_ms = self.fs().cache_ttl_ms(found.id);
         let (attr_valid, attr_valid_nsec) = validity(ttl_ms);
-        let attr = self.server.attr(found);
+        let attr = self.server.shown_attr(found);
         self.reply.structure(&AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr })?;
         if ttl_ms > 0 {
-            self.reply.check(Check::Attributes(found.id));
+            self.reply.record_cached(CachedItem::Attributes(found.id));
         }
-        Ok(Then::Send)
+        Ok(ReplyAction::Send)
     }
 
     /// Returns how long the kernel may keep names of a directory, in milliseconds. The server records the names of the
     /// answer when it sends it.
     pub(crate) fn name_ttl_ms(&mut self, directory: InodeId) -> u64 {
-        if !self.reply.names_until {
+        if !self.reply.has_name_ttls {
             // A thread that waits for answers with names waits only for those that began before the mount was shared.
             if self.fs().is_shared() {
                 return 0;
             }
-            self.begin_names();
+            self.begin_name_ttls();
         }
         self.fs().name_ttl_ms(directory)
     }
 
     /// Begins an answer with names. From here until the answer is sent and its names are recorded, a thread that makes
     /// the kernel forget names waits.
-    pub(crate) fn begin_names(&mut self) {
-        self.server.given.begin_answer();
-        self.reply.names_until = true;
+    pub(crate) fn begin_name_ttls(&mut self) {
+        self.server.dentry_ttls.begin_answer();
+        self.reply.has_name_ttls = true;
     }
 
     /// Puts the entry that a name leads to into the answer. The kernel may keep its attributes for `attr_ttl_ms`.
     pub(crate) fn put_entry(
         &mut self,
         directory: InodeId,
-        name: &Text<'_>,
+        name: &RequestText<'_>,
         found: &Found,
         attr_ttl_ms: u64,
     ) -> Result<(), Errno> {
@@ -166,37 +166,37 @@ impl<F: FileSystem> Call<'_, F> {
             attr_valid,
             entry_valid_nsec,
             attr_valid_nsec,
-            attr: self.server.attr(found),
+            attr: self.server.shown_attr(found),
         })?;
         if entry_ttl_ms > 0 {
-            self.reply.check(Check::Name(directory, name.place.clone()));
+            self.reply.record_cached(CachedItem::Name(directory, name.place.clone()));
         }
         if attr_ttl_ms > 0 {
-            self.reply.check(Check::Attributes(found.id));
+            self.reply.record_cached(CachedItem::Attributes(found.id));
         }
         Ok(())
     }
 
     /// GETATTR.
-    pub(crate) fn getattr(mut self) -> Answer {
+    pub(crate) fn getattr(mut self) -> RequestResult {
         let found = self.fs().attributes(self.inode())?;
         self.reply_attributes(&found)
     }
 
     /// SETATTR.
-    pub(crate) fn setattr(mut self) -> Answer {
+    pub(crate) fn setattr(mut self) -> RequestResult {
         let asked: SetattrIn = self.arguments.structure()?;
-        let change = change(&asked);
-        let found = self.fs().set_attributes(&self.who(), self.inode(), &change)?;
+        let change = requested_change(&asked);
+        let found = self.fs().set_attributes(&self.credentials(), self.inode(), &change)?;
         self.reply_attributes(&found)
     }
 
     /// STATX: the kernel sends it when the caller wants the time of birth.
-    pub(crate) fn statx(self) -> Answer {
+    pub(crate) fn statx(self) -> RequestResult {
         let found = self.fs().attributes(self.inode())?;
         let ttl_ms = self.fs().cache_ttl_ms(found.id);
         let (attr_valid, attr_valid_nsec) = validity(ttl_ms);
-        let stat = statx(&found);
+        let stat = fuse_statx(&found);
         let blocks = self.server.mappable.shown_blocks(found.id, stat.size, stat.blocks);
         self.reply.structure(&StatxOut {
             attr_valid,
@@ -206,13 +206,13 @@ impl<F: FileSystem> Call<'_, F> {
             stat: Statx { blocks, ..stat },
         })?;
         if ttl_ms > 0 {
-            self.reply.check(Check::Attributes(found.id));
+            self.reply.record_cached(CachedItem::Attributes(found.id));
         }
-        Ok(Then::Send)
+        Ok(ReplyAction::Send)
     }
 
     /// STATFS.
-    pub(crate) fn statfs(self) -> Answer {
+    pub(crate) fn statfs(self) -> RequestResult {
         let space = self.fs().space(self.inode())?;
         self.reply.structure(&StatfsOut {
             blocks: space.blocks_total,
@@ -225,7 +225,7 @@ impl<F: FileSystem> Call<'_, F> {
             frsize: BLOCK_BYTES as u32,
             ..StatfsOut::default()
         })?;
-        Ok(Then::Send)
+        Ok(ReplyAction::Send)
     }
 }
 
@@ -252,8 +252,8 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_marked_changes() {
-        let change = change(&asked(fattr::SIZE | fattr::ATIME | fattr::MTIME_NOW | fattr::MTIME));
+    fn setattr_changes_only_marked_attributes() {
+        let change = requested_change(&asked(fattr::SIZE | fattr::ATIME | fattr::MTIME_NOW | fattr::MTIME));
         assert_eq!((change.mode, change.uid, change.gid, change.size), (None, None, None, Some(10)));
         assert_eq!(change.accessed, Some(SetTime::At(Timestamp { seconds: -5, nanoseconds: 7 })));
         assert_eq!(change.modified, Some(SetTime::Now));
@@ -261,13 +261,13 @@ mod tests {
     }
 
     #[test]
-    fn set_id_bits_go_with_the_owner_and_where_the_kernel_says_so() {
-        assert!(change(&asked(fattr::UID)).strip);
-        assert!(change(&asked(fattr::SIZE | fattr::KILL_SUIDGID)).strip);
-        assert!(change(&asked(0)).strip, "an empty change only comes to strip");
-        assert!(!change(&asked(fattr::MODE)).strip);
-        assert!(!change(&asked(fattr::MODE | fattr::UID)).strip, "the mode given wins");
-        assert_eq!(change(&asked(fattr::MODE)).mode, Some(0o4755), "the kind is no part of the mode");
+    fn set_id_bits_are_cleared_with_owner_or_on_request() {
+        assert!(requested_change(&asked(fattr::UID)).strip);
+        assert!(requested_change(&asked(fattr::SIZE | fattr::KILL_SUIDGID)).strip);
+        assert!(requested_change(&asked(0)).strip, "an empty change only clears set-id bits");
+        assert!(!requested_change(&asked(fattr::MODE)).strip);
+        assert!(!requested_change(&asked(fattr::MODE | fattr::UID)).strip, "the mode given wins");
+        assert_eq!(requested_change(&asked(fattr::MODE)).mode, Some(0o4755), "the kind is no part of the mode");
     }
 
     #[test]
@@ -282,10 +282,10 @@ mod tests {
                 ..Inode::new(FileKind::CharDevice, 0o600, InodeId::ROOT, Timestamp::default())
             },
         };
-        let statx = statx(&found);
+        let statx = fuse_statx(&found);
         assert_eq!((statx.rdev_major, statx.rdev_minor), (0xabc, 0xf_edcb));
         assert_eq!((statx.btime.seconds, statx.blocks, statx.mode), (9, 24, 0o020_600));
-        assert_eq!(attr(found.id, &found.inode).mtime, u64::MAX);
+        assert_eq!(fuse_attr(found.id, &found.inode).mtime, u64::MAX);
     }
 
     #[test]

@@ -13,12 +13,12 @@ use ashlar_types::InodeId;
 use parking_lot::Mutex;
 
 /// How many files are known at once: many more than are written at the same time, and 96 KiB.
-const KNOWN: usize = 4096;
+const FILES_MAX: usize = 4096;
 
 /// The known state of one file. Moments are numbers that only grow. So a slot that changed hands in between is not
 /// mistaken for its former self.
 #[derive(Clone, Copy, Debug, Default)]
-struct Known {
+struct FillState {
     inode: u64,
     /// When a page of it may have been filled last.
     filled: u64,
@@ -27,46 +27,46 @@ struct Known {
 }
 
 #[derive(Debug)]
-struct Table {
+struct FillTable {
     now: u64,
-    known: Box<[Known]>,
+    known: Box<[FillState]>,
 }
 
-impl Table {
-    fn next(&mut self) -> u64 {
+impl FillTable {
+    fn next_moment(&mut self) -> u64 {
         self.now += 1;
         self.now
     }
 
-    fn slot(&mut self, inode: InodeId) -> Option<&mut Known> {
-        self.known.get_mut(inode.0 as usize % KNOWN)
+    fn slot(&mut self, inode: InodeId) -> Option<&mut FillState> {
+        self.known.get_mut(inode.0 as usize % FILES_MAX)
     }
 }
 
 /// The table. Its lock is held for a few instructions.
 #[derive(Debug)]
-pub(crate) struct Fills(Mutex<Table>);
+pub(crate) struct PageFills(Mutex<FillTable>);
 
-impl Default for Fills {
+impl Default for PageFills {
     fn default() -> Self {
-        Self(Mutex::new(Table { now: 0, known: vec![Known::default(); KNOWN].into() }))
+        Self(Mutex::new(FillTable { now: 0, known: vec![FillState::default(); FILES_MAX].into() }))
     }
 }
 
-impl Fills {
+impl PageFills {
     /// Records a new file: it has no pages.
-    pub(crate) fn is_new(&self, inode: InodeId) {
+    pub(crate) fn record_new_file(&self, inode: InodeId) {
         let mut table = self.0.lock();
-        let now = table.next();
+        let now = table.next_moment();
         if let Some(slot) = table.slot(inode) {
-            *slot = Known { inode: inode.0, filled: now, dropped: now };
+            *slot = FillState { inode: inode.0, filled: now, dropped: now };
         }
     }
 
     /// Records that pages of a file are about to be filled with its present content, or are filled already.
-    pub(crate) fn fill(&self, inode: InodeId) {
+    pub(crate) fn record_fill(&self, inode: InodeId) {
         let mut table = self.0.lock();
-        let now = table.next();
+        let now = table.next_moment();
         if let Some(slot) = table.slot(inode).filter(|slot| slot.inode == inode.0) {
             slot.filled = now;
         }
@@ -75,10 +75,10 @@ impl Fills {
     /// Whether pages of a file are to be dropped, now that a write past them is done. From here on the file is known.
     pub(crate) fn must_drop(&self, inode: InodeId) -> bool {
         let mut table = self.0.lock();
-        let now = table.next();
+        let now = table.next_moment();
         let Some(slot) = table.slot(inode) else { return true };
         if slot.inode != inode.0 {
-            *slot = Known { inode: inode.0, filled: now, dropped: 0 };
+            *slot = FillState { inode: inode.0, filled: now, dropped: 0 };
         }
         slot.filled > slot.dropped
     }
@@ -103,50 +103,50 @@ mod tests {
 
     const FILE: InodeId = InodeId(20);
     /// Another file with the same slot in the table.
-    const RIVAL: InodeId = InodeId(20 + KNOWN as u64);
+    const RIVAL: InodeId = InodeId(20 + FILES_MAX as u64);
 
-    fn drop_pages(fills: &Fills, inode: InodeId) {
+    fn drop_pages(fills: &PageFills, inode: InodeId) {
         let began = fills.begin_drop();
         fills.end_drop(inode, began);
     }
 
     #[test]
-    fn pages_are_dropped_once_for_each_time_that_they_are_filled() {
-        let fills = Fills::default();
-        assert!(fills.must_drop(FILE), "nothing is known of it");
+    fn pages_are_dropped_once_per_fill() {
+        let fills = PageFills::default();
+        assert!(fills.must_drop(FILE), "the file is unknown");
         assert!(fills.must_drop(FILE), "until they are dropped");
         drop_pages(&fills, FILE);
         assert!(!fills.must_drop(FILE));
-        fills.fill(FILE);
+        fills.record_fill(FILE);
         assert!(fills.must_drop(FILE));
         drop_pages(&fills, FILE);
         assert!(!fills.must_drop(FILE));
-        fills.is_new(FILE);
+        fills.record_new_file(FILE);
         assert!(!fills.must_drop(FILE));
     }
 
     #[test]
-    fn pages_that_are_filled_while_others_are_dropped_count() {
-        let fills = Fills::default();
-        fills.is_new(FILE);
-        fills.fill(FILE);
+    fn pages_filled_during_a_drop_must_be_dropped() {
+        let fills = PageFills::default();
+        fills.record_new_file(FILE);
+        fills.record_fill(FILE);
         let began = fills.begin_drop();
-        fills.fill(FILE);
+        fills.record_fill(FILE);
         fills.end_drop(FILE, began);
         assert!(fills.must_drop(FILE));
     }
 
     #[test]
-    fn a_file_whose_place_was_taken_is_unknown_again() {
-        let fills = Fills::default();
-        fills.is_new(FILE);
+    fn file_whose_slot_was_taken_is_unknown() {
+        let fills = PageFills::default();
+        fills.record_new_file(FILE);
         let began = fills.begin_drop();
-        fills.is_new(RIVAL);
-        fills.fill(FILE);
+        fills.record_new_file(RIVAL);
+        fills.record_fill(FILE);
         fills.end_drop(FILE, began);
         assert!(!fills.must_drop(RIVAL));
-        assert!(fills.must_drop(FILE), "a page was filled when nobody counted");
+        assert!(fills.must_drop(FILE), "a page was filled while the file was unknown");
         fills.end_drop(FILE, began);
-        assert!(fills.must_drop(FILE), "what was dropped before says nothing");
+        assert!(fills.must_drop(FILE), "an earlier dropping does not count");
     }
 }

@@ -14,15 +14,15 @@ use parking_lot::Mutex;
 const NAMES_MAX: usize = 16_384;
 
 /// A name in a directory.
-pub(crate) type Place = (InodeId, Box<[u8]>);
+pub(crate) type EntryName = (InodeId, Box<[u8]>);
 
 /// The directories that were shown.
 #[derive(Debug, Default)]
-pub(crate) struct Shown(Mutex<HashMap<Place, InodeId>>);
+pub(crate) struct ShownDirectories(Mutex<HashMap<EntryName, InodeId>>);
 
-impl Shown {
+impl ShownDirectories {
     /// Records that a look-up of `name` showed the directory `found`, or no directory.
-    pub(crate) fn note(&self, parent: InodeId, name: &[u8], found: Option<InodeId>) {
+    pub(crate) fn record_lookup(&self, parent: InodeId, name: &[u8], found: Option<InodeId>) {
         let mut shown = self.0.lock();
         match found {
             None if shown.is_empty() => {}
@@ -37,7 +37,7 @@ impl Shown {
     }
 
     /// Returns the directory that was last shown at `name`, if one was.
-    pub(crate) fn directory(&self, parent: InodeId, name: &[u8]) -> Option<InodeId> {
+    pub(crate) fn directory_at(&self, parent: InodeId, name: &[u8]) -> Option<InodeId> {
         self.0.lock().get(&(parent, Box::from(name))).copied()
     }
 }
@@ -47,18 +47,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_look_counts() {
-        let shown = Shown::default();
-        let at = |name: &[u8]| shown.directory(InodeId(1), name);
-        shown.note(InodeId(1), b"a", Some(InodeId(30)));
-        shown.note(InodeId(2), b"a", Some(InodeId(31)));
+    fn last_lookup_decides_shown_directory() {
+        let shown = ShownDirectories::default();
+        let at = |name: &[u8]| shown.directory_at(InodeId(1), name);
+        shown.record_lookup(InodeId(1), b"a", Some(InodeId(30)));
+        shown.record_lookup(InodeId(2), b"a", Some(InodeId(31)));
         assert_eq!((at(b"a"), at(b"b")), (Some(InodeId(30)), None));
-        shown.note(InodeId(1), b"a", Some(InodeId(32)));
+        shown.record_lookup(InodeId(1), b"a", Some(InodeId(32)));
         assert_eq!(at(b"a"), Some(InodeId(32)));
-        shown.note(InodeId(1), b"a", None);
+        shown.record_lookup(InodeId(1), b"a", None);
         assert_eq!(at(b"a"), None);
         for number in 0..2 * NAMES_MAX as u64 {
-            shown.note(InodeId(number), b"a", Some(InodeId(number)));
+            shown.record_lookup(InodeId(number), b"a", Some(InodeId(number)));
         }
         assert!(shown.0.lock().len() <= NAMES_MAX);
     }

@@ -11,8 +11,8 @@
 //! of a core is left that waits for a request, one more is started.
 //!
 //! A request that finds no entry waits until an answer gives one back: a newly made entry does not bring it. So a
-//! thread that is added later makes the kernel send a request about a regular file ([`notify::ask`]). If no regular
-//! file is known yet, no process waits for a lock, and all other requests are answered before long.
+//! thread that is added later makes the kernel send a request about a regular file ([`notify::ask_kernel`]). If no
+//! regular file is known yet, no process waits for a lock, and all other requests are answered before long.
 //!
 //! FORGET and INTERRUPT come from the device in any case.
 
@@ -26,20 +26,20 @@ use ashlar_types::InodeId;
 use parking_lot::Mutex;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::device::{Device, TRANSFER_BYTES};
-use crate::dispatch::Then;
+use crate::device::{FuseDevice, TRANSFER_BYTES};
+use crate::dispatch::ReplyAction;
 use crate::file_system::FileSystem;
 use crate::notify;
 use crate::proto::Opcode;
-use crate::reply::Reply;
-use crate::ring::{Event, Ring, WorkerInbox};
-use crate::route::Route;
-use crate::server::{Server, opened};
+use crate::reply_buffer::ReplyBuffer;
+use crate::reply_route::ReplyRoute;
+use crate::ring::{FuseRing, RingEvent, WorkerInbox};
+use crate::server::{Server, split_request};
 
 /// Threads that each core has from the beginning.
-const SEATS: usize = 3;
+const CORE_WORKERS: usize = 3;
 /// Threads that a core has at most: more than the locks that may wait at once.
-const SEATS_MAX: usize = 256;
+const CORE_WORKERS_MAX: usize = 256;
 /// After so many requests in a row that move at least [`LARGE_BYTES`] each, a thread leaves its core. Such requests are
 /// work that is better done on another core than the client's.
 const LARGE_IN_A_ROW: u32 = 2;
@@ -47,12 +47,12 @@ const LARGE_BYTES: usize = 64 << 10;
 
 /// The threads that serve by rings; none if requests come from the device.
 #[derive(Debug, Default)]
-pub(crate) struct Cores {
-    cores: Vec<Core>,
+pub(crate) struct RingWorkers {
+    cores: Vec<RingCore>,
     /// The cores on which unbound threads may run.
     everywhere: Option<CpuSet>,
     /// Rings whose threads are not started yet.
-    rings: Mutex<Vec<(Ring, Post)>>,
+    rings: Mutex<Vec<(FuseRing, ServedQueues)>>,
     threads: Mutex<Threads>,
     asked: AtomicU64,
     /// The regular file that was used last.
@@ -60,35 +60,36 @@ pub(crate) struct Cores {
 }
 
 #[derive(Debug)]
-struct Core {
+struct RingCore {
     number: usize,
     /// Its threads, and how many of them wait for a request.
-    seats: AtomicUsize,
+    workers: AtomicUsize,
     free: AtomicUsize,
     /// Whether one more thread is about to start.
-    grows: AtomicBool,
+    is_growing: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Threads {
-    started: Vec<(Arc<WorkerInbox>, JoinHandle<Ring>)>,
+    started: Vec<(Arc<WorkerInbox>, JoinHandle<FuseRing>)>,
     closed: bool,
 }
 
 /// The queues that a thread serves.
 #[derive(Clone, Debug)]
-enum Post {
+enum ServedQueues {
     /// The queue of the core at this index. `late` if the thread is added because the core's others are at work.
-    Core { place: usize, late: bool },
+    CoreQueue { index: usize, late: bool },
     /// The queues of cores that are off. If such a core is switched on, this thread alone serves it.
     Off(Vec<u16>),
 }
 
-impl Cores {
+impl RingWorkers {
     /// Makes the rings of a mount, before INIT agrees on them: from then on the kernel waits for them. Returns `None`
     /// if this process may not run on all cores, or can't have rings.
-    pub(crate) fn new(device: &Device) -> Option<Self> {
-        let listed = |file: &str| parsed(&std::fs::read_to_string(format!("/sys/devices/system/cpu/{file}")).ok()?);
+    pub(crate) fn new(device: &FuseDevice) -> Option<Self> {
+        let listed =
+            |file: &str| parse_core_list(&std::fs::read_to_string(format!("/sys/devices/system/cpu/{file}")).ok()?);
         let (online, possible) = (listed("online")?, listed("possible")?);
         let allowed = sched_getaffinity(None).ok()?;
         let is_whole = possible.iter().copied().eq(0..possible.len()) && rustix::param::page_size() == 4096;
@@ -97,11 +98,12 @@ impl Cores {
             return None;
         }
         let off: Vec<u16> = possible.iter().filter(|core| !online.contains(core)).map(|core| *core as u16).collect();
-        let posts = (0..online.len() * SEATS).map(|number| Post::Core { place: number / SEATS, late: false });
-        let posts = posts.chain((!off.is_empty()).then_some(Post::Off(off)));
-        let rings = posts.map(|post| Ok((Ring::new(device.as_fd())?, post))).collect::<io::Result<_>>();
+        let served = (0..online.len() * CORE_WORKERS)
+            .map(|number| ServedQueues::CoreQueue { index: number / CORE_WORKERS, late: false });
+        let served = served.chain((!off.is_empty()).then_some(ServedQueues::Off(off)));
+        let rings = served.map(|queues| Ok((FuseRing::new(device.as_fd())?, queues))).collect::<io::Result<_>>();
         let rings = rings.inspect_err(|error| tracing::info!(%error, "no rings, so requests are read from the device"));
-        let cores = online.iter().map(|core| Core::new(*core)).collect();
+        let cores = online.iter().map(|core| RingCore::new(*core)).collect();
         Some(Self { cores, everywhere: Some(allowed), rings: Mutex::new(rings.ok()?), ..Self::default() })
     }
 
@@ -111,7 +113,7 @@ impl Cores {
     }
 
     /// Ends all threads, when the mount is gone.
-    pub(crate) fn end(&self) {
+    pub(crate) fn join_threads(&self) {
         let started = {
             let mut threads = self.threads.lock();
             threads.closed = true;
@@ -124,21 +126,21 @@ impl Cores {
             // The kernel may write to an entry's memory as long as the thread lives that gave the entry. If a thread
             // panicked, that has been reported, and its memory is leaked.
             if let Ok(ring) = thread.join() {
-                ring.end();
+                ring.free();
             }
         }
     }
 
     /// Makes the kernel send a request by the queue of the core that the caller runs on.
-    fn ask(&self, device: &Device) {
+    fn ask_by_queue(&self, device: &FuseDevice) {
         let (number, file) = (self.asked.fetch_add(1, Ordering::Relaxed), InodeId(self.file.load(Ordering::Relaxed)));
-        if let Err(errno) = notify::ask(device.as_fd(), number, file) {
-            tracing::debug!(%errno, "the kernel asked nothing");
+        if let Err(errno) = notify::ask_kernel(device.as_fd(), number, file) {
+            tracing::debug!(%errno, "the kernel sent no request by a queue");
         }
     }
 
     /// Lets the calling thread run on any core. It inherited the binding of the thread that started it.
-    pub(crate) fn roam(&self) {
+    pub(crate) fn unbind_thread(&self) {
         if let Some(everywhere) = &self.everywhere {
             bind_to(everywhere);
         }
@@ -153,15 +155,15 @@ fn bind_to(cores: &CpuSet) -> bool {
     bound.is_ok()
 }
 
-impl Core {
+impl RingCore {
     fn new(number: usize) -> Self {
-        let (seats, free) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { number, seats, free, grows: AtomicBool::new(false) }
+        let (workers, free) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { number, workers, free, is_growing: AtomicBool::new(false) }
     }
 }
 
 /// Returns the core numbers that a list such as `0-3,8` names.
-fn parsed(list: &str) -> Option<Vec<usize>> {
+fn parse_core_list(list: &str) -> Option<Vec<usize>> {
     let mut numbers = Vec::new();
     for range in list.trim().split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -173,86 +175,86 @@ fn parsed(list: &str) -> Option<Vec<usize>> {
 impl<F: FileSystem> Server<F> {
     /// Starts the threads that serve by rings.
     pub(crate) fn start_cores(self: &Arc<Self>) -> io::Result<()> {
-        let rings = std::mem::take(&mut *self.cores.rings.lock());
-        rings.into_iter().try_for_each(|(ring, post)| self.start_core_worker(ring, post))
+        let rings = std::mem::take(&mut *self.ring_workers.rings.lock());
+        rings.into_iter().try_for_each(|(ring, queues)| self.start_core_worker(ring, queues))
     }
 
-    fn start_core_worker(self: &Arc<Self>, ring: Ring, post: Post) -> io::Result<()> {
-        let mut threads = self.cores.threads.lock();
+    fn start_core_worker(self: &Arc<Self>, ring: FuseRing, queues: ServedQueues) -> io::Result<()> {
+        let mut threads = self.ring_workers.threads.lock();
         if threads.closed {
             return Ok(());
         }
         let (server, inbox) = (Arc::clone(self), Arc::clone(ring.inbox()));
         let thread = std::thread::Builder::new().name("ashlar-ring".into());
-        let joined = thread.spawn(move || Worker::new(&server, ring).run(&post))?;
+        let joined = thread.spawn(move || RingWorker::new(&server, ring).run(&queues))?;
         threads.started.push((inbox, joined));
         Ok(())
     }
 
     /// Starts one more thread for a core most of whose threads are at work.
-    fn add_worker(self: &Arc<Self>, place: usize) {
-        let core = &self.cores.cores[place];
-        if core.seats.load(Ordering::Relaxed) >= SEATS_MAX || core.grows.swap(true, Ordering::Relaxed) {
+    fn add_worker(self: &Arc<Self>, index: usize) {
+        let core = &self.ring_workers.cores[index];
+        if core.workers.load(Ordering::Relaxed) >= CORE_WORKERS_MAX || core.is_growing.swap(true, Ordering::Relaxed) {
             return;
         }
-        let post = Post::Core { place, late: true };
-        if let Err(error) = Ring::new(self.device.as_fd()).and_then(|ring| self.start_core_worker(ring, post)) {
-            core.grows.store(false, Ordering::Relaxed);
+        let queues = ServedQueues::CoreQueue { index, late: true };
+        if let Err(error) = FuseRing::new(self.device.as_fd()).and_then(|ring| self.start_core_worker(ring, queues)) {
+            core.is_growing.store(false, Ordering::Relaxed);
             tracing::warn!(%error, "no further thread could be started to serve the mount");
         }
     }
 }
 
 /// One thread, its ring and its buffers.
-struct Worker<'a, F> {
+struct RingWorker<'a, F> {
     server: &'a Arc<Server<F>>,
-    ring: Ring,
+    ring: FuseRing,
     request: Vec<u8>,
-    reply: Reply,
+    reply: ReplyBuffer,
     /// The number of large requests in a row.
     large: u32,
 }
 
-impl<'a, F: FileSystem> Worker<'a, F> {
-    fn new(server: &'a Arc<Server<F>>, ring: Ring) -> Self {
-        Self { server, ring, request: Vec::new(), reply: Reply::new(TRANSFER_BYTES), large: 0 }
+impl<'a, F: FileSystem> RingWorker<'a, F> {
+    fn new(server: &'a Arc<Server<F>>, ring: FuseRing) -> Self {
+        Self { server, ring, request: Vec::new(), reply: ReplyBuffer::new(TRANSFER_BYTES), large: 0 }
     }
 
     /// Serves until the mount is gone. Returns the ring, whose memory is the kernel's until this thread has ended.
-    fn run(mut self, post: &Post) -> Ring {
-        let result = match post {
-            Post::Core { place, late } => self.serve_core(*place, *late),
-            Post::Off(queues) => self.serve_off(queues),
+    fn run(mut self, queues: &ServedQueues) -> FuseRing {
+        let result = match queues {
+            ServedQueues::CoreQueue { index, late } => self.serve_core(*index, *late),
+            ServedQueues::Off(queues) => self.serve_off(queues),
         };
         if let Err(error) = result {
-            tracing::error!(%error, ?post, "a ring broke, and its thread ends");
+            tracing::error!(%error, ?queues, "a ring broke, and its thread ends");
         }
         self.ring
     }
 
-    fn serve_core(&mut self, place: usize, late: bool) -> io::Result<()> {
-        let core = &self.server.cores.cores[place];
+    fn serve_core(&mut self, index: usize, late: bool) -> io::Result<()> {
+        let core = &self.server.ring_workers.cores[index];
         let queue = core.number as u16;
         let mut own = CpuSet::new();
         own.set(core.number);
-        let everywhere = self.server.cores.everywhere.unwrap_or(own);
+        let everywhere = self.server.ring_workers.everywhere.unwrap_or(own);
         let mut is_bound = bind_to(&own);
-        let begun = self.begin(queue);
+        let begun = self.begin_queue(queue);
         if late {
-            self.server.cores.ask(&self.server.device);
-            core.grows.store(false, Ordering::Relaxed);
+            self.server.ring_workers.ask_by_queue(&self.server.device);
+            core.is_growing.store(false, Ordering::Relaxed);
         }
         begun?;
-        let _worker = Counted::new(&core.seats);
-        let mut free = Some(Counted::new(&core.free));
+        let _worker = CountGuard::new(&core.workers);
+        let mut free = Some(CountGuard::new(&core.free));
         loop {
             match self.ring.next()? {
-                Event::Request(entry) => {
+                RingEvent::Request(entry) => {
                     drop(free.take());
                     if core.free.load(Ordering::Relaxed) <= 1 {
-                        self.server.add_worker(place);
+                        self.server.add_worker(index);
                     }
-                    if !self.serve(entry)? {
+                    if !self.serve_entry(entry)? {
                         continue;
                     }
                     // A thread that moves much data runs beside the client, on any core.
@@ -260,13 +262,15 @@ impl<'a, F: FileSystem> Worker<'a, F> {
                     if binds != is_bound {
                         is_bound = bind_to(if binds { &own } else { &everywhere }) && binds;
                     }
-                    free = Some(Counted::new(&core.free));
+                    free = Some(CountGuard::new(&core.free));
                 }
-                Event::Lost(_) => self.ring.register(queue)?,
-                Event::Mail if !self.pass_on()? => return Ok(()),
-                Event::Mail if free.is_none() && self.ring.waits(queue) => free = Some(Counted::new(&core.free)),
-                Event::Mail => {}
-                Event::Gone => return Ok(()),
+                RingEvent::Lost(_) => self.ring.register(queue)?,
+                RingEvent::Inbox if !self.pass_on_answers()? => return Ok(()),
+                RingEvent::Inbox if free.is_none() && self.ring.has_waiting_entry(queue) => {
+                    free = Some(CountGuard::new(&core.free))
+                }
+                RingEvent::Inbox => {}
+                RingEvent::Gone => return Ok(()),
             }
         }
     }
@@ -275,64 +279,64 @@ impl<'a, F: FileSystem> Worker<'a, F> {
     /// the queue gets another entry, since no other thread serves it.
     fn serve_off(&mut self, queues: &[u16]) -> io::Result<()> {
         queues.iter().try_for_each(|queue| self.ring.register(*queue))?;
-        self.ring.watch_mail()?;
+        self.ring.watch_inbox()?;
         loop {
             match self.ring.next()? {
-                Event::Request(entry) if self.serve(entry)? => {}
-                Event::Request(entry) | Event::Lost(entry) => {
+                RingEvent::Request(entry) if self.serve_entry(entry)? => {}
+                RingEvent::Request(entry) | RingEvent::Lost(entry) => {
                     let queue = self.ring.queue(entry);
-                    if !self.ring.waits(queue) {
+                    if !self.ring.has_waiting_entry(queue) {
                         self.ring.register(queue)?;
                     }
                 }
-                Event::Mail if self.pass_on()? => {}
-                Event::Mail | Event::Gone => return Ok(()),
+                RingEvent::Inbox if self.pass_on_answers()? => {}
+                RingEvent::Inbox | RingEvent::Gone => return Ok(()),
             }
         }
     }
 
-    fn begin(&mut self, queue: u16) -> io::Result<()> {
-        self.ring.watch_mail()?;
+    fn begin_queue(&mut self, queue: u16) -> io::Result<()> {
+        self.ring.watch_inbox()?;
         self.ring.register(queue)?;
         self.ring.submit()
     }
 
     /// Gives the kernel the answers that came by the inbox. Returns `false` once the inbox is closed.
-    fn pass_on(&mut self) -> io::Result<bool> {
+    fn pass_on_answers(&mut self) -> io::Result<bool> {
         let Some(answers) = self.ring.inbox().take() else { return Ok(false) };
         for (entry, answer) in answers {
             self.ring.answer(entry, &answer)?;
         }
-        self.ring.watch_mail()?;
+        self.ring.watch_inbox()?;
         Ok(true)
     }
 
     /// Serves the request in an entry. Returns whether it is answered; if not, its answer comes by the inbox.
-    fn serve(&mut self, entry: usize) -> io::Result<bool> {
+    fn serve_entry(&mut self, entry: usize) -> io::Result<bool> {
         let server = self.server;
         let is_short = self.ring.receive(entry, &mut self.request);
         let request = if is_short { self.request.as_slice() } else { self.ring.request(entry) };
         let length = request.len();
-        let Some((header, arguments)) = opened(request) else { unreachable!("an entry has room for a header") };
+        let Some((header, arguments)) = split_request(request) else { unreachable!("an entry has room for a header") };
         let of_file = [Opcode::Read, Opcode::Write, Opcode::Flush, Opcode::Fsync, Opcode::Setlkw];
         if Opcode::from_u32(header.opcode).is_some_and(|opcode| of_file.contains(&opcode)) {
-            server.cores.file.store(header.nodeid, Ordering::Relaxed);
+            server.ring_workers.file.store(header.nodeid, Ordering::Relaxed);
         }
-        let route = Route::Ring(Arc::clone(self.ring.inbox()), entry);
+        let route = ReplyRoute::ToRing(Arc::clone(self.ring.inbox()), entry);
         let answer = server.carry_out(header, arguments, &mut self.reply, &route);
         match answer {
-            Ok(Then::Later) => return Ok(false),
+            Ok(ReplyAction::SendLater) => return Ok(false),
             // Every request of a ring is answered, or its entry would be lost.
-            Ok(Then::Nothing) => self.reply.clear(),
+            Ok(ReplyAction::NoReply) => self.reply.clear(),
             _ => {}
         }
         let reply = self.reply.seal(header.unique, answer.map(drop));
         self.large = if length.max(reply.len()) >= LARGE_BYTES { self.large.saturating_add(1) } else { 0 };
         let mut sent = self.ring.answer(entry, reply);
-        if self.reply.is_kept() {
+        if self.reply.is_cached() {
             sent = sent.and_then(|()| self.ring.submit());
             // A long request has no names.
-            server.check(if is_short { &self.request } else { &[] }, &self.reply);
+            server.recheck_cached(if is_short { &self.request } else { &[] }, &self.reply);
             server.end_answer(&mut self.reply);
         }
         sent.map(|()| true)
@@ -340,16 +344,16 @@ impl<'a, F: FileSystem> Worker<'a, F> {
 }
 
 /// Raises a counter as long as it lives.
-struct Counted<'a>(&'a AtomicUsize);
+struct CountGuard<'a>(&'a AtomicUsize);
 
-impl<'a> Counted<'a> {
+impl<'a> CountGuard<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(count)
     }
 }
 
-impl Drop for Counted<'_> {
+impl Drop for CountGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -361,11 +365,11 @@ mod tests {
 
     #[test]
     fn lists_of_cores_are_read() {
-        assert_eq!(parsed("0-3\n"), Some(vec![0, 1, 2, 3]));
-        assert_eq!(parsed("0,2-3,8"), Some(vec![0, 2, 3, 8]));
-        assert_eq!(parsed("5"), Some(vec![5]));
+        assert_eq!(parse_core_list("0-3\n"), Some(vec![0, 1, 2, 3]));
+        assert_eq!(parse_core_list("0,2-3,8"), Some(vec![0, 2, 3, 8]));
+        assert_eq!(parse_core_list("5"), Some(vec![5]));
         for wrong in ["", "a", "1-", "70000"] {
-            assert_eq!(parsed(wrong), None, "{wrong}");
+            assert_eq!(parse_core_list(wrong), None, "{wrong}");
         }
     }
 }

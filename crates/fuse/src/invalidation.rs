@@ -5,7 +5,8 @@
 //! - A lease may be lost between an operation and its reply. SharedFS then made the kernel forget an answer that it did
 //!   not have yet.
 //! - An append may go to another offset than the kernel expected. The kernel's pages are then wrong.
-//! - A write past the kernel's pages is answered only when no older page is left ([`Fills`](crate::fills::Fills)).
+//! - A write past the kernel's pages is answered only when no older page is left
+//!   ([`PageFills`](crate::page_fills::PageFills)).
 //! - A hole is named only when the kernel has written back its pages of it
 //!   ([`MappableFiles`](crate::mappable::MappableFiles)).
 //!
@@ -21,8 +22,8 @@ use parking_lot::{Condvar, Mutex};
 use crate::file_system::FileSystem;
 use crate::notify::{self, Pages};
 use crate::proto::OffsetOut;
-use crate::reply::Reply;
-use crate::route::Route;
+use crate::reply_buffer::ReplyBuffer;
+use crate::reply_route::ReplyRoute;
 use crate::server::Server;
 
 /// The most notifications that wait. At most one arises for a request in flight, save for listings, so this is a
@@ -31,7 +32,7 @@ const WAITING_MAX: usize = 65_536;
 
 /// Something that the kernel is to forget.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Stale {
+pub(crate) enum StaleItem {
     /// Attributes of an inode, and some of its pages.
     Inode(InodeId, Pages),
     /// A name.
@@ -42,24 +43,24 @@ pub(crate) enum Stale {
 
 /// A task of the thread.
 #[derive(Debug)]
-pub(crate) enum Task {
+pub(crate) enum KernelTask {
     /// Make the kernel forget something.
-    Forget(Stale),
+    Forget(StaleItem),
     /// Drop all pages of an inode, and then send this reply.
-    Answer(InodeId, Route, Box<[u8]>),
+    DropPagesAndSend(InodeId, ReplyRoute, Box<[u8]>),
     /// Have pages written back, and then answer LSEEK.
-    Seek(SeekAsked),
+    WriteBackAndSeek(SeekRequest),
 }
 
 /// A request for data or a hole of a file whose pages may be dirty.
 #[derive(Debug)]
-pub(crate) struct SeekAsked {
+pub(crate) struct SeekRequest {
     pub(crate) inode: InodeId,
     pub(crate) what: Seek,
     pub(crate) offset: u64,
     /// The request's number.
     pub(crate) unique: u64,
-    pub(crate) route: Route,
+    pub(crate) route: ReplyRoute,
 }
 
 /// The queue of the thread. Adding a task never waits for the kernel.
@@ -71,33 +72,33 @@ pub(crate) struct Invalidations {
 
 #[derive(Debug, Default)]
 struct Queue {
-    order: VecDeque<Task>,
-    waiting: HashSet<Stale>,
+    order: VecDeque<KernelTask>,
+    waiting: HashSet<StaleItem>,
     closed: bool,
 }
 
 impl Invalidations {
     /// Makes the kernel forget something, soon.
-    pub(crate) fn push(&self, stale: Stale) {
+    pub(crate) fn push_stale(&self, stale: StaleItem) {
         let mut queue = self.queue.lock();
-        let stale = if queue.order.len() < WAITING_MAX { stale } else { Stale::Names };
+        let stale = if queue.order.len() < WAITING_MAX { stale } else { StaleItem::Names };
         if queue.waiting.insert(stale.clone()) {
-            queue.order.push_back(Task::Forget(stale));
+            queue.order.push_back(KernelTask::Forget(stale));
             self.changed.notify_one();
         }
     }
 
     /// Makes the kernel drop all pages of `inode`, and then sends `reply`. At most as many of these tasks exist as the
     /// kernel has requests in flight.
-    pub(crate) fn answer_without_pages(&self, inode: InodeId, route: &Route, reply: &[u8]) {
-        self.queue.lock().order.push_back(Task::Answer(inode, route.clone(), reply.into()));
+    pub(crate) fn answer_without_pages(&self, inode: InodeId, route: &ReplyRoute, reply: &[u8]) {
+        self.queue.lock().order.push_back(KernelTask::DropPagesAndSend(inode, route.clone(), reply.into()));
         self.changed.notify_one();
     }
 
     /// Answers LSEEK when the kernel has written pages back. At most as many of these tasks exist as the kernel has
     /// requests in flight.
-    pub(crate) fn answer_seek(&self, asked: SeekAsked) {
-        self.queue.lock().order.push_back(Task::Seek(asked));
+    pub(crate) fn answer_seek(&self, asked: SeekRequest) {
+        self.queue.lock().order.push_back(KernelTask::WriteBackAndSeek(asked));
         self.changed.notify_one();
     }
 
@@ -108,14 +109,14 @@ impl Invalidations {
     }
 
     /// Carries out the tasks of the queue until it is closed.
-    pub(crate) fn run(&self, mut carry_out: impl FnMut(Task)) {
-        while let Some(task) = self.next() {
+    pub(crate) fn run_tasks(&self, mut carry_out: impl FnMut(KernelTask)) {
+        while let Some(task) = self.next_task() {
             carry_out(task);
         }
     }
 
     /// Waits for the next task; returns `None` once the queue is closed.
-    fn next(&self) -> Option<Task> {
+    fn next_task(&self) -> Option<KernelTask> {
         let mut queue = self.queue.lock();
         loop {
             if queue.closed {
@@ -124,7 +125,7 @@ impl Invalidations {
             if let Some(task) = queue.order.pop_front() {
                 // It leaves the set before it is carried out: an answer that becomes stale from here on needs another
                 // notification.
-                if let Task::Forget(stale) = &task {
+                if let KernelTask::Forget(stale) = &task {
                     queue.waiting.remove(stale);
                 }
                 return Some(task);
@@ -136,39 +137,39 @@ impl Invalidations {
 
 impl<F: FileSystem> Server<F> {
     /// Carries out a task that the thread has taken from the queue.
-    pub(crate) fn carry_out_task(&self, task: Task) {
+    pub(crate) fn carry_out_task(&self, task: KernelTask) {
         match task {
-            Task::Forget(stale) => self.forget_waiting(&stale),
-            Task::Answer(inode, route, reply) => {
-                let began = self.fills.begin_drop();
-                self.forget_waiting(&Stale::Inode(inode, Pages::ALL));
-                self.fills.end_drop(inode, began);
-                self.answer_by(&route, inode, &reply);
+            KernelTask::Forget(stale) => self.forget_and_wait(&stale),
+            KernelTask::DropPagesAndSend(inode, route, reply) => {
+                let began = self.page_fills.begin_drop();
+                self.forget_and_wait(&StaleItem::Inode(inode, Pages::ALL));
+                self.page_fills.end_drop(inode, began);
+                self.send_answer(&route, inode, &reply);
             }
-            Task::Seek(SeekAsked { inode, what, offset, unique, route }) => {
-                let mut reply = Reply::new(size_of::<OffsetOut>());
+            KernelTask::WriteBackAndSeek(SeekRequest { inode, what, offset, unique, route }) => {
+                let mut reply = ReplyBuffer::new(size_of::<OffsetOut>());
                 let found = self.seek_written_back(inode, what, offset);
                 let result = found.and_then(|offset| reply.structure(&OffsetOut { offset }));
-                self.answer_by(&route, inode, reply.seal(unique, result));
+                self.send_answer(&route, inode, reply.seal(unique, result));
             }
         }
     }
 
-    fn answer_by(&self, route: &Route, inode: InodeId, reply: &[u8]) {
+    fn send_answer(&self, route: &ReplyRoute, inode: InodeId, reply: &[u8]) {
         if let Err(errno) = route.send(&self.device, reply) {
-            tracing::error!(inode = inode.0, %errno, "the kernel took no answer that waited for it");
+            tracing::error!(inode = inode.0, %errno, "the kernel took no answer that waited for an invalidation");
         }
     }
 
     /// Makes the kernel forget something, and waits until it has.
-    pub(crate) fn forget_waiting(&self, stale: &Stale) {
+    pub(crate) fn forget_and_wait(&self, stale: &StaleItem) {
         let (device, line) = (self.device.as_fd(), &self.forgetting);
         let result = match stale {
-            Stale::Inode(inode, Pages::Keep) => notify::inval_inode(&device, *inode, Pages::Keep),
-            Stale::Inode(inode, pages) => notify::inval_inode(&line.to(device), *inode, *pages),
-            Stale::Entry(directory, name) => notify::inval_entry(&line.to(device), *directory, name),
+            StaleItem::Inode(inode, Pages::Keep) => notify::inval_inode(&device, *inode, Pages::Keep),
+            StaleItem::Inode(inode, pages) => notify::inval_inode(&line.to(device), *inode, *pages),
+            StaleItem::Entry(directory, name) => notify::inval_entry(&line.to(device), *directory, name),
             // A kernel without epochs forgets names by itself when their validity ends.
-            Stale::Names => notify::inc_epoch(device).map(|_| ()),
+            StaleItem::Names => notify::inc_epoch(device).map(|_| ()),
         };
         if let Err(errno) = result {
             tracing::debug!(?stale, %errno, "the kernel took no notification");
@@ -180,37 +181,37 @@ impl<F: FileSystem> Server<F> {
 mod tests {
     use super::*;
 
-    fn next(invalidations: &Invalidations) -> Option<Stale> {
-        invalidations.next().map(|task| match task {
-            Task::Forget(stale) => stale,
-            Task::Answer(..) | Task::Seek(_) => panic!("{task:?}"),
+    fn next_stale(invalidations: &Invalidations) -> Option<StaleItem> {
+        invalidations.next_task().map(|task| match task {
+            KernelTask::Forget(stale) => stale,
+            KernelTask::DropPagesAndSend(..) | KernelTask::WriteBackAndSeek(_) => panic!("{task:?}"),
         })
     }
 
     #[test]
-    fn the_same_thing_waits_only_once() {
+    fn same_notification_waits_once() {
         let invalidations = Invalidations::default();
-        let one = Stale::Inode(InodeId(20), Pages::Keep);
-        let two = Stale::Entry(InodeId(1), Box::from(&b"name"[..]));
+        let one = StaleItem::Inode(InodeId(20), Pages::Keep);
+        let two = StaleItem::Entry(InodeId(1), Box::from(&b"name"[..]));
         for stale in [&one, &two, &one] {
-            invalidations.push(stale.clone());
+            invalidations.push_stale(stale.clone());
         }
-        assert_eq!(next(&invalidations), Some(one.clone()));
-        invalidations.push(one.clone());
-        assert_eq!(next(&invalidations), Some(two));
-        assert_eq!(next(&invalidations), Some(one));
+        assert_eq!(next_stale(&invalidations), Some(one.clone()));
+        invalidations.push_stale(one.clone());
+        assert_eq!(next_stale(&invalidations), Some(two));
+        assert_eq!(next_stale(&invalidations), Some(one));
         invalidations.close();
-        assert_eq!(next(&invalidations), None);
+        assert_eq!(next_stale(&invalidations), None);
     }
 
     #[test]
-    fn too_many_become_one_for_all_names() {
+    fn too_many_notifications_become_one_for_all_names() {
         let invalidations = Invalidations::default();
         for inode in 0..WAITING_MAX as u64 + 10 {
-            invalidations.push(Stale::Inode(InodeId(inode), Pages::Keep));
+            invalidations.push_stale(StaleItem::Inode(InodeId(inode), Pages::Keep));
         }
         let queue = invalidations.queue.lock();
         assert_eq!(queue.order.len(), WAITING_MAX + 1);
-        assert!(matches!(queue.order.back(), Some(Task::Forget(Stale::Names))));
+        assert!(matches!(queue.order.back(), Some(KernelTask::Forget(StaleItem::Names))));
     }
 }

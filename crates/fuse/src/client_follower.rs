@@ -16,7 +16,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// After so many requests the thread decides anew which client to follow, and to which core.
 const WINDOW: u32 = 32;
 /// So many of them must come from one thread …
-const ASKED_MIN: u32 = 28;
+const CLIENT_MIN: u32 = 28;
 /// … and move no more bytes than this on average.
 const SMALL_BYTES: u64 = 8 << 10;
 /// The field of `/proc/TID/stat` for the core where the thread ran last, counted from the field after the name.
@@ -24,7 +24,7 @@ const STAT_CORE: usize = 36;
 
 /// The recent clients of one serving thread.
 #[derive(Debug)]
-pub(crate) struct Follower {
+pub(crate) struct ClientFollower {
     /// The cores that it may use; `None` if it has only one.
     everywhere: Option<CpuSet>,
     /// The core that it is bound to.
@@ -32,42 +32,42 @@ pub(crate) struct Follower {
     /// The client thread, by its number.
     client: u32,
     stat: Option<File>,
-    seen: u32,
-    asked: u32,
+    request_count: u32,
+    client_count: u32,
     bytes: u64,
 }
 
-impl Follower {
+impl ClientFollower {
     /// Makes the follower of the calling thread.
     pub(crate) fn new() -> Self {
         let everywhere = sched_getaffinity(None).ok().filter(|cores| cores.count() > 1);
-        Self { everywhere, core: None, client: 0, stat: None, seen: 0, asked: 0, bytes: 0 }
+        Self { everywhere, core: None, client: 0, stat: None, request_count: 0, client_count: 0, bytes: 0 }
     }
 
     /// Counts a served request of the thread `client`, which moved so many bytes. A request that the kernel makes on
     /// its own behalf (`client` is 0) does not count.
-    pub(crate) fn note(&mut self, client: u32, bytes: usize) {
+    pub(crate) fn record_request(&mut self, client: u32, bytes: usize) {
         if client == 0 || self.everywhere.is_none() {
             return;
         }
         if self.client == 0 {
             (self.client, self.stat) = (client, None);
         }
-        self.seen += 1;
-        self.asked += u32::from(self.client == client);
+        self.request_count += 1;
+        self.client_count += u32::from(self.client == client);
         self.bytes += bytes as u64;
-        if self.seen == WINDOW {
-            if self.asked >= ASKED_MIN && self.bytes <= u64::from(WINDOW) * SMALL_BYTES {
-                self.follow();
+        if self.request_count == WINDOW {
+            if self.client_count >= CLIENT_MIN && self.bytes <= u64::from(WINDOW) * SMALL_BYTES {
+                self.follow_client();
             } else {
-                self.part();
+                self.stop_following();
             }
-            (self.seen, self.asked, self.bytes) = (0, 0, 0);
+            (self.request_count, self.client_count, self.bytes) = (0, 0, 0);
         }
     }
 
-    fn follow(&mut self) {
-        let Some(core) = self.core_of_client() else { return self.part() };
+    fn follow_client(&mut self) {
+        let Some(core) = self.core_of_client() else { return self.stop_following() };
         if self.core == Some(core) {
             return;
         }
@@ -76,16 +76,16 @@ impl Follower {
         match sched_setaffinity(None, &there) {
             Ok(()) => self.core = Some(core),
             // The client may use cores that this thread may not.
-            Err(_) => self.part(),
+            Err(_) => self.stop_following(),
         }
     }
 
     /// Follows no client: the thread may run on all its cores again.
-    fn part(&mut self) {
+    fn stop_following(&mut self) {
         (self.client, self.stat) = (0, None);
         if let (Some(everywhere), Some(_)) = (&self.everywhere, self.core.take()) {
             if let Err(errno) = sched_setaffinity(None, everywhere) {
-                tracing::debug!(%errno, "a serving thread stays on its core");
+                tracing::debug!(%errno, "a serving thread stays bound to its core");
             }
         }
     }
@@ -97,12 +97,12 @@ impl Follower {
         }
         let mut text = [0; 1024];
         let count = self.stat.as_ref()?.read_at(&mut text, 0).ok()?;
-        core_in(text.get(..count)?).filter(|core| *core < CpuSet::MAX_CPU)
+        parse_core(text.get(..count)?).filter(|core| *core < CpuSet::MAX_CPU)
     }
 }
 
 /// Returns the core that the text of a `stat` file names.
-fn core_in(stat: &[u8]) -> Option<usize> {
+fn parse_core(stat: &[u8]) -> Option<usize> {
     // The name may hold any characters, closing brackets too.
     let behind = stat.iter().rposition(|byte| *byte == b')')? + 1;
     let fields = std::str::from_utf8(stat.get(behind..)?).ok()?;
@@ -117,48 +117,48 @@ mod tests {
         rustix::thread::gettid().as_raw_nonzero().get() as u32
     }
 
-    fn allowed() -> u32 {
-        sched_getaffinity(None).expect("told").count()
+    fn allowed_cores() -> u32 {
+        sched_getaffinity(None).expect("an affinity").count()
     }
 
     #[test]
-    fn a_lone_client_is_followed_and_left_when_another_comes() {
-        let mut follower = Follower::new();
-        let before = allowed();
+    fn single_client_is_followed_until_another_comes() {
+        let mut follower = ClientFollower::new();
+        let before = allowed_cores();
         for _ in 0..WINDOW {
-            follower.note(own_thread(), 100);
+            follower.record_request(own_thread(), 100);
         }
         if before > 1 {
             assert!(follower.core.is_some());
-            assert_eq!(allowed(), 1);
+            assert_eq!(allowed_cores(), 1);
         }
         for number in 0..WINDOW {
-            follower.note(if number % 2 == 0 { own_thread() } else { 1 }, 100);
+            follower.record_request(if number % 2 == 0 { own_thread() } else { 1 }, 100);
         }
-        assert_eq!((follower.core, allowed()), (None, before));
+        assert_eq!((follower.core, allowed_cores()), (None, before));
     }
 
     #[test]
-    fn who_moves_much_or_is_gone_is_not_followed() {
-        let before = allowed();
-        let mut follower = Follower::new();
+    fn client_with_much_data_or_gone_is_not_followed() {
+        let before = allowed_cores();
+        let mut follower = ClientFollower::new();
         for _ in 0..2 * WINDOW {
-            follower.note(own_thread(), 1 << 20);
+            follower.record_request(own_thread(), 1 << 20);
         }
-        assert_eq!((follower.core, allowed()), (None, before));
+        assert_eq!((follower.core, allowed_cores()), (None, before));
         // No process has so high a number.
         for _ in 0..2 * WINDOW {
-            follower.note(u32::MAX, 100);
+            follower.record_request(u32::MAX, 100);
         }
-        assert_eq!((follower.core, allowed()), (None, before));
+        assert_eq!((follower.core, allowed_cores()), (None, before));
     }
 
     #[test]
-    fn the_core_stands_behind_a_name_with_brackets() {
+    fn core_is_parsed_after_name_with_brackets() {
         let fields: Vec<String> = (3..=52).map(|field| field.to_string()).collect();
         let stat = format!("77 (a) (b c) {}", fields.join(" "));
-        assert_eq!(core_in(stat.as_bytes()), Some(39));
-        assert_eq!(core_in(b"77 (a) R 1"), None);
-        assert_eq!(core_in(b""), None);
+        assert_eq!(parse_core(stat.as_bytes()), Some(39));
+        assert_eq!(parse_core(b"77 (a) R 1"), None);
+        assert_eq!(parse_core(b""), None);
     }
 }

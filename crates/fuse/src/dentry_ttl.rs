@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use ashlar_types::InodeId;
 use parking_lot::Mutex;
 
-use crate::shown::Place;
+use crate::shown_directories::EntryName;
 
 /// Names known at once, about 2 MiB. If a mount gives more within their validity, a new session waits that long.
 const NAMES_MAX: usize = 16_384;
@@ -21,22 +21,22 @@ const NAMES_MAX: usize = 16_384;
 const PAUSE: Duration = Duration::from_micros(20);
 
 #[derive(Debug, Default)]
-struct Names {
+struct KeptNames {
     /// Until when each may be kept; in this order.
-    order: VecDeque<(Instant, Place)>,
+    order: VecDeque<(Instant, EntryName)>,
     /// Until then the kernel may keep names that are no longer known here.
     lost_until: Option<Instant>,
 }
 
 /// The names that the kernel was given.
 #[derive(Debug, Default)]
-pub(crate) struct Given {
-    names: Mutex<Names>,
+pub(crate) struct DentryTtls {
+    names: Mutex<KeptNames>,
     /// Requests that have asked how long names may be kept, and whose answers are not recorded yet.
     answering: AtomicUsize,
 }
 
-impl Given {
+impl DentryTtls {
     /// Begins a request that is about to ask how long names may be kept.
     pub(crate) fn begin_answer(&self) {
         self.answering.fetch_add(1, Ordering::SeqCst);
@@ -48,7 +48,7 @@ impl Given {
     }
 
     /// Records the names of one answer, which the kernel may keep for `ttl` from now on.
-    pub(crate) fn note<'a>(&self, given: impl IntoIterator<Item = (InodeId, &'a [u8])>, ttl: Duration) {
+    pub(crate) fn record_names<'a>(&self, given: impl IntoIterator<Item = (InodeId, &'a [u8])>, ttl: Duration) {
         let now = Instant::now();
         let mut names = self.names.lock();
         while names.order.front().is_some_and(|(until, _)| *until <= now) {
@@ -65,7 +65,7 @@ impl Given {
 
     /// Takes all names that the kernel may have, and the time until which it may have others. Waits for every request
     /// that began when names could still be kept.
-    pub(crate) fn take(&self) -> (Vec<Place>, Option<Instant>) {
+    pub(crate) fn take_names(&self) -> (Vec<EntryName>, Option<Instant>) {
         while self.answering.load(Ordering::SeqCst) > 0 {
             std::thread::sleep(PAUSE);
         }
@@ -84,36 +84,36 @@ mod tests {
     const LONG: Duration = Duration::from_secs(1000);
 
     #[test]
-    fn what_may_be_kept_is_taken_once() {
-        let given = Given::default();
-        given.note([(InodeId(1), &b"gone"[..])], Duration::ZERO);
-        given.note([(InodeId(1), &b"a"[..]), (InodeId(2), b"b")], LONG);
-        let (names, lost) = given.take();
+    fn kept_names_are_taken_once() {
+        let ttls = DentryTtls::default();
+        ttls.record_names([(InodeId(1), &b"gone"[..])], Duration::ZERO);
+        ttls.record_names([(InodeId(1), &b"a"[..]), (InodeId(2), b"b")], LONG);
+        let (names, lost) = ttls.take_names();
         let names: Vec<_> = names.iter().map(|(directory, name)| (directory.0, &name[..])).collect();
         assert_eq!((names, lost), (vec![(1, &b"a"[..]), (2, b"b")], None));
-        assert!(given.take().0.is_empty());
+        assert!(ttls.take_names().0.is_empty());
     }
 
     #[test]
-    fn of_too_many_only_their_time_is_known() {
-        let given = Given::default();
-        given.note(std::iter::repeat_n((InodeId(1), &b"a"[..]), NAMES_MAX + 1), LONG);
-        let (names, lost) = given.take();
+    fn too_many_names_leave_only_their_validity() {
+        let ttls = DentryTtls::default();
+        ttls.record_names(std::iter::repeat_n((InodeId(1), &b"a"[..]), NAMES_MAX + 1), LONG);
+        let (names, lost) = ttls.take_names();
         assert_eq!(names.len(), 1);
         assert!(lost.is_some_and(|until| until > Instant::now()));
-        assert_eq!(given.take().1, None);
+        assert_eq!(ttls.take_names().1, None);
     }
 
     #[test]
-    fn answers_on_their_way_are_waited_for() {
-        let given = Given::default();
-        given.begin_answer();
+    fn take_waits_for_answers_on_their_way() {
+        let ttls = DentryTtls::default();
+        ttls.begin_answer();
         std::thread::scope(|scope| {
-            let taken = scope.spawn(|| given.take().0.len());
+            let taken = scope.spawn(|| ttls.take_names().0.len());
             std::thread::sleep(Duration::from_millis(5));
             assert!(!taken.is_finished());
-            given.note([(InodeId(1), &b"late"[..])], LONG);
-            given.end_answer();
+            ttls.record_names([(InodeId(1), &b"late"[..])], LONG);
+            ttls.end_answer();
             assert_eq!(taken.join().unwrap(), 1);
         });
     }

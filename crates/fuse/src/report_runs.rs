@@ -20,7 +20,7 @@ use ashlar_wire::{
 };
 use parking_lot::{Mutex, RwLock};
 
-use crate::caller::ThreadCall;
+use crate::calling_thread::ThreadCall;
 use crate::proto::{InHeader, Opcode};
 
 /// Runs that are counted at once. Each request that none of them has counted is checked against each of them.
@@ -35,15 +35,15 @@ const STRANGER_TTL_MS: u32 = 200;
 /// Strangers that are known at once, in 32 KiB; one more takes another's slot.
 const STRANGERS_MAX: usize = 4096;
 /// How often a thread that still runs is read.
-const LOOKS: u32 = 20;
+const READS_MAX: u32 = 20;
 /// After so many requests of strangers, the mount checks whether the run has ended without saying so.
-const STRANGERS: u64 = 256;
+const STRANGER_REQUESTS: u64 = 256;
 
 /// The runs that are counted.
 #[derive(Debug, Default)]
-pub(crate) struct Runs {
+pub(crate) struct ReportRuns {
     is_any: AtomicBool,
-    list: RwLock<Vec<Arc<Run>>>,
+    list: RwLock<Vec<Arc<ReportRun>>>,
     clock: Clock,
 }
 
@@ -64,17 +64,17 @@ impl Clock {
 }
 
 #[derive(Debug)]
-struct Run {
+struct ReportRun {
     /// The process that wants the report.
     pid: u32,
     /// When it began, which distinguishes it from a later process of this number.
-    began: u64,
+    start_ticks: u64,
     counts: File,
     counted: AtomicU64,
     /// Threads and processes that are not of this run.
     strangers: Strangers,
     stranger_requests: AtomicU64,
-    missed: Mutex<Missed>,
+    missed: Mutex<MissedRequests>,
 }
 
 /// Numbers of threads and processes that were found to be strangers a moment ago. A stranger stays one: a process
@@ -93,7 +93,7 @@ impl Strangers {
         &self.0[number as usize % STRANGERS_MAX]
     }
 
-    fn note(&self, number: u32, now_ms: u32) {
+    fn record(&self, number: u32, now_ms: u32) {
         let until_ms = now_ms.wrapping_add(STRANGER_TTL_MS);
         self.slot(number).store(u64::from(number) << 32 | u64::from(until_ms), Ordering::Relaxed);
     }
@@ -106,36 +106,36 @@ impl Strangers {
 }
 
 #[derive(Debug, Default)]
-struct Missed {
+struct MissedRequests {
     calls: BTreeMap<i64, u64>,
     programs: BTreeMap<(String, bool), u64>,
     memory: u64,
-    behind: u64,
+    read_ahead: u64,
 }
 
 /// The activity of a thread that waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doing {
+enum ThreadActivity {
     /// A call on files, by its number; -1 if the number may not be read.
-    Call(i64),
+    SystemCall(i64),
     /// It loads a program, or uses mapped memory.
     Memory,
     /// It has gone on: the kernel reads ahead.
-    Behind,
+    ReadAhead,
 }
 
-impl Runs {
+impl ReportRuns {
     /// Counts a request, before it is answered.
     #[inline]
-    pub(crate) fn note(&self, header: &InHeader) {
+    pub(crate) fn count_request(&self, header: &InHeader) {
         if self.is_any.load(Ordering::Relaxed) {
-            self.note_in_all(header);
+            self.count_in_runs(header);
         }
     }
 
     #[cold]
-    fn note_in_all(&self, header: &InHeader) {
-        let Some(opcode) = Opcode::from_u32(header.opcode).filter(|opcode| is_asked(*opcode)) else { return };
+    fn count_in_runs(&self, header: &InHeader) {
+        let Some(opcode) = Opcode::from_u32(header.opcode).filter(|opcode| is_awaited(*opcode)) else { return };
         if header.pid == 0 {
             return;
         }
@@ -148,33 +148,33 @@ impl Runs {
         };
         let due = known.unwrap_or_else(|| {
             let list = self.list.read().clone();
-            list.iter().filter(|run| run.note(thread, opcode, now_ms)).count()
+            list.iter().filter(|run| run.count_request(thread, opcode, now_ms)).count()
         });
         if due > 0 {
-            self.end_where(|run| !run.lives());
+            self.remove_runs(|run| !run.is_alive());
         }
     }
 
     /// Serves the attributes by which a run speaks. Returns `None` for all other attributes.
-    pub(crate) fn attribute(&self, header: &InHeader, name: &[u8]) -> Option<Result<Vec<u8>, Errno>> {
+    pub(crate) fn serve_attribute(&self, header: &InHeader, name: &[u8]) -> Option<Result<Vec<u8>, Errno>> {
         let name = std::str::from_utf8(name).ok()?;
         if let Some(file) = name.strip_prefix(REPORT_BEGIN) {
-            return Some(self.begin(header, file).map(|()| vec![1]));
+            return Some(self.begin_run(header, file).map(|()| vec![1]));
         }
-        (name == REPORT_END).then(|| self.end(header.pid).and_then(|missed| missed.encode().ok_or(Errno::E2BIG)))
+        (name == REPORT_END).then(|| self.end_run(header.pid).and_then(|missed| missed.encode().ok_or(Errno::E2BIG)))
     }
 
-    fn begin(&self, header: &InHeader, file: &str) -> Result<(), Errno> {
-        self.end_where(|run| run.pid == header.pid || !run.lives());
-        let began = began(header.pid).ok_or(Errno(libc::ESRCH))?;
-        let counts = open(file, header.uid)?;
+    fn begin_run(&self, header: &InHeader, file: &str) -> Result<(), Errno> {
+        self.remove_runs(|run| run.pid == header.pid || !run.is_alive());
+        let start_ticks = start_time(header.pid).ok_or(Errno(libc::ESRCH))?;
+        let counts = open_counts(file, header.uid)?;
         let mut list = self.list.write();
         if list.len() == RUNS_MAX {
             return Err(Errno::EAGAIN);
         }
-        list.push(Arc::new(Run {
+        list.push(Arc::new(ReportRun {
             pid: header.pid,
-            began,
+            start_ticks,
             counts,
             counted: AtomicU64::new(0),
             strangers: Strangers::default(),
@@ -185,16 +185,16 @@ impl Runs {
         Ok(())
     }
 
-    fn end(&self, pid: u32) -> Result<MissedReply, Errno> {
+    fn end_run(&self, pid: u32) -> Result<MissedReply, Errno> {
         let run = self.list.read().iter().find(|run| run.pid == pid).cloned().ok_or(Errno(libc::ESRCH))?;
-        self.end_where(|run| run.pid == pid);
+        self.remove_runs(|run| run.pid == pid);
         let missed = run.missed.lock();
         let programs = missed.programs.iter();
         Ok(MissedReply {
             calls: missed.calls.iter().map(|(&call, &count)| (call, count)).collect(),
             counted: run.counted.load(Ordering::Relaxed),
             memory: missed.memory,
-            behind: missed.behind,
+            behind: missed.read_ahead,
             programs: programs
                 .map(|((name, has_library), &requests)| MissedProgram {
                     name: name.clone(),
@@ -205,33 +205,33 @@ impl Runs {
         })
     }
 
-    fn end_where(&self, is_over: impl Fn(&Run) -> bool) {
+    fn remove_runs(&self, is_over: impl Fn(&ReportRun) -> bool) {
         let mut list = self.list.write();
         list.retain(|run| !is_over(run));
         self.is_any.store(!list.is_empty(), Ordering::Relaxed);
     }
 }
 
-impl Run {
+impl ReportRun {
     /// Counts a request, if it is of this run. Returns whether to check now that the run has not ended.
-    fn note(&self, thread: u32, opcode: Opcode, now_ms: u32) -> bool {
+    fn count_request(&self, thread: u32, opcode: Opcode, now_ms: u32) -> bool {
         if self.strangers.has(thread, now_ms) {
             return self.pass_stranger();
         }
-        if self.byte(thread) & THREAD_COUNTED != 0 {
+        if self.library_flags(thread) & THREAD_COUNTED != 0 {
             self.counted.fetch_add(1, Ordering::Relaxed);
             return false;
         }
-        let Some(asking) = Asking::look_at(thread).filter(|asking| self.has(thread, asking, now_ms)) else {
+        let Some(asking) = AskingProcess::read(thread).filter(|asking| self.includes(thread, asking, now_ms)) else {
             return self.pass_stranger();
         };
-        let doing = doing(thread, opcode);
-        let has_library = self.byte(asking.process) & THREAD_HAS_LIBRARY != 0;
+        let activity = activity_of(thread, opcode);
+        let has_library = self.library_flags(asking.process) & THREAD_HAS_LIBRARY != 0;
         let mut missed = self.missed.lock();
-        match doing {
-            Doing::Memory => missed.memory += 1,
-            Doing::Behind => missed.behind += 1,
-            Doing::Call(call) => {
+        match activity {
+            ThreadActivity::Memory => missed.memory += 1,
+            ThreadActivity::ReadAhead => missed.read_ahead += 1,
+            ThreadActivity::SystemCall(call) => {
                 *missed.calls.entry(call).or_default() += 1;
                 let is_room = missed.programs.len() < PROGRAMS_MAX;
                 let name = (asking.name, has_library);
@@ -244,34 +244,34 @@ impl Run {
 
     /// Passes a request that is not of this run. Returns whether to check now that the run has not ended.
     fn pass_stranger(&self) -> bool {
-        self.stranger_requests.fetch_add(1, Ordering::Relaxed) % STRANGERS == STRANGERS - 1
+        self.stranger_requests.fetch_add(1, Ordering::Relaxed) % STRANGER_REQUESTS == STRANGER_REQUESTS - 1
     }
 
     /// Whether a thread is of this run. If it is not, its process and their ancestors are recorded as strangers too.
-    fn has(&self, thread: u32, asking: &Asking, now_ms: u32) -> bool {
+    fn includes(&self, thread: u32, asking: &AskingProcess, now_ms: u32) -> bool {
         let descent = asking.descent(self.pid, |process| self.strangers.has(process, now_ms));
         if let Descent::Strange(ancestors) = &descent {
-            [thread, asking.process].iter().chain(ancestors).for_each(|number| self.strangers.note(*number, now_ms));
+            [thread, asking.process].iter().chain(ancestors).for_each(|number| self.strangers.record(*number, now_ms));
         }
         descent == Descent::Own
     }
 
     /// Returns the library's flags for a thread or process. They are 0 if a process of the run has truncated the file,
     /// which is its own.
-    fn byte(&self, number: u32) -> u8 {
+    fn library_flags(&self, number: u32) -> u8 {
         let mut byte = [0];
         let read = self.counts.read_at(&mut byte, REPORT_THREADS as u64 + u64::from(number));
         if read.is_ok() { byte[0] } else { 0 }
     }
 
-    fn lives(&self) -> bool {
-        began(self.pid) == Some(self.began)
+    fn is_alive(&self) -> bool {
+        start_time(self.pid) == Some(self.start_ticks)
     }
 }
 
 /// Opens a file of counts that the user `user` has made. Refuses files of other users, and files whose opening could
 /// block.
-fn open(name: &str, user: u32) -> Result<File, Errno> {
+fn open_counts(name: &str, user: u32) -> Result<File, Errno> {
     if name.contains('/') || name.starts_with('.') || name.is_empty() {
         return Err(Errno::EINVAL);
     }
@@ -285,7 +285,7 @@ fn open(name: &str, user: u32) -> Result<File, Errno> {
 }
 
 /// Returns when a process began, in ticks of the machine's time.
-fn began(pid: u32) -> Option<u64> {
+fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name may hold blanks and brackets. After the last bracket follow fields without any, of which this is the
     // twentieth.
@@ -304,14 +304,14 @@ enum Descent {
 }
 
 /// The process whose thread asks.
-struct Asking {
+struct AskingProcess {
     name: String,
     process: u32,
     parent: u32,
 }
 
-impl Asking {
-    fn look_at(thread: u32) -> Option<Self> {
+impl AskingProcess {
+    fn read(thread: u32) -> Option<Self> {
         let status = fs::read(format!("/proc/{thread}/status")).ok()?;
         let status = String::from_utf8_lossy(&status);
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
@@ -334,7 +334,7 @@ impl Asking {
                 return Descent::Strange(ancestors);
             }
             ancestors.push(parent);
-            match Self::look_at(parent) {
+            match Self::read(parent) {
                 Some(next) if next.parent == 0 => return Descent::Strange(ancestors),
                 Some(next) => parent = next.parent,
                 None => break,
@@ -347,7 +347,7 @@ impl Asking {
 /// Whether a thread waits for the request in a call. The other requests come when a file is closed, from the thread
 /// that closes it last. That thread's program may be ending, or be replaced by another program. It is then locked for
 /// `/proc`, so reading there would wait for the very answer that the read delays.
-fn is_asked(opcode: Opcode) -> bool {
+fn is_awaited(opcode: Opcode) -> bool {
     !matches!(
         opcode,
         Opcode::Init
@@ -364,16 +364,16 @@ fn is_asked(opcode: Opcode) -> bool {
 }
 
 /// Returns the activity of a thread that has sent a request.
-fn doing(thread: u32, opcode: Opcode) -> Doing {
-    match ThreadCall::look_at(thread, LOOKS) {
-        ThreadCall::Waiting(call) => doing_in(call.number, opcode),
-        ThreadCall::Running if opcode == Opcode::Read => Doing::Behind,
-        ThreadCall::Running | ThreadCall::Hidden => Doing::Call(-1),
+fn activity_of(thread: u32, opcode: Opcode) -> ThreadActivity {
+    match ThreadCall::read(thread, READS_MAX) {
+        ThreadCall::Waiting(call) => activity_in_call(call.number, opcode),
+        ThreadCall::Running if opcode == Opcode::Read => ThreadActivity::ReadAhead,
+        ThreadCall::Running | ThreadCall::Hidden => ThreadActivity::SystemCall(-1),
     }
 }
 
 /// Returns the activity of a thread in the call with this number, -1 for none.
-const fn doing_in(number: i64, opcode: Opcode) -> Doing {
+const fn activity_in_call(number: i64, opcode: Opcode) -> ThreadActivity {
     match number {
         -1
         | libc::SYS_execve
@@ -385,16 +385,16 @@ const fn doing_in(number: i64, opcode: Opcode) -> Doing {
         | libc::SYS_msync
         | libc::SYS_brk
         | libc::SYS_exit
-        | libc::SYS_exit_group => Doing::Memory,
+        | libc::SYS_exit_group => ThreadActivity::Memory,
         // The kernel reads ahead, and the thread that began that has gone on since.
-        _ if matches!(opcode, Opcode::Read) && !reads(number) => Doing::Behind,
-        0.. if number < REPORT_CALLS as i64 => Doing::Call(number),
-        _ => Doing::Call(-1),
+        _ if matches!(opcode, Opcode::Read) && !reads_files(number) => ThreadActivity::ReadAhead,
+        0.. if number < REPORT_CALLS as i64 => ThreadActivity::SystemCall(number),
+        _ => ThreadActivity::SystemCall(-1),
     }
 }
 
 /// Whether a call reads from files.
-const fn reads(number: i64) -> bool {
+const fn reads_files(number: i64) -> bool {
     matches!(
         number,
         libc::SYS_read
@@ -421,18 +421,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn call_says_what_a_thread_is_doing() {
-        assert_eq!(doing_in(257, Opcode::Lookup), Doing::Call(257));
-        assert_eq!(doing_in(-1, Opcode::Lookup), Doing::Memory);
-        assert_eq!(doing_in(libc::SYS_execve, Opcode::Lookup), Doing::Memory);
-        assert_eq!(doing_in(9999, Opcode::Lookup), Doing::Call(-1));
-        assert_eq!(doing_in(libc::SYS_futex, Opcode::Read), Doing::Behind);
-        assert_eq!(doing_in(libc::SYS_read, Opcode::Read), Doing::Call(libc::SYS_read));
+    fn call_number_gives_thread_activity() {
+        assert_eq!(activity_in_call(257, Opcode::Lookup), ThreadActivity::SystemCall(257));
+        assert_eq!(activity_in_call(-1, Opcode::Lookup), ThreadActivity::Memory);
+        assert_eq!(activity_in_call(libc::SYS_execve, Opcode::Lookup), ThreadActivity::Memory);
+        assert_eq!(activity_in_call(9999, Opcode::Lookup), ThreadActivity::SystemCall(-1));
+        assert_eq!(activity_in_call(libc::SYS_futex, Opcode::Read), ThreadActivity::ReadAhead);
+        assert_eq!(activity_in_call(libc::SYS_read, Opcode::Read), ThreadActivity::SystemCall(libc::SYS_read));
     }
 
     #[test]
     fn descent_is_found_and_ends() {
-        let this = Asking::look_at(std::process::id()).expect("this process");
+        let this = AskingProcess::read(std::process::id()).expect("this process");
         assert_eq!(this.process, std::process::id());
         let parent = std::os::unix::process::parent_id();
         assert_eq!(this.descent(parent, |_| false), Descent::Own);
@@ -441,16 +441,16 @@ mod tests {
         };
         assert_eq!(ancestors.first(), Some(&parent));
         let known = this.descent(std::process::id(), |process| process == parent);
-        assert_eq!(known, Descent::Strange(Vec::new()), "a known stranger's ancestors are not looked at");
-        assert!(began(std::process::id()) > began(1));
+        assert_eq!(known, Descent::Strange(Vec::new()), "a known stranger's ancestors are not read");
+        assert!(start_time(std::process::id()) > start_time(1));
     }
 
     #[test]
-    fn stranger_is_known_for_its_time_alone() {
+    fn stranger_is_known_until_its_ttl_ends() {
         let strangers = Strangers::default();
         assert!(!strangers.has(0, 0) && !strangers.has(7, 0));
         for now in [0, 1000, u32::MAX - 10] {
-            strangers.note(7, now);
+            strangers.record(7, now);
             assert!(strangers.has(7, now) && strangers.has(7, now.wrapping_add(STRANGER_TTL_MS - 1)));
             assert!(!strangers.has(7, now.wrapping_add(STRANGER_TTL_MS)), "its number may be another's");
             assert!(!strangers.has(7 + STRANGERS_MAX as u32, now), "another number in its place");
@@ -462,20 +462,20 @@ mod tests {
         let (own, parent) = (std::process::id(), std::os::unix::process::parent_id());
         let file = File::open("/dev/null").expect("a file");
         // No process descends from one with this number.
-        let run = Run {
+        let run = ReportRun {
             pid: u32::MAX,
-            began: 0,
+            start_ticks: 0,
             counts: file,
             counted: AtomicU64::new(0),
             strangers: Strangers::default(),
             stranger_requests: AtomicU64::new(0),
             missed: Mutex::default(),
         };
-        assert!(!run.note(own, Opcode::Lookup, 1));
+        assert!(!run.count_request(own, Opcode::Lookup, 1));
         assert!(run.strangers.has(own, 1) && run.strangers.has(parent, 1));
-        let of_parent = Run { pid: parent, strangers: Strangers::default(), ..run };
-        assert!(!of_parent.note(own, Opcode::Lookup, 1));
-        assert!(!of_parent.strangers.has(own, 1), "it's one of the run's");
+        let of_parent = ReportRun { pid: parent, strangers: Strangers::default(), ..run };
+        assert!(!of_parent.count_request(own, Opcode::Lookup, 1));
+        assert!(!of_parent.strangers.has(own, 1), "it belongs to the run");
         assert_eq!(of_parent.missed.lock().programs.values().sum::<u64>(), 1);
     }
 
@@ -483,14 +483,14 @@ mod tests {
     fn only_files_of_counts_are_opened() {
         let user = rustix::process::geteuid().as_raw();
         for name in ["", ".", "../dev/zero", "no-such-file-of-counts"] {
-            assert!(open(name, user).is_err(), "{name} was opened");
+            assert!(open_counts(name, user).is_err(), "{name} was opened");
         }
         let name = format!("ashlar-test-{}", std::process::id());
         let path = Path::new(REPORT_DIRECTORY).join(&name);
         fs::write(&path, "short").expect("a file");
-        let is_short_refused = open(&name, user).is_err();
+        let is_short_refused = open_counts(&name, user).is_err();
         File::options().write(true).open(&path).and_then(|file| file.set_len(REPORT_BYTES as u64)).expect("longer");
-        let (mine, another_s) = (open(&name, user).is_ok(), open(&name, user + 1).is_ok());
+        let (mine, another_s) = (open_counts(&name, user).is_ok(), open_counts(&name, user + 1).is_ok());
         fs::remove_file(&path).expect("removed");
         assert_eq!((is_short_refused, mine, another_s), (true, true, false));
     }

@@ -7,17 +7,17 @@ use ashlar_types::{Credentials, Errno, InodeId, MODE_SETGID, MODE_SETUID};
 use ashlar_wire::HELPER_FLAG;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 
-use crate::caller::ThreadCall;
+use crate::calling_thread::ThreadCall;
 use crate::device::TRANSFER_BYTES;
-use crate::dispatch::{Answer, Call, Then};
+use crate::dispatch::{FuseRequest, ReplyAction, RequestResult};
 use crate::file_system::FileSystem;
-use crate::invalidate::{SeekAsked, Stale};
+use crate::invalidation::{SeekRequest, StaleItem};
 use crate::notify::Pages;
 use crate::proto::{
     CopyFileRangeIn, FallocateIn, FlushIn, LseekIn, OffsetOut, OpenIn, OpenOut, READ_LOCKOWNER, RELEASE_FLOCK_UNLOCK,
     ReadIn, ReleaseIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut, fopen,
 };
-use crate::reply::Check;
+use crate::reply_buffer::CachedItem;
 use crate::server::Server;
 
 /// Flag of a handle that bypasses the kernel's pages. A handle's number is its own as long as the mount lives; its
@@ -36,7 +36,7 @@ const COPY_BYTES_MAX: u64 = 64 << 20;
 
 /// How often an appending thread is read until it waits for the answer. A thread that does not wait (it writes
 /// asynchronously) is taken to append.
-const APPEND_LOOKS: u32 = 400;
+const APPEND_READS_MAX: u32 = 400;
 
 const fn has(flags: u32, flag: i32) -> bool {
     flags & flag as u32 != 0
@@ -56,28 +56,28 @@ impl<F: FileSystem> Server<F> {
     /// Closes a handle of a regular file, or one of a directory, whose number is 0.
     pub(crate) fn close_handle(&self, inode: InodeId, handle: u64) {
         if handle & HANDLE_MAPPABLE != 0 {
-            self.mappable.close(inode, || self.file_system.free_reserved(inode, ReserveReason::Mapped));
+            self.mappable.remove_handle(inode, || self.file_system.free_reserved(inode, ReserveReason::Mapped));
         }
         self.file_system.close(inode);
     }
 }
 
-impl<F: FileSystem> Call<'_, F> {
+impl<F: FileSystem> FuseRequest<'_, F> {
     /// OPEN.
-    pub(crate) fn open(mut self) -> Answer {
+    pub(crate) fn open(mut self) -> RequestResult {
         let asked: OpenIn = self.arguments.structure()?;
         let inode = self.inode();
         self.fs().open(inode)?;
         let handle = self.put_open(inode, asked.flags).inspect_err(|_| self.fs().close(inode))?;
         if has(asked.flags, HELPER_FLAG) && self.is_by_this_program() {
-            self.server.locks.note_sent(handle, self.header.pid);
+            self.server.locks.record_sent_handle(handle, self.header.pid);
         }
         if self.fs().is_shared() {
             // SharedFS may have sent the notification that the inode's attributes are stale before the kernel knew the
             // inode: the look-up that led here introduced it. So the kernel is made to ask for the attributes again.
             self.server.forget_attributes(inode);
         }
-        Ok(Then::SendOpened(inode, handle))
+        Ok(ReplyAction::SendOpened(inode, handle))
     }
 
     fn has_set_id(&self) -> Result<bool, Errno> {
@@ -88,7 +88,7 @@ impl<F: FileSystem> Call<'_, F> {
     /// it forget the others.
     pub(crate) fn put_open(&mut self, inode: InodeId, flags: u32) -> Result<u64, Errno> {
         let mut open =
-            OpenOut { fh: self.server.opened.fetch_add(HANDLE_STEP, Ordering::Relaxed), ..OpenOut::default() };
+            OpenOut { fh: self.server.next_handle.fetch_add(HANDLE_STEP, Ordering::Relaxed), ..OpenOut::default() };
         let is_direct = is_direct(flags) || self.is_shared_directly();
         let reads_and_writes = flags & libc::O_ACCMODE as u32 == libc::O_RDWR as u32;
         if reads_and_writes && (!is_direct || self.server.agreement.maps_direct()) {
@@ -99,11 +99,11 @@ impl<F: FileSystem> Call<'_, F> {
             open.open_flags = fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
         } else if self.fs().cache_ttl_ms(inode) > 0 && !(reads_and_writes && self.fs().is_shared()) {
             open.open_flags = fopen::KEEP_CACHE;
-            self.reply.check(Check::Pages(inode));
+            self.reply.record_cached(CachedItem::Pages(inode));
         }
         self.reply.structure(&open)?;
         if open.fh & HANDLE_MAPPABLE != 0 {
-            self.server.note_mappable(inode);
+            self.server.record_mappable(inode);
         }
         Ok(open.fh)
     }
@@ -112,8 +112,8 @@ impl<F: FileSystem> Call<'_, F> {
     ///
     /// If a program may have mapped the file for writing, the kernel serves it from here on. Without another session no
     /// other process can have a lease on it.
-    fn note_pages(&self, inode: InodeId) -> Result<(), Errno> {
-        self.server.note_fill(inode);
+    fn prepare_page_fill(&self, inode: InodeId) -> Result<(), Errno> {
+        self.server.record_fill(inode);
         if !self.fs().is_shared() || !self.server.mappable.is_unreserved(inode) {
             return Ok(());
         }
@@ -150,25 +150,25 @@ impl<F: FileSystem> Call<'_, F> {
     }
 
     /// READ.
-    pub(crate) fn read(mut self) -> Answer {
+    pub(crate) fn read(mut self) -> RequestResult {
         let asked: ReadIn = self.arguments.structure()?;
         let inode = self.inode();
         let size = (asked.size as usize).min(TRANSFER_BYTES);
         // A mapping through a handle that bypasses pages fills pages all the same.
         if asked.fh & HANDLE_DIRECT == 0 || asked.read_flags & READ_LOCKOWNER == 0 {
-            self.note_pages(inode)?;
+            self.prepare_page_fill(inode)?;
         }
         let buffer = self.reply.space(size)?;
         let count = self.server.file_system.read(inode, asked.offset, buffer)?;
         self.reply.fill(count.min(size));
         if asked.fh & HANDLE_DIRECT == 0 {
-            self.reply.check(Check::Pages(inode));
+            self.reply.record_cached(CachedItem::Pages(inode));
         }
-        Ok(Then::Send)
+        Ok(ReplyAction::Send)
     }
 
     /// WRITE.
-    pub(crate) fn write(mut self) -> Answer {
+    pub(crate) fn write(mut self) -> RequestResult {
         let asked: WriteIn = self.arguments.structure()?;
         let data = self.arguments.bytes(asked.size)?;
         let inode = self.inode();
@@ -181,12 +181,12 @@ impl<F: FileSystem> Call<'_, F> {
         let strip = asked.write_flags & WRITE_KILL_SUIDGID != 0;
         let loses_set_id = strip && self.has_set_id()?;
         if !direct {
-            self.note_pages(inode)?;
+            self.prepare_page_fill(inode)?;
         }
         // No one can tell which process wrote into a mapping. So the write counts as an ordinary user's, to which
         // quotas apply.
-        let who = if is_page { Credentials::checked(NOBODY, NOBODY) } else { self.who() };
-        let Written { offset, bytes } = self.fs().write(&who, inode, at, data, strip)?;
+        let credentials = if is_page { Credentials::checked(NOBODY, NOBODY) } else { self.credentials() };
+        let Written { offset, bytes } = self.fs().write(&credentials, inode, at, data, strip)?;
         if is_page && bytes < data.len() {
             // The kernel takes all of the pages for written, whatever number the reply has.
             return Err(Errno::ENOSPC);
@@ -198,7 +198,7 @@ impl<F: FileSystem> Call<'_, F> {
         }
         if offset != asked.offset {
             let pages = Pages::Range { offset: offset.min(asked.offset), length: 0 };
-            self.server.invalidations.push(Stale::Inode(inode, pages));
+            self.server.invalidations.push_stale(StaleItem::Inode(inode, pages));
         }
         // For its own pages the kernel asks for FSYNC itself.
         if direct && has(asked.flags, libc::O_DSYNC) {
@@ -206,12 +206,12 @@ impl<F: FileSystem> Call<'_, F> {
         }
         let size = u32::try_from(bytes).map_err(|_| Errno::EIO)?;
         self.reply.structure(&WriteOut { size, padding: 0 })?;
-        if direct && self.server.fills.must_drop(inode) {
+        if direct && self.server.page_fills.must_drop(inode) {
             let reply = self.reply.seal(self.header.unique, Ok(()));
             self.server.invalidations.answer_without_pages(inode, self.route, reply);
-            return Ok(Then::Later);
+            return Ok(ReplyAction::SendLater);
         }
-        Ok(Then::Send)
+        Ok(ReplyAction::Send)
     }
 
     /// Whether a write through an appending handle goes to its offset all the same (`RWF_NOAPPEND`), which the request
@@ -219,25 +219,25 @@ impl<F: FileSystem> Call<'_, F> {
     /// has moved the end, or the caller has asked for this offset.
     fn writes_at_offset(&self, offset: u64) -> Result<bool, Errno> {
         let size = self.fs().attributes(self.inode())?.inode.size;
-        Ok(offset != size && ThreadCall::look_at(self.header.pid, APPEND_LOOKS).writes_at_offset())
+        Ok(offset != size && ThreadCall::read(self.header.pid, APPEND_READS_MAX).writes_at_offset())
     }
 
     /// FLUSH, sent for each `close`. It ends record locks of the process, unless the process closes a descriptor that a
     /// helper sent to it and that it did not open.
-    pub(crate) fn flush(mut self) -> Answer {
+    pub(crate) fn flush(mut self) -> RequestResult {
         let asked: FlushIn = self.arguments.structure()?;
         let inode = self.inode();
-        if self.server.locks.was_sent(asked.fh, self.header.pid) {
-            return Ok(Then::Send);
+        if self.server.locks.take_sent_close(asked.fh, self.header.pid) {
+            return Ok(ReplyAction::Send);
         }
         if self.server.locks.forget_record_owner(inode, asked.lock_owner) {
             self.fs().release_locks(inode, asked.lock_owner, LockKind::Record)?;
         }
-        Ok(Then::Send)
+        Ok(ReplyAction::Send)
     }
 
     /// RELEASE, when the last descriptor of an open file is closed.
-    pub(crate) fn release(mut self) -> Answer {
+    pub(crate) fn release(mut self) -> RequestResult {
         let asked: ReleaseIn = self.arguments.structure()?;
         let inode = self.inode();
         for owner in self.server.locks.forget_handle(inode, asked.fh) {
@@ -250,28 +250,28 @@ impl<F: FileSystem> Call<'_, F> {
             Ok(())
         };
         self.server.close_handle(inode, asked.fh);
-        unlocked.map(|()| Then::Send)
+        unlocked.map(|()| ReplyAction::Send)
     }
 
     /// FSYNC and FSYNCDIR: makes all changes of the inode persistent, whether the mount or another session made them.
-    pub(crate) fn fsync(self) -> Answer {
+    pub(crate) fn fsync(self) -> RequestResult {
         self.fs().sync_inode(self.inode())?;
-        Ok(Then::Send)
+        Ok(ReplyAction::Send)
     }
 
     /// SYNCFS, which today's kernels do not send to a FUSE mount like this one.
-    pub(crate) fn syncfs(self) -> Answer {
+    pub(crate) fn syncfs(self) -> RequestResult {
         self.fs().sync_all()?;
-        Ok(Then::Send)
+        Ok(ReplyAction::Send)
     }
 
     /// FALLOCATE.
-    pub(crate) fn fallocate(mut self) -> Answer {
+    pub(crate) fn fallocate(mut self) -> RequestResult {
         let asked: FallocateIn = self.arguments.structure()?;
         let how = allocation_of(asked.mode as i32).ok_or(Errno::EOPNOTSUPP)?;
         let strip = self.strips();
-        self.fs().allocate(&self.who(), self.inode(), how, asked.offset, asked.length, strip)?;
-        Ok(Then::Send)
+        self.fs().allocate(&self.credentials(), self.inode(), how, asked.offset, asked.length, strip)?;
+        Ok(ReplyAction::Send)
     }
 
     /// Whether a change of content clears set-id bits, if the protocol has no flag for it: for all users but the
@@ -281,7 +281,7 @@ impl<F: FileSystem> Call<'_, F> {
     }
 
     /// LSEEK, for `SEEK_DATA` and `SEEK_HOLE`; the kernel handles the others itself.
-    pub(crate) fn lseek(mut self) -> Answer {
+    pub(crate) fn lseek(mut self) -> RequestResult {
         let asked: LseekIn = self.arguments.structure()?;
         let what = match asked.whence as i32 {
             libc::SEEK_DATA => Seek::Data,
@@ -291,16 +291,16 @@ impl<F: FileSystem> Call<'_, F> {
         let (inode, offset) = (self.inode(), asked.offset);
         if self.server.mappable.may_be_dirty(inode) {
             let (unique, route) = (self.header.unique, self.route.clone());
-            self.server.invalidations.answer_seek(SeekAsked { inode, what, offset, unique, route });
-            return Ok(Then::Later);
+            self.server.invalidations.answer_seek(SeekRequest { inode, what, offset, unique, route });
+            return Ok(ReplyAction::SendLater);
         }
         let offset = self.fs().seek(inode, what, offset)?;
         self.reply.structure(&OffsetOut { offset })?;
-        Ok(Then::Send)
+        Ok(ReplyAction::Send)
     }
 
     /// COPY_FILE_RANGE, whose reply has 32 or 64 bits.
-    pub(crate) fn copy_file_range(mut self, wide: bool) -> Answer {
+    pub(crate) fn copy_file_range(mut self, wide: bool) -> RequestResult {
         let asked: CopyFileRangeIn = self.arguments.structure()?;
         if asked.flags != 0 {
             return Err(Errno::EINVAL);
@@ -308,13 +308,14 @@ impl<F: FileSystem> Call<'_, F> {
         let strip = self.strips();
         let length = asked.len.min(COPY_BYTES_MAX);
         let to = InodeId(asked.nodeid_out);
-        let copied = self.fs().copy_range(&self.who(), self.inode(), asked.off_in, to, asked.off_out, length, strip)?;
+        let copied =
+            self.fs().copy_range(&self.credentials(), self.inode(), asked.off_in, to, asked.off_out, length, strip)?;
         if wide {
             self.reply.structure(&OffsetOut { offset: copied })?;
         } else {
             self.reply.structure(&WriteOut { size: u32::try_from(copied).map_err(|_| Errno::EIO)?, padding: 0 })?;
         }
-        Ok(Then::Send)
+        Ok(ReplyAction::Send)
     }
 }
 
