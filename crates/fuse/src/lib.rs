@@ -26,40 +26,17 @@
 //! says why the crate has a protocol layer of its own.
 #![deny(unsafe_code)]
 
-mod attributes;
-mod calling_thread;
-mod client_follower;
-mod dentry_ttl;
-mod device;
-mod device_turn;
-mod directory_entries;
-mod dirty_pages;
-mod dispatch;
-mod estale_retry;
+mod callers;
+mod connection;
 mod file_system;
-mod invalidation;
-mod listing;
-mod locks;
-mod mappable;
+mod kernel_cache;
 mod mount;
 mod mountinfo;
-mod negotiate;
-pub mod notify;
-mod open_files;
-mod page_fills;
+mod operations;
 mod proto;
-mod reply_buffer;
-mod reply_route;
-mod report_runs;
-#[allow(unsafe_code)]
-mod ring;
-mod ring_workers;
-mod server;
-mod shown_directories;
-mod watch_finder;
-mod watches;
-mod xattr;
+mod serving;
 
+pub use connection::notify;
 pub use file_system::FileSystem;
 pub use mount::{FuseMount, MountError, MountOptions, rings_are_on, unmount};
 pub use mountinfo::is_ashlar_mount;

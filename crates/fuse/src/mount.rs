@@ -12,11 +12,11 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use thiserror::Error;
 
-use crate::device::{FuseDevice, TRANSFER_BYTES};
+use crate::connection::device::{FuseDevice, TRANSFER_BYTES};
+use crate::connection::negotiate::negotiate;
 use crate::file_system::FileSystem;
 use crate::mountinfo;
-use crate::negotiate::negotiate;
-use crate::server::Server;
+use crate::serving::server::Server;
 
 /// How far the kernel reads ahead in a file that is read in order, in KiB: one request of the largest size.
 const READ_AHEAD_KIB: usize = TRANSFER_BYTES / 1024;

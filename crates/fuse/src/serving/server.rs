@@ -16,26 +16,26 @@ use ashlar_helper::{Helper, Line};
 use ashlar_types::{Errno, InodeId};
 use ashlar_wire::Watch;
 
-use crate::client_follower::ClientFollower;
-use crate::dentry_ttl::DentryTtls;
-use crate::device::{FuseDevice, REQUEST_BYTES, SendOutcome, TRANSFER_BYTES};
-use crate::device_turn::DeviceTurn;
-use crate::dispatch::{FuseRequest, ReplyAction, RequestResult};
-use crate::estale_retry::EstaleRetries;
+use crate::callers::report_runs::ReportRuns;
+use crate::callers::watches::Watches;
+use crate::connection::device::{FuseDevice, REQUEST_BYTES, SendOutcome, TRANSFER_BYTES};
+use crate::connection::negotiate::Agreement;
+use crate::connection::notify::Pages;
+use crate::connection::reply_buffer::{CachedItem, ReplyBuffer};
+use crate::connection::reply_route::ReplyRoute;
 use crate::file_system::FileSystem;
-use crate::invalidation::{Invalidations, StaleItem};
-use crate::locks::Locks;
-use crate::mappable::MappableFiles;
-use crate::negotiate::Agreement;
-use crate::notify::Pages;
-use crate::page_fills::PageFills;
+use crate::kernel_cache::dentry_ttl::DentryTtls;
+use crate::kernel_cache::estale_retry::EstaleRetries;
+use crate::kernel_cache::invalidation::{Invalidations, StaleItem};
+use crate::kernel_cache::mappable::MappableFiles;
+use crate::kernel_cache::page_fills::PageFills;
+use crate::kernel_cache::shown_directories::ShownDirectories;
+use crate::operations::dispatch::{FuseRequest, ReplyAction, RequestResult};
+use crate::operations::locks::Locks;
 use crate::proto::{Arguments, InHeader, Opcode};
-use crate::reply_buffer::{CachedItem, ReplyBuffer};
-use crate::reply_route::ReplyRoute;
-use crate::report_runs::ReportRuns;
-use crate::ring_workers::RingWorkers;
-use crate::shown_directories::ShownDirectories;
-use crate::watches::Watches;
+use crate::serving::client_follower::ClientFollower;
+use crate::serving::device_turn::DeviceTurn;
+use crate::serving::ring_workers::RingWorkers;
 
 /// The most threads that serve at once. The kernel has at most as many requests in flight as threads wait in it, and
 /// more threads than these would wait for the same leases.
@@ -159,7 +159,9 @@ impl<F: FileSystem> Server<F> {
     /// for a lock of the kernel, so a serving thread may do it.
     pub(crate) fn forget_attributes(&self, inode: InodeId) {
         let device = std::os::fd::AsFd::as_fd(&self.device);
-        if let Err(errno) = crate::notify::inval_inode(&device, inode, crate::notify::Pages::Keep) {
+        if let Err(errno) =
+            crate::connection::notify::inval_inode(&device, inode, crate::connection::notify::Pages::Keep)
+        {
             tracing::debug!(inode = inode.0, %errno, "the kernel keeps its attributes until they expire");
         }
     }
@@ -223,7 +225,7 @@ impl<F: FileSystem> Server<F> {
     pub(crate) fn drop_mappable_pages(&self) {
         let device = std::os::fd::AsFd::as_fd(&self.device);
         for inode in self.mappable.inodes() {
-            if let Err(errno) = crate::notify::inval_inode(&self.expiring.to(device), inode, Pages::ALL) {
+            if let Err(errno) = crate::connection::notify::inval_inode(&self.expiring.to(device), inode, Pages::ALL) {
                 tracing::debug!(inode = inode.0, %errno, "the kernel has no pages to forget");
             }
         }
@@ -261,7 +263,7 @@ impl<F: FileSystem> Server<F> {
         let (names, lost_until) = self.dentry_ttls.take_names();
         let device = std::os::fd::AsFd::as_fd(&self.device);
         let entries = names.iter().map(|(directory, name)| (*directory, &**name));
-        if let Err(errno) = crate::notify::expire_entries(&self.expiring.to(device), entries) {
+        if let Err(errno) = crate::connection::notify::expire_entries(&self.expiring.to(device), entries) {
             tracing::debug!(%errno, "the kernel keeps a name until it expires");
             return false;
         }

@@ -20,7 +20,7 @@ use ashlar_wire::{
 };
 use parking_lot::{Mutex, RwLock};
 
-use crate::calling_thread::ThreadCall;
+use crate::callers::calling_thread::ThreadCall;
 use crate::proto::{InHeader, Opcode};
 
 /// Runs that are counted at once. Each request that none of them has counted is checked against each of them.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use crate::device::{FuseDevice, SendOutcome};
-use crate::ring::WorkerInbox;
+use crate::connection::device::{FuseDevice, SendOutcome};
+use crate::connection::ring::WorkerInbox;
 
 /// The way of an answer that another thread sends than the one that serves the request.
 #[derive(Clone, Debug)]

@@ -26,15 +26,15 @@ use ashlar_types::InodeId;
 use parking_lot::Mutex;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::device::{FuseDevice, TRANSFER_BYTES};
-use crate::dispatch::ReplyAction;
+use crate::connection::device::{FuseDevice, TRANSFER_BYTES};
+use crate::connection::notify;
+use crate::connection::reply_buffer::ReplyBuffer;
+use crate::connection::reply_route::ReplyRoute;
+use crate::connection::ring::{FuseRing, RingEvent, WorkerInbox};
 use crate::file_system::FileSystem;
-use crate::notify;
+use crate::operations::dispatch::ReplyAction;
 use crate::proto::Opcode;
-use crate::reply_buffer::ReplyBuffer;
-use crate::reply_route::ReplyRoute;
-use crate::ring::{FuseRing, RingEvent, WorkerInbox};
-use crate::server::{Server, split_request};
+use crate::serving::server::{Server, split_request};
 
 /// Threads that each core has from the beginning.
 const CORE_WORKERS: usize = 3;

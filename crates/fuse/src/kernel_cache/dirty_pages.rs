@@ -8,17 +8,17 @@
 //! ([`Server::seek_written_back`]). The number of blocks that a file takes up is never shown as 0: programs take that
 //! for a file without data, and don't read it. Writing pages back for each `stat` would take them away from a database.
 //!
-//! [`MappableFiles`]: crate::mappable::MappableFiles
+//! [`MappableFiles`]: crate::kernel_cache::mappable::MappableFiles
 
 use std::ops::Range;
 
 use ashlar_libfs::{Outcome, Seek};
 use ashlar_types::{Errno, InodeId};
 
+use crate::connection::notify::Pages;
 use crate::file_system::FileSystem;
-use crate::invalidation::StaleItem;
-use crate::notify::Pages;
-use crate::server::Server;
+use crate::kernel_cache::invalidation::StaleItem;
+use crate::serving::server::Server;
 
 impl<F: FileSystem> Server<F> {
     /// Records that the kernel is about to fill pages of a file, by READ or WRITE.

@@ -6,9 +6,9 @@
 //!   not have yet.
 //! - An append may go to another offset than the kernel expected. The kernel's pages are then wrong.
 //! - A write past the kernel's pages is answered only when no older page is left
-//!   ([`PageFills`](crate::page_fills::PageFills)).
+//!   ([`PageFills`](crate::kernel_cache::page_fills::PageFills)).
 //! - A hole is named only when the kernel has written back its pages of it
-//!   ([`MappableFiles`](crate::mappable::MappableFiles)).
+//!   ([`MappableFiles`](crate::kernel_cache::mappable::MappableFiles)).
 //!
 //! Notifications that may wait for a request in flight go by the helper, so that this process can be killed meanwhile.
 
@@ -19,12 +19,12 @@ use ashlar_libfs::Seek;
 use ashlar_types::InodeId;
 use parking_lot::{Condvar, Mutex};
 
+use crate::connection::notify::{self, Pages};
+use crate::connection::reply_buffer::ReplyBuffer;
+use crate::connection::reply_route::ReplyRoute;
 use crate::file_system::FileSystem;
-use crate::notify::{self, Pages};
 use crate::proto::OffsetOut;
-use crate::reply_buffer::ReplyBuffer;
-use crate::reply_route::ReplyRoute;
-use crate::server::Server;
+use crate::serving::server::Server;
 
 /// The most notifications that wait. At most one arises for a request in flight, save for listings, so this is a
 /// hundred large listings. If more arise, all names are invalidated at once instead.

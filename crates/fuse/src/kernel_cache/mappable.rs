@@ -14,7 +14,7 @@
 //!   ([`Server::drop_mappable_pages`]), which writes back changed ones. A mapping by a handle that bypasses pages drops
 //!   those that exist.
 //!
-//! [`Server::drop_mappable_pages`]: crate::server::Server::drop_mappable_pages
+//! [`Server::drop_mappable_pages`]: crate::serving::server::Server::drop_mappable_pages
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -24,10 +24,10 @@ use ashlar_types::{Errno, InodeId};
 use ashlar_wire::{ReserveReason, WATCH_ALL_ATTRIBUTE, WATCH_ATTRIBUTE};
 use parking_lot::Mutex;
 
-use crate::calling_thread::SystemCall;
+use crate::callers::calling_thread::SystemCall;
+use crate::callers::watch_finder::{FoundWatches, WatchFinder};
 use crate::file_system::FileSystem;
 use crate::proto::InHeader;
-use crate::watch_finder::{FoundWatches, WatchFinder};
 
 /// How long after its announcement a watch may be absent from `/proc`. Until then, the call that begins the watch may
 /// be under way.

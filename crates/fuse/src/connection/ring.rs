@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::device::TRANSFER_BYTES;
+use crate::connection::device::TRANSFER_BYTES;
 use crate::proto::{InHeader, OutHeader, RING_COMMIT_AND_FETCH, RING_REGISTER, RingCommand, RingHeader};
 
 /// The place of an operation's own structure, after the header, and the room that it has.

@@ -2,11 +2,11 @@
 
 use ashlar_types::{Credentials, Errno, InodeId};
 
+use crate::connection::reply_buffer::ReplyBuffer;
+use crate::connection::reply_route::ReplyRoute;
 use crate::file_system::FileSystem;
 use crate::proto::{Arguments, InHeader, InterruptIn, Opcode};
-use crate::reply_buffer::ReplyBuffer;
-use crate::reply_route::ReplyRoute;
-use crate::server::Server;
+use crate::serving::server::Server;
 
 /// How a request that did not fail is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,11 +3,11 @@
 use ashlar_libfs::{Change, Found, SetTime};
 use ashlar_types::{BLOCK_BYTES, Errno, FileKind, Inode, InodeId, NAME_MAX, Timestamp};
 
-use crate::dispatch::{FuseRequest, ReplyAction, RequestResult};
+use crate::connection::reply_buffer::CachedItem;
 use crate::file_system::FileSystem;
+use crate::operations::dispatch::{FuseRequest, ReplyAction, RequestResult};
 use crate::proto::{Attr, AttrOut, EntryOut, RequestText, SetattrIn, StatfsOut, Statx, StatxOut, SxTime, fattr};
-use crate::reply_buffer::CachedItem;
-use crate::server::Server;
+use crate::serving::server::Server;
 
 /// `STATX_BASIC_STATS` and `STATX_BTIME`.
 const STATX_MASK: u32 = 0x7ff | 0x800;

@@ -7,18 +7,18 @@ use ashlar_types::{Credentials, Errno, InodeId, MODE_SETGID, MODE_SETUID};
 use ashlar_wire::HELPER_FLAG;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 
-use crate::calling_thread::ThreadCall;
-use crate::device::TRANSFER_BYTES;
-use crate::dispatch::{FuseRequest, ReplyAction, RequestResult};
+use crate::callers::calling_thread::ThreadCall;
+use crate::connection::device::TRANSFER_BYTES;
+use crate::connection::notify::Pages;
+use crate::connection::reply_buffer::CachedItem;
 use crate::file_system::FileSystem;
-use crate::invalidation::{SeekRequest, StaleItem};
-use crate::notify::Pages;
+use crate::kernel_cache::invalidation::{SeekRequest, StaleItem};
+use crate::operations::dispatch::{FuseRequest, ReplyAction, RequestResult};
 use crate::proto::{
     CopyFileRangeIn, FallocateIn, FlushIn, LseekIn, OffsetOut, OpenIn, OpenOut, READ_LOCKOWNER, RELEASE_FLOCK_UNLOCK,
     ReadIn, ReleaseIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut, fopen,
 };
-use crate::reply_buffer::CachedItem;
-use crate::server::Server;
+use crate::serving::server::Server;
 
 /// Flag of a handle that bypasses the kernel's pages. A handle's number is its own as long as the mount lives; its
 /// lowest bits are flags.

@@ -10,11 +10,11 @@ use ashlar_libfs::{LockKind, LockMode};
 use ashlar_types::{Errno, InodeId};
 use parking_lot::Mutex;
 
-use crate::dispatch::{FuseRequest, ReplyAction, RequestResult};
+use crate::connection::reply_buffer::ReplyBuffer;
 use crate::file_system::FileSystem;
+use crate::operations::dispatch::{FuseRequest, ReplyAction, RequestResult};
 use crate::proto::{FileLock, LK_FLOCK, LkIn, LkOut};
-use crate::reply_buffer::ReplyBuffer;
-use crate::server::Server;
+use crate::serving::server::Server;
 
 /// The most locks that wait at once. Each takes a thread here and a connection to SharedFS, which has 256 in all.
 const WAITS_MAX: usize = 128;

@@ -3,11 +3,11 @@
 use ashlar_libfs::{Found, Make, RenameFlags};
 use ashlar_types::{Errno, FileKind, InodeId, MODE_PERMISSIONS};
 
-use crate::attributes::{is_regular, validity};
-use crate::dispatch::{FuseRequest, ReplyAction, RequestResult};
+use crate::connection::reply_buffer::CachedItem;
 use crate::file_system::FileSystem;
+use crate::operations::attributes::{is_regular, validity};
+use crate::operations::dispatch::{FuseRequest, ReplyAction, RequestResult};
 use crate::proto::{CreateIn, EntryOut, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn, RequestText};
-use crate::reply_buffer::CachedItem;
 
 /// How often a retried look-up looks a name up, if the inode that it leads to is gone each time.
 const LOOKUPS_MAX: u32 = 8;

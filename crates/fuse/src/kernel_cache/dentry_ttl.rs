@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use ashlar_types::InodeId;
 use parking_lot::Mutex;
 
-use crate::shown_directories::EntryName;
+use crate::kernel_cache::shown_directories::EntryName;
 
 /// Names known at once, about 2 MiB. If a mount gives more within their validity, a new session waits that long.
 const NAMES_MAX: usize = 16_384;

@@ -6,13 +6,13 @@ use ashlar_libfs::Listed;
 use ashlar_types::{COOKIE_PARENT, COOKIE_SELF, Errno, FileKind, InodeId};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::attributes::{fuse_attr, validity};
-use crate::calling_thread;
-use crate::device::TRANSFER_BYTES;
-use crate::dispatch::{FuseRequest, ReplyAction, RequestResult};
+use crate::callers::calling_thread;
+use crate::connection::device::TRANSFER_BYTES;
+use crate::connection::reply_buffer::{CachedItem, ReplyBuffer};
 use crate::file_system::FileSystem;
+use crate::operations::attributes::{fuse_attr, validity};
+use crate::operations::dispatch::{FuseRequest, ReplyAction, RequestResult};
 use crate::proto::{Attr, Dirent, EntryOut, OpenOut, ReadIn, fopen};
-use crate::reply_buffer::{CachedItem, ReplyBuffer};
 
 /// The handle of a directory that a 32-bit program has opened. Its library takes no place of more than 31 bits.
 const HANDLE_NARROW: u64 = 1;

@@ -3,8 +3,8 @@
 use ashlar_libfs::{XattrFlags, xattr_list};
 use ashlar_types::Errno;
 
-use crate::dispatch::{FuseRequest, ReplyAction, RequestResult};
 use crate::file_system::FileSystem;
+use crate::operations::dispatch::{FuseRequest, ReplyAction, RequestResult};
 use crate::proto::{GetxattrIn, GetxattrOut, SETXATTR_ACL_KILL_SGID, SetxattrExtension, SetxattrIn};
 
 impl<F: FileSystem> FuseRequest<'_, F> {

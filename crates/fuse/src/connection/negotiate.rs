@@ -4,13 +4,13 @@ use ashlar_types::Errno;
 use ashlar_wire::Watch;
 use zerocopy::IntoBytes;
 
-use crate::device::{FuseDevice, REQUEST_BYTES, TRANSFER_BYTES};
+use crate::connection::device::{FuseDevice, REQUEST_BYTES, TRANSFER_BYTES};
+use crate::connection::reply_buffer::ReplyBuffer;
 use crate::mount::MountError;
 use crate::proto::{
     Arguments, InHeader, InitIn, InitOut, Opcode, VERSION_MAJOR, VERSION_MINOR, VERSION_MINOR_MIN, init,
 };
-use crate::reply_buffer::ReplyBuffer;
-use crate::ring_workers::RingWorkers;
+use crate::serving::ring_workers::RingWorkers;
 
 /// How many requests for read-ahead and the like may be under way at once, and from which number on the kernel slows
 /// down their senders.
