@@ -1,14 +1,16 @@
-//! Links the small command without the dynamic linker and without the files by which libc starts, where the compiler has what that takes: loading
-//! libraries, and then libc's own start, are most of what it would cost to start it.
+//! Links the small command statically and without libc's start files, if possible.
 //!
-//! libc's static form is there for what the standard library names; next to nothing of it stays in the program, and nothing of it is called.
-//! The rest of the workspace is linked as usual, so it can't be asked for by `target-feature=+crt-static`, which holds for all of it. Instead the
-//! command's linker finds, before the system's libraries, scripts of the same names that lead to the static ones.
+//! Loading libraries, and then libc's own start, would be most of the cost of starting the command.
+//!
+//! The names in the standard library need libc's static form to link. Next to nothing of it stays in the program, and
+//! nothing of it is called. The rest of the workspace is linked as usual, so `target-feature=+crt-static` is no way: it
+//! holds for all of it. Instead the command's linker finds scripts of the same names before the system's libraries,
+//! which lead to the static ones.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the standard library asks for.
+/// The libraries that the standard library names.
 const LIBRARIES: [&str; 7] = ["c", "m", "rt", "dl", "util", "pthread", "gcc_eh"];
 
 fn main() {
@@ -17,12 +19,12 @@ fn main() {
     println!("cargo::rustc-check-cfg=cfg(bare)");
     let out = std::env::var_os("OUT_DIR").map(PathBuf::from);
     let is = |of: &str, value: &str| std::env::var(format!("CARGO_CFG_TARGET_{of}")).is_ok_and(|found| found == value);
-    // How a process begins, and how it calls the kernel, is written down for this one.
+    // The start of a process and the system call are written for this platform alone.
     let is_known = is("OS", "linux") && is("ENV", "gnu") && is("ARCH", "x86_64") && is("POINTER_WIDTH", "64");
-    // Where a library has no static form, the command is loaded like any other program.
-    if let Some(directory) = out.filter(|out| is_known && scripts(out).is_some()) {
+    // If a library has no static form, the command is loaded like any other program.
+    if let Some(directory) = out.filter(|out| is_known && write_scripts(out).is_some()) {
         println!("cargo::rustc-cfg=bare");
-        // Some linkers go through the libraries once, in order, and libc's and the compiler's name each other.
+        // Some linkers read the libraries once, in order, and libc's and the compiler's name each other.
         let group = "-Wl,--start-group,-lc,-lgcc,-lgcc_eh,--end-group";
         for word in [&format!("-L{}", directory.display()), "-static", "-no-pie", "-nostartfiles", group] {
             println!("cargo::rustc-link-arg-bin=ashlar={word}");
@@ -31,17 +33,17 @@ fn main() {
 }
 
 /// Writes the scripts.
-fn scripts(directory: &Path) -> Option<()> {
+fn write_scripts(directory: &Path) -> Option<()> {
     for library in LIBRARIES {
         let file = format!("lib{library}.a");
-        std::fs::write(directory.join(&file), format!("INPUT({})\n", found(&file)?.display())).ok()?;
+        std::fs::write(directory.join(&file), format!("INPUT({})\n", find_library(&file)?.display())).ok()?;
     }
-    // The unwinder's shared form is the one that the standard library asks for.
+    // The standard library names the unwinder's shared form.
     std::fs::write(directory.join("libgcc_s.a"), "INPUT(-lgcc_eh)\n").ok()
 }
 
-/// Where the compiler has a library.
-fn found(file: &str) -> Option<PathBuf> {
+/// Returns the path where the compiler has a library.
+fn find_library(file: &str) -> Option<PathBuf> {
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     let answer = Command::new(compiler).arg(format!("-print-file-name={file}")).output().ok()?;
     let path = PathBuf::from(String::from_utf8(answer.stdout).ok()?.trim());

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 
-use ashlar_fuse::{Mount, MountOptions};
+use ashlar_fuse::{FuseMount, MountOptions};
 use ashlar_launch::MountRecord;
 use ashlar_libfs::{LibFs, Options, OwnDescriptors};
 use ashlar_types::MOUNT_SOURCE;
@@ -54,7 +54,7 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
         helper: daemon::helper_command(&arguments.arena),
         ..MountOptions::default()
     };
-    let mount = Mount::new(session.clone(), directory, options)?;
+    let mount = FuseMount::new(session.clone(), directory, options)?;
     let device = mount.device_number();
     let record =
         MountRecord { directory: directory.clone(), arena: arguments.arena.clone(), pid: std::process::id(), device };

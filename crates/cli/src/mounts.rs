@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use ashlar_launch::{MountRecord, dead_record_of, records};
+use ashlar_launch::{MountRecord, dead_record_of, live_records};
 use ashlar_types::{MountLine, topmost_mount};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The record of the process behind the mount on `directory`.
 pub fn record_of(directory: &Path) -> Option<MountRecord> {
-    records().into_iter().find(|record| record.directory == directory)
+    live_records().into_iter().find(|record| record.directory == directory)
 }
 
 /// The Ashlar that a path is in, which must be there. The mount is the innermost one; another file system may lie in

@@ -6,7 +6,7 @@ mod system_calls;
 
 use std::process::ExitCode;
 
-use ashlar_launch::{Prepared, exec, not_run, prepare};
+use ashlar_launch::{PreparedProgram, exec_program, prepare_program, report_not_run};
 use ashlar_wire::REPORT_VARIABLE;
 
 use crate::arguments::RunArguments;
@@ -16,21 +16,21 @@ use crate::run::report::Counts;
 /// Runs the program in place of this one; as its child, where there is to be a report. Where nothing is mounted there
 /// is nothing to be done past the kernel: it runs as it is.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, CliError> {
-    let prepared = prepare(&arguments.command)?;
-    prepared.warn();
+    let prepared = prepare_program(&arguments.command)?;
+    prepared.warn_if_unmounted();
     if arguments.wants_report() {
         return run_with_report(arguments, prepared);
     }
-    Ok(exec(prepared.command))
+    Ok(exec_program(prepared.command))
 }
 
-fn run_with_report(arguments: &RunArguments, prepared: Prepared) -> Result<ExitCode, CliError> {
-    let Prepared { mut command, mounts } = prepared;
+fn run_with_report(arguments: &RunArguments, prepared: PreparedProgram) -> Result<ExitCode, CliError> {
+    let PreparedProgram { mut command, mounts } = prepared;
     let counts = Counts::begin(mounts)?;
     command.env(REPORT_VARIABLE, counts.path());
     let attended = match attend::start(&mut command) {
         Ok(attended) => attended,
-        Err(error) => return Ok(not_run(command.get_program(), &error)),
+        Err(error) => return Ok(report_not_run(command.get_program(), &error)),
     };
     let end = attended.wait()?;
     let words: Vec<_> = arguments.command.iter().map(|word| word.to_string_lossy()).collect();

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use ashlar_launch::records;
+use ashlar_launch::live_records;
 use ashlar_pmem::Medium;
 use ashlar_wire::{SessionStatus, StatusReply};
 use serde::Serialize;
@@ -63,7 +63,7 @@ pub fn places(wanted: Option<&ArenaChoice>) -> Result<Vec<Place>, CliError> {
     for choice in [ArenaChoice::Disk, ArenaChoice::Memory] {
         places.extend(Some(Place::new(&choice)?).filter(Place::exists));
     }
-    for record in records() {
+    for record in live_records() {
         let place = Place::at(record.arena)?;
         if !places.contains(&place) {
             places.push(place);
@@ -87,7 +87,7 @@ fn look_at_one_of_several(place: &Place) -> ArenaReport {
 
 fn look_at(place: &Place) -> Result<ArenaReport, CliError> {
     let daemon = daemon_status(place)?;
-    let records = records().into_iter().filter(|record| record.arena == place.directory());
+    let records = live_records().into_iter().filter(|record| record.arena == place.directory());
     let probed = place.probe();
     let emulated = probed.as_ref().is_ok_and(|summary| summary.emulated);
     let medium = daemon.as_ref().map(|status| status.medium.clone()).unwrap_or_else(|| {

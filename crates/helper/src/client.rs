@@ -1,4 +1,4 @@
-//! The client's side of a helper.
+//! Starts the helper and sends errands to it.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,93 +15,94 @@ use parking_lot::Mutex;
 use crate::open::receive_report;
 use crate::process::Errand;
 
-/// As what it shows in the list of processes.
+/// Its name in the list of processes.
 const NAME: &str = "ashlar";
-/// How long none is started after one that could not be, or died at once.
+/// How long no helper is started after one that could not be started or died at once.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A helper, which runs from its first errand on.
+/// A helper, whose process runs from its first errand on.
 #[derive(Debug)]
 pub struct Helper {
     command: Vec<OsString>,
     state: Mutex<State>,
-    has_complained: AtomicBool,
+    has_logged: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    process: Option<Process>,
-    /// None could be started, or it died at once.
+    process: Option<HelperProcess>,
+    /// When a start failed last, or the started process died at once.
     failed: Option<Instant>,
 }
 
 #[derive(Debug)]
-struct Process {
+struct HelperProcess {
     child: Child,
     line: Connection,
 }
 
 /// Why a file was not opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OpenError {
+pub enum HelperOpenError {
     /// Nothing was opened. The error of the opening; `EOPNOTSUPP` without a helper, `EIO` if it can't be started or has
     /// died.
     Refused(Errno),
-    /// The helper died while it answered: what the other side has got is not known.
+    /// The helper died while it answered: the session may have got the file.
     Unknown,
 }
 
-impl From<Errno> for OpenError {
+impl From<Errno> for HelperOpenError {
     fn from(errno: Errno) -> Self {
         Self::Refused(errno)
     }
 }
 
-impl Process {
-    /// Lets go of it. It may be waiting for a mount, so nothing waits for its end here.
-    fn end(self) {
+impl HelperProcess {
+    /// Drops the connection to the process. It may be waiting for a mount, so this thread does not wait for its end.
+    fn reap_later(self) {
         let Self { mut child, line } = self;
         drop(line);
-        // Where there is no thread for it, it stays in the table of processes until this one ends.
+        // If no thread can be started, the process stays in the table of processes until this one ends.
         let _ = std::thread::Builder::new().name("reap".into()).spawn(move || child.wait());
     }
 }
 
 impl Helper {
-    /// A helper that `command` starts, which calls [`crate::run`] on its standard input. Without one there is none.
+    /// Makes a helper that `command` starts, which calls [`crate::run`] on its standard input. If the command is empty,
+    /// no helper is started.
     #[must_use]
     pub const fn new(command: Vec<OsString>) -> Self {
         let state = State { process: None, failed: None };
-        Self { command, state: Mutex::new(state), has_complained: AtomicBool::new(false) }
+        Self { command, state: Mutex::new(state), has_logged: AtomicBool::new(false) }
     }
 
-    /// Opens an inode, with flags of open(2), on the mount of a directory, and answers with it over the socket of a
-    /// session. The kernel knows the open file by the `entry`, a name in a directory, if that leads to the inode.
+    /// Opens an inode, with flags of open(2), on the mount of a directory, and sends it over the socket of a session.
+    /// If `entry`, a name in a directory, leads to the inode, the kernel knows the open file by that name.
     ///
     /// # Errors
-    /// [`OpenError`].
+    /// [`HelperOpenError`].
     pub fn open(
         &self,
         (inode, flags): (InodeId, u32),
         entry: Option<(InodeId, Vec<u8>)>,
         mount: BorrowedFd<'_>,
         session: BorrowedFd<'_>,
-    ) -> Result<(), OpenError> {
+    ) -> Result<(), HelperOpenError> {
         let (mut report, theirs) = UnixStream::pair().map_err(Errno::from)?;
         self.send(Errand::Open { inode, flags, entry }, &[theirs.as_fd(), mount, session])?;
         drop(theirs);
         match receive_report(&mut report) {
             Ok(0) => {}
             Ok(errno) => {
-                self.complain_of(Errno(errno));
+                self.log_once(Errno(errno));
                 return Err(Errno(errno).into());
             }
             Err(_) => return Err(Errno::EIO.into()),
         }
-        receive_report(&mut report).map(drop).map_err(|_| OpenError::Unknown)
+        receive_report(&mut report).map(drop).map_err(|_| HelperOpenError::Unknown)
     }
 
-    /// Sends an errand, to a new process where the old one is gone.
+    /// Sends an errand, to a new process if the old one is gone.
     pub(crate) fn send(&self, errand: Errand, descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         if self.command.is_empty() {
             return Err(Errno::EOPNOTSUPP);
@@ -111,25 +112,25 @@ impl Helper {
             return Err(Errno::EIO);
         }
         for _ in 0..2 {
-            let started = state.process.take().map_or_else(|| self.start(), Ok);
+            let started = state.process.take().map_or_else(|| self.start_process(), Ok);
             let mut running = started.inspect_err(|_| state.failed = Some(Instant::now()))?;
             if running.line.send(&errand, descriptors).is_ok() {
                 state.process = Some(running);
                 return Ok(());
             }
-            running.end();
+            running.reap_later();
         }
         tracing::error!("the process that waits for mounts dies at once");
         state.failed = Some(Instant::now());
         Err(Errno::EIO)
     }
 
-    /// Notes that errands come to nothing: for a moment no more are taken.
-    pub(crate) fn rest(&self) {
+    /// Records that errands fail: for a moment no more are taken.
+    pub(crate) fn pause_errands(&self) {
         self.state.lock().failed = Some(Instant::now());
     }
 
-    fn start(&self) -> Result<Process, Errno> {
+    fn start_process(&self) -> Result<HelperProcess, Errno> {
         let [program, arguments @ ..] = &self.command[..] else { return Err(Errno::EOPNOTSUPP) };
         let (ours, theirs) = UnixStream::pair()?;
         let mut command = Command::new(program);
@@ -138,12 +139,12 @@ impl Helper {
             tracing::error!(%error, "no process can be started that waits for mounts");
             Errno::EIO
         })?;
-        Ok(Process { child, line: Connection::from_socket(ours) })
+        Ok(HelperProcess { child, line: Connection::from_socket(ours) })
     }
 
-    /// Says once what an administrator can mend.
-    fn complain_of(&self, errno: Errno) {
-        if errno == Errno::EPERM && !self.has_complained.swap(true, Ordering::Relaxed) {
+    /// Logs once an error that an administrator can correct.
+    fn log_once(&self, errno: Errno) {
+        if errno == Errno::EPERM && !self.has_logged.swap(true, Ordering::Relaxed) {
             tracing::error!(
                 "the kernel does not let SharedFS open files for sessions (open_by_handle_at); give the daemon CAP_DAC_READ_SEARCH"
             );
@@ -162,14 +163,14 @@ mod tests {
             let command = words.iter().map(OsString::from).collect();
             Helper::new(command).open((InodeId::ROOT, 0), None, one.as_fd(), two.as_fd())
         };
-        assert_eq!(open(&[]), Err(OpenError::Refused(Errno::EOPNOTSUPP)));
-        assert_eq!(open(&["/nowhere"]), Err(OpenError::Refused(Errno::EIO)));
-        // It reads the errand, understands nothing of it, and dies.
-        assert_eq!(open(&["head", "-c", "1"]), Err(OpenError::Refused(Errno::EIO)));
+        assert_eq!(open(&[]), Err(HelperOpenError::Refused(Errno::EOPNOTSUPP)));
+        assert_eq!(open(&["/nowhere"]), Err(HelperOpenError::Refused(Errno::EIO)));
+        // It reads the errand, can't parse it, and dies.
+        assert_eq!(open(&["head", "-c", "1"]), Err(HelperOpenError::Refused(Errno::EIO)));
         let none = Helper::new(Vec::new());
         for _ in 0..2 {
             let refused = none.open((InodeId::ROOT, 0), None, one.as_fd(), two.as_fd());
-            assert_eq!(refused, Err(OpenError::Refused(Errno::EOPNOTSUPP)), "that is so each time");
+            assert_eq!(refused, Err(HelperOpenError::Refused(Errno::EOPNOTSUPP)), "the same each time");
         }
     }
 }

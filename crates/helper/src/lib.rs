@@ -24,6 +24,6 @@ mod notify;
 mod open;
 mod process;
 
-pub use client::{Helper, OpenError};
-pub use notify::{Line, Notified, OfLine, Pages, end_connection, inval_inode};
+pub use client::{Helper, HelperOpenError};
+pub use notify::{Line, LineSender, Notified, Pages, end_connection, inval_inode};
 pub use process::{raise_descriptor_limit, run};

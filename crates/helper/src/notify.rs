@@ -1,4 +1,6 @@
-//! Notifications for a mount's kernel: messages as `/dev/fuse` takes them, `length:4 code:4 unique:8 (0)` and a body.
+//! Notifications for a mount's kernel, and the line to the helper that sends them.
+//!
+//! They are messages as `/dev/fuse` takes them, `length:4 code:4 unique:8 (0)` and a body.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -12,7 +14,7 @@ use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 use crate::client::Helper;
-use crate::process::{Descriptors, Errand, start};
+use crate::process::{Descriptors, Errand, start_errand};
 
 /// The header of each message.
 const HEADER_BYTES: usize = 16;
@@ -25,20 +27,20 @@ pub trait Notified {
     /// the kernel does not have is no error.
     ///
     /// # Errors
-    /// The kernel's, for the last of them that it did not take.
+    /// The kernel's, for the last message that it did not take.
     fn notify(&self, messages: &[u8]) -> Result<(), Errno>;
 }
 
-/// Written by the caller itself, for what never waits.
+/// Written by the caller itself, for messages that never wait.
 impl Notified for BorrowedFd<'_> {
     fn notify(&self, messages: &[u8]) -> Result<(), Errno> {
         let (mut rest, mut result) = (messages, Ok(()));
         while let Some(length) = rest.first_chunk().map(|length| u32::from_ne_bytes(*length) as usize) {
-            let Some((message, behind)) = rest.split_at_checked(length).filter(|_| length >= HEADER_BYTES) else {
+            let Some((message, remainder)) = rest.split_at_checked(length).filter(|_| length >= HEADER_BYTES) else {
                 return Err(Errno::INVAL);
             };
             result = write(*self, message).and(result);
-            rest = behind;
+            rest = remainder;
         }
         result
     }
@@ -54,7 +56,7 @@ fn write(device: BorrowedFd<'_>, message: &[u8]) -> Result<(), Errno> {
     }
 }
 
-/// Which cached pages of a file go, besides its attributes.
+/// The cached pages of a file that the kernel forgets, besides its attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pages {
     /// None.
@@ -77,7 +79,7 @@ impl Pages {
 /// no error: nothing of it is cached.
 ///
 /// # Errors
-/// `ENODEV` and the like, where the mount is gone.
+/// `ENODEV` and the like, if the mount is gone.
 pub fn inval_inode(kernel: &impl Notified, inode: InodeId, pages: Pages) -> Result<(), Errno> {
     let (offset, length) = match pages {
         Pages::Keep => (-1, 0),
@@ -96,8 +98,8 @@ pub fn inval_inode(kernel: &impl Notified, inode: InodeId, pages: Pages) -> Resu
     kernel.notify(&message)
 }
 
-/// Brings a mount's kernel what may have to wait there, by the helper. One message after the other: what waits holds up
-/// what comes behind it.
+/// Sends messages that may have to wait in a mount's kernel, by the helper. It sends one after the other: a waiting
+/// message delays those after it.
 #[derive(Debug)]
 pub struct Line {
     helper: Arc<Helper>,
@@ -105,38 +107,38 @@ pub struct Line {
 }
 
 impl Line {
-    /// A line that begins with the first message.
+    /// Makes a line that begins with the first message.
     #[must_use]
     pub const fn new(helper: Arc<Helper>) -> Self {
         Self { helper, connection: Mutex::new(None) }
     }
 
-    /// The sender of messages to a device over this line, always the same one.
+    /// Returns the sender of messages to a device over this line. The device is always the same one.
     #[must_use]
-    pub const fn to<'a>(&'a self, device: BorrowedFd<'a>) -> OfLine<'a> {
-        OfLine { line: self, device }
+    pub const fn to<'a>(&'a self, device: BorrowedFd<'a>) -> LineSender<'a> {
+        LineSender { line: self, device }
     }
 
-    fn begin(&self, device: BorrowedFd<'_>) -> Result<Connection, ashlar_types::Errno> {
+    fn open_connection(&self, device: BorrowedFd<'_>) -> Result<Connection, ashlar_types::Errno> {
         let (ours, theirs) = UnixStream::pair()?;
         self.helper.send(Errand::Notify, &[theirs.as_fd(), device])?;
         Ok(Connection::from_socket(ours))
     }
 }
 
-/// See [`Line::to`].
+/// The sender that [`Line::to`] returns.
 #[derive(Debug)]
-pub struct OfLine<'a> {
+pub struct LineSender<'a> {
     line: &'a Line,
     device: BorrowedFd<'a>,
 }
 
-impl Notified for OfLine<'_> {
+impl Notified for LineSender<'_> {
     fn notify(&self, messages: &[u8]) -> Result<(), Errno> {
         let mut connection = self.line.connection.lock();
-        // A helper that was killed meanwhile has a successor, and what it may have written is written again.
+        // If the helper was killed meanwhile, it has a successor, to which all messages are sent again.
         for _ in 0..2 {
-            let Some(mut open) = connection.take().or_else(|| self.line.begin(self.device).ok()) else {
+            let Some(mut open) = connection.take().or_else(|| self.line.open_connection(self.device).ok()) else {
                 return self.device.notify(messages);
             };
             let answer = open.send(&messages, &[]).and_then(|()| open.receive::<i32>());
@@ -145,20 +147,20 @@ impl Notified for OfLine<'_> {
                 return if errno == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(errno)) };
             }
         }
-        self.line.helper.rest();
+        self.line.helper.pause_errands();
         self.device.notify(messages)
     }
 }
 
-/// The helper's end of a line, in a thread of its own.
-pub(crate) fn begin(line: UnixStream, mut descriptors: Descriptors) {
-    // Where something is missing, the other side finds the line closed.
+/// Starts the thread for the helper's end of a line.
+pub(crate) fn begin_notify(line: UnixStream, mut descriptors: Descriptors) {
+    // If a descriptor is missing, the line is closed, which the other side notices.
     if let Some(device) = descriptors.next() {
-        start("notify", move || run(Connection::from_socket(line), &device));
+        start_errand("notify", move || forward_messages(Connection::from_socket(line), &device));
     }
 }
 
-fn run(mut line: Connection, device: &OwnedFd) {
+fn forward_messages(mut line: Connection, device: &OwnedFd) {
     while let Ok((messages, _)) = line.receive::<Vec<u8>>() {
         let errno = device.as_fd().notify(&messages).err().map_or(0, Errno::raw_os_error);
         if line.send(&errno, &[]).is_err() {
@@ -174,10 +176,10 @@ fn run(mut line: Connection, device: &OwnedFd) {
 ///
 /// # Errors
 /// The system's; `ENOENT` if there is no such connection.
-pub fn end_connection(shown: u64) -> rustix::io::Result<()> {
+pub fn end_connection(device_number: u64) -> rustix::io::Result<()> {
     // A connection has the number of that device, which has no other part.
-    let number = rustix::fs::minor(shown);
-    // The control file system is not mounted everywhere, so it's opened without being mounted.
+    let number = rustix::fs::minor(device_number);
+    // The control file system is not mounted everywhere, so it is opened without being mounted.
     let context = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_create(&context)?;
     let control = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
@@ -213,7 +215,7 @@ mod tests {
         .expect("sockets");
         let (one, two) = (message(b"one"), message(b"second"));
         let (ours, theirs) = UnixStream::pair().expect("sockets");
-        let end = std::thread::spawn(move || run(Connection::from_socket(theirs), &writer));
+        let end = std::thread::spawn(move || forward_messages(Connection::from_socket(theirs), &writer));
         let mut line = Connection::from_socket(ours);
         line.send(&[&one[..], &two].concat(), &[]).expect("sent");
         assert_eq!(line.receive::<i32>().expect("answered").0, 0);
@@ -221,7 +223,7 @@ mod tests {
         assert_eq!(received(&reader), two);
         line.send(&vec![3u8, 0, 0, 0], &[]).expect("sent");
         assert_eq!(line.receive::<i32>().expect("answered").0, Errno::INVAL.raw_os_error());
-        // Dropped, it could still be open in a child that another test starts just now.
+        // If it were only dropped, it could still be open in a child that another test starts just now.
         rustix::net::shutdown(&reader, rustix::net::Shutdown::Both).expect("shut down");
         line.send(&one, &[]).expect("sent");
         assert_eq!(line.receive::<i32>().expect("answered").0, Errno::PIPE.raw_os_error());
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_helper_messages_are_written_by_who_has_them() {
+    fn without_a_helper_messages_are_written_by_their_sender() {
         for words in [&[][..], &["/nowhere"], &["true"]] {
             let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
             let line = Line::new(Arc::new(Helper::new(words.iter().map(OsString::from).collect())));

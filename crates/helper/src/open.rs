@@ -1,7 +1,7 @@
-//! Opening files on mounts for sessions.
+//! Opens files on mounts for sessions.
 //!
-//! SharedFS hands over the session's own socket and never sees what was opened: closing it takes an answer of the
-//! mount's process as well. Where SharedFS is gone, the session asks the next one.
+//! SharedFS hands over the session's own socket and never gets the opened file: closing it takes an answer of the
+//! mount's process as well. If SharedFS is gone, the session asks the next one.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,32 +11,33 @@ use ashlar_types::{Errno, InodeId};
 use ashlar_wire::{Connection, HELPER_FLAG, Reply};
 use rustix::fs::{Mode, OFlags};
 
-use crate::process::{Descriptors, start};
+use crate::process::{Descriptors, start_errand};
 
 /// `FILEID_INO64_GEN`: the kind of handle that FUSE makes of an inode without its directory.
 const HANDLE_KIND: i32 = 0x81;
-/// The generation that mounts tell of every inode: numbers are never used twice.
+/// The generation that mounts report for every inode: numbers are never used twice.
 const GENERATION: u32 = 0;
 
 /// An inode, flags of open(2), and a name in a directory under which the kernel is to know the open file.
-type Wanted = (InodeId, u32, Option<(InodeId, Vec<u8>)>);
+type OpenRequest = (InodeId, u32, Option<(InodeId, Vec<u8>)>);
 
-/// An errno, or 0: the session is about to be answered, and, when it comes for the second time, it has been.
+/// Receives a report: an errno, or 0. The first 0 says that the session is about to be answered; the second, that it
+/// has been.
 pub(crate) fn receive_report(report: &mut UnixStream) -> io::Result<i32> {
     let mut word = [0; 4];
     report.read_exact(&mut word)?;
     Ok(i32::from_le_bytes(word))
 }
 
-/// SharedFS may be gone, and then the report has no reader.
+/// Sends a report. If SharedFS is gone, the report has no reader.
 fn send_report(report: &mut UnixStream, errno: i32) {
     let _ = report.write_all(&errno.to_le_bytes());
 }
 
-/// Begins to open a file, in a thread of its own.
-pub(crate) fn begin(wanted: Wanted, mut report: UnixStream, mut descriptors: Descriptors) {
+/// Starts a thread that opens a file.
+pub(crate) fn begin_open(wanted: OpenRequest, mut report: UnixStream, mut descriptors: Descriptors) {
     let (Some(mount), Some(session)) = (descriptors.next(), descriptors.next()) else {
-        // The kernel leaves out those for which there is no room.
+        // The kernel leaves out descriptors for which there is no room.
         send_report(&mut report, Errno::EMFILE.0);
         return;
     };
@@ -44,12 +45,12 @@ pub(crate) fn begin(wanted: Wanted, mut report: UnixStream, mut descriptors: Des
         send_report(&mut report, Errno::EMFILE.0);
         return;
     };
-    if !start("open", move || run(wanted, report, mount, session.into())) {
+    if !start_errand("open", move || open_and_answer(wanted, report, mount, session.into())) {
         send_report(&mut spare, Errno::EAGAIN.0);
     }
 }
 
-fn run(wanted: Wanted, mut report: UnixStream, mount: OwnedFd, session: UnixStream) {
+fn open_and_answer(wanted: OpenRequest, mut report: UnixStream, mount: OwnedFd, session: UnixStream) {
     match open_inode(mount.as_fd(), wanted) {
         Ok(opened) => {
             send_report(&mut report, 0);
@@ -63,9 +64,9 @@ fn run(wanted: Wanted, mut report: UnixStream, mount: OwnedFd, session: UnixStre
     }
 }
 
-fn open_inode(mount: BorrowedFd<'_>, (inode, flags, entry): Wanted) -> io::Result<OwnedFd> {
-    // A process that may not list the directory has only an `O_PATH` descriptor of it. The kernel takes no such thing
-    // for a mount.
+fn open_inode(mount: BorrowedFd<'_>, (inode, flags, entry): OpenRequest) -> io::Result<OwnedFd> {
+    // A process that may not list the directory has only an `O_PATH` descriptor of it. The kernel takes no such
+    // descriptor for a mount.
     let is_path = rustix::fs::fcntl_getfl(mount)?.contains(OFlags::PATH);
     let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = if is_path { Some(rustix::fs::openat(mount, c".", how, Mode::empty())?) } else { None };
@@ -88,8 +89,8 @@ fn open_name(mount: BorrowedFd<'_>, directory: InodeId, name: &[u8]) -> io::Resu
     Ok(rustix::fs::openat(&directory, name, how | OFlags::NOFOLLOW, Mode::empty())?)
 }
 
-/// The handle that the kernel's FUSE makes of an inode: words of four bytes in the machine's order, the upper half of
-/// the number first.
+/// Returns the handle that the kernel's FUSE makes of an inode: words of four bytes in the machine's order, the upper
+/// half of the number first.
 fn handle(inode: InodeId) -> [u8; 12] {
     let words = [(inode.0 >> 32) as u32, inode.0 as u32, GENERATION];
     let mut bytes = [0; 12];
@@ -105,13 +106,13 @@ mod tests {
     use crate::process::Errand;
 
     #[test]
-    fn a_handle_has_the_upper_half_first() {
+    fn handle_has_the_upper_half_first() {
         let words = [1u32, 2, 0].map(u32::to_ne_bytes).concat();
         assert_eq!(handle(InodeId(1 << 32 | 2))[..], words);
     }
 
     #[test]
-    fn what_went_wrong_is_reported_and_nobody_is_answered() {
+    fn failed_open_is_reported_and_session_gets_no_answer() {
         let (line, theirs) = UnixStream::pair().expect("sockets");
         let helper = std::thread::spawn(move || crate::run(theirs));
         let mut line = Connection::from_socket(line);

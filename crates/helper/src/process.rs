@@ -1,4 +1,4 @@
-//! The helper's process.
+//! The helper's process: it runs each errand in a thread.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -13,19 +13,19 @@ use crate::{notify, open};
 /// Stack of a thread that runs one errand.
 const STACK_BYTES: usize = 128 << 10;
 
-/// A task.
+/// An errand of the helper.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Errand {
     /// Open an inode with flags of open(2), under this name in this directory if that leads to it.
     ///
-    /// Three descriptors come with it: a socket for the report, a directory on the mount, and the socket of the session
-    /// that the answer goes to.
+    /// Three descriptors are sent with it: a socket for the report, a directory on the mount, and the socket of the
+    /// session that gets the answer.
     Open { inode: InodeId, flags: u32, entry: Option<(InodeId, Vec<u8>)> },
-    /// Write what comes over a socket to a mount's device, as long as it comes. The two come with it.
+    /// Write messages from a socket to a mount's device until the socket is closed. Both descriptors are sent with it.
     Notify,
 }
 
-/// Runs the tasks that come over `line`, each in a thread of its own, as long as their sender exists.
+/// Runs the errands that arrive over `line`, each in a thread of its own, as long as their sender exists.
 ///
 /// SharedFS's connections limit the threads: each asks for one file at a time. Beside these there is one for each
 /// mount.
@@ -36,24 +36,24 @@ pub fn run(line: UnixStream) {
         let mut descriptors = descriptors.into_iter();
         let Some(first) = descriptors.next().map(UnixStream::from) else { continue };
         match errand {
-            Errand::Open { inode, flags, entry } => open::begin((inode, flags, entry), first, descriptors),
-            Errand::Notify => notify::begin(first, descriptors),
+            Errand::Open { inode, flags, entry } => open::begin_open((inode, flags, entry), first, descriptors),
+            Errand::Notify => notify::begin_notify(first, descriptors),
         }
     }
 }
 
-/// Starts the thread of an errand. Whether it could.
-pub(crate) fn start(name: &str, errand: impl FnOnce() + Send + 'static) -> bool {
+/// Starts the thread of an errand. Returns whether it could.
+pub(crate) fn start_errand(name: &str, errand: impl FnOnce() + Send + 'static) -> bool {
     std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(errand).is_ok()
 }
 
-/// The descriptors of an errand, behind the first.
+/// The descriptors of an errand, after the first.
 pub(crate) type Descriptors = std::vec::IntoIter<OwnedFd>;
 
-/// A session takes five descriptors, and each connection two. An errand takes five while it lasts, and there may be as
-/// many errands as SharedFS has connections.
+/// Raises the limit of open descriptors to its maximum. A session takes five descriptors, and each connection two. An
+/// errand takes five while it lasts, and there may be as many errands as SharedFS has connections.
 pub fn raise_descriptor_limit() {
     let maximum = getrlimit(Resource::Nofile).maximum;
-    // With the limit as it is, less is open at once.
+    // If this fails, fewer can be open at once.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }

@@ -1,10 +1,11 @@
-//! The `ashlar` command: `ashlar run PROGRAM…`, and the way to all other verbs.
+//! The `ashlar` command: runs `ashlar run PROGRAM…`, and starts all other verbs.
 //!
-//! Purpose: programs are run by the thousand, so what runs them is as small as it can be. Where the compiler has what that takes (`build.rs`), it's
-//! linked without the dynamic linker, and begins without libc, whose own start takes longer than all that is done here. Whatever else was typed, an
-//! option of `run` too, is for `ashlar-main`, which takes this process's place.
+//! Purpose: users run programs by the thousand, so the command that starts them is as small as it can be. If the
+//! compiler can (`build.rs`), it is linked without the dynamic linker. It then begins without libc, whose own start
+//! takes longer than all work here. All other command lines, those with options of `run` too, are for `ashlar-main`,
+//! which takes this process's place.
 //!
-//! Invariants: says nothing that `ashlar-main` would not say.
+//! Invariants: prints nothing that `ashlar-main` would not print.
 //!
 //! Non-goals: any verb or option that is not used by the thousand.
 //!
@@ -14,7 +15,7 @@
 
 #[cfg(bare)]
 extern crate alloc;
-// Linked for what the language needs of it (a panic's way), and used for types.
+// Linked for the parts that the language needs (a panic's way), and used for types.
 #[cfg(bare)]
 extern crate std;
 

@@ -1,8 +1,7 @@
-//! Who stands behind which mount.
+//! Records of mounts: the arena and the process behind each.
 //!
-//! The kernel's table (`/proc/self/mountinfo`) says what is mounted. Which arena and which process stand behind a mount
-//! is written down by that process in `/run/ashlar/PROCESS.json`; a record whose process is gone is removed by whoever
-//! finds it.
+//! The kernel's table (`/proc/self/mountinfo`) shows the mounts. The process that serves a mount writes its arena and
+//! itself into `/run/ashlar/PROCESS.json`. If its process is gone, any process that finds the record removes it.
 
 use std::fs::{self, DirEntry};
 use std::io;
@@ -14,46 +13,46 @@ use ashlar_types::topmost_mount;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags};
 use serde::{Deserialize, Serialize};
 
-/// Where records are.
-pub const RECORDS: &str = "/run/ashlar";
+/// The directory of records.
+pub const RECORDS_DIRECTORY: &str = "/run/ashlar";
 
-/// A mount and who stands behind it.
+/// A mount, its arena and its process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountRecord {
-    /// Where it is mounted.
+    /// The directory where it is mounted.
     pub directory: PathBuf,
     /// Its arena.
     pub arena: PathBuf,
     /// The process that serves it.
     pub pid: u32,
-    /// The device number that its files show; 0 where it was written by a release that does not say.
+    /// The device number that its files show; 0 if an older release wrote the record.
     #[serde(default)]
     pub device: u64,
 }
 
 impl MountRecord {
-    /// Writes it down for `status` and `umount`.
+    /// Writes the record, for `status` and `umount`.
     ///
     /// # Errors
     /// The system's.
     pub fn write(&self) -> io::Result<()> {
-        fs::create_dir_all(RECORDS)?;
+        fs::create_dir_all(RECORDS_DIRECTORY)?;
         fs::write(self.path(), serde_json::to_vec(self)?)
     }
 
-    /// Removes it.
+    /// Removes the record.
     pub fn remove(&self) {
-        // One that stays is removed by whoever finds its process gone.
+        // If this fails, the next process that finds this record without its process removes it.
         let _ = fs::remove_file(self.path());
     }
 
-    /// Where it is written down.
+    /// Returns the path of the record's file.
     #[must_use]
     pub fn path(&self) -> PathBuf {
-        Path::new(RECORDS).join(format!("{}.json", self.pid))
+        Path::new(RECORDS_DIRECTORY).join(format!("{}.json", self.pid))
     }
 
-    /// The record that a file holds; `None` where that is no record, or one that is being written.
+    /// Parses the content of a record's file; `None` if it is no record, or is being written.
     #[must_use]
     pub fn read(text: &[u8]) -> Option<Self> {
         serde_json::from_slice(text).ok()
@@ -64,14 +63,16 @@ impl MountRecord {
         fs::read(format!("/proc/{}/cmdline", self.pid)).is_ok_and(|line| is_mount_process(&line))
     }
 
-    /// Its directory, as far as the kernel knows the way to it: a path that lies within another file system may lead to one that is dead too.
+    /// Opens its directory, if the kernel has the whole path cached. A path within another file system may lead to one
+    /// that is dead too.
     #[must_use]
     pub fn root(&self) -> Option<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         rustix::fs::openat2(CWD, &self.directory, flags, Mode::empty(), ResolveFlags::CACHED).ok()
     }
 
-    /// Whether its directory, of which this is a descriptor, is the root of a mount of its device; `None` where that can't be told.
+    /// Whether its directory, of which `root` is a descriptor, is the root of a mount of its device; `None` if that is
+    /// unknown.
     #[must_use]
     pub fn is_shown_by(&self, root: BorrowedFd) -> Option<bool> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
@@ -84,50 +85,52 @@ impl MountRecord {
 
 /// Whether a file among the records is one, by its name.
 #[must_use]
-pub fn is_record(name: &[u8]) -> bool {
+pub fn is_record_name(name: &[u8]) -> bool {
     name.ends_with(b".json")
 }
 
-/// Whether a process stands behind a mount, by its command line as the kernel shows it.
+/// Whether a process serves a mount, by its command line as the kernel shows it.
 #[must_use]
 pub fn is_mount_process(line: &[u8]) -> bool {
     line.split(|&byte| byte == 0).any(|word| word == b"mount-process" || word == b"mount")
 }
 
-/// Sorts records as all who use them have them.
-pub fn in_order(records: &mut [MountRecord]) {
+/// Sorts records in the order that all their users expect.
+pub fn sort_records(records: &mut [MountRecord]) {
     records.sort_by(|a, b| a.directory.cmp(&b.directory));
 }
 
-/// All records of mounts whose processes live.
+/// Returns all records of mounts whose processes live.
 #[must_use]
-pub fn records() -> Vec<MountRecord> {
+pub fn live_records() -> Vec<MountRecord> {
     let (mut living, _) = living_and_dead();
-    in_order(&mut living);
+    sort_records(&mut living);
     living
 }
 
-/// The record of a mount on `directory` that is still there, and whose process is dead: who asks something of it may find nobody who answers.
+/// Returns the record of a mount on `directory` that still exists and whose process is dead: a process that uses it may
+/// wait for an answer in vain.
 #[must_use]
 pub fn dead_record_of(directory: &Path) -> Option<MountRecord> {
     living_and_dead().1.into_iter().find(|record| record.directory == directory)
 }
 
-/// All records; those of mounts that are not there any more go.
+/// Returns all records, and removes those of mounts that no longer exist.
 fn living_and_dead() -> (Vec<MountRecord>, Vec<MountRecord>) {
-    let files = fs::read_dir(RECORDS).into_iter().flatten().flatten();
-    let is_record = |file: &DirEntry| is_record(file.file_name().as_bytes());
-    let records = files.filter(is_record).filter_map(|file| MountRecord::read(&fs::read(file.path()).ok()?));
+    let files = fs::read_dir(RECORDS_DIRECTORY).into_iter().flatten().flatten();
+    let is_record_file = |file: &DirEntry| is_record_name(file.file_name().as_bytes());
+    let records = files.filter(is_record_file).filter_map(|file| MountRecord::read(&fs::read(file.path()).ok()?));
     let (living, dead): (_, Vec<MountRecord>) = records.partition(MountRecord::is_alive);
     let (dead, gone): (_, Vec<_>) = dead.into_iter().partition(is_topmost);
     gone.iter().for_each(MountRecord::remove);
     (living, dead)
 }
 
-/// Whether the topmost file system on a record's directory is the one that the record is about. One that was taken out of the tree
-/// is served on for as long as programs use it.
+/// Whether the topmost file system on a record's directory is the record's. A mount that was detached from the tree is
+/// served for as long as programs use it.
 ///
-/// What is topmost shows in the device, for which nobody is asked: it may be dead. The kernel's table takes longer to write, and to read.
+/// The device number shows which file system is topmost, without a request to a mount, which may be dead. The kernel's
+/// table takes longer to write, and to read.
 #[must_use]
 pub fn is_topmost(record: &MountRecord) -> bool {
     if let Some(is_topmost) = record.root().and_then(|root| record.is_shown_by(root.as_fd())) {
@@ -145,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mount_is_told_by_the_device_that_it_shows() {
+    fn topmost_mount_is_recognised_by_its_device() {
         let device = fs::metadata("/proc").expect("mounted").dev();
         let record = |directory: &str, device: u64| MountRecord {
             directory: directory.into(),

@@ -13,13 +13,13 @@ pub const MODE_SETGID: u32 = 0o2000;
 /// The sticky bit: in a directory, only an entry's owner may remove it.
 pub const MODE_STICKY: u32 = 0o1000;
 
-/// The device number of a whiteout, 0:0: a character device by which an overlay of file systems says that nothing is
-/// there.
+/// The device number of a whiteout, 0:0: a character device by which an overlay of file systems says that a name does
+/// not exist.
 pub const WHITEOUT_DEVICE: u64 = 0;
 /// A whiteout's permission bits, as Linux makes it.
 pub const WHITEOUT_MODE: u32 = 0;
 
-/// The kind of a file. The discriminants are those of `S_IFMT` shifted right by 12, and stand so on media.
+/// The kind of a file. The discriminants are those of `S_IFMT` shifted right by 12, and media hold them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum FileKind {
@@ -40,7 +40,7 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// The kind whose discriminant is `value` (`d_type` of `getdents`, and the upper four bits of `st_mode`).
+    /// Returns the kind whose discriminant is `value` (`d_type` of `getdents`, and the upper four bits of `st_mode`).
     #[must_use]
     pub const fn from_u8(value: u8) -> Option<Self> {
         Some(match value {
@@ -55,7 +55,7 @@ impl FileKind {
         })
     }
 
-    /// The kind that `mode` (`st_mode`) names; a mode without a kind names a regular file, as for `mknod(2)`.
+    /// Returns the kind that `mode` (`st_mode`) names; a mode without a kind names a regular file, as for `mknod(2)`.
     #[must_use]
     pub const fn from_mode(mode: u32) -> Option<Self> {
         match (mode >> 12) & 0xf {
@@ -64,7 +64,7 @@ impl FileKind {
         }
     }
 
-    /// The kind's bits in `st_mode`.
+    /// Returns the kind's bits in `st_mode`.
     #[must_use]
     pub const fn mode_bits(self) -> u32 {
         (self as u32) << 12
@@ -80,7 +80,7 @@ pub struct Timestamp {
     pub nanoseconds: u32,
 }
 
-/// An inode: what `stat` tells, and what the file system keeps beside it.
+/// An inode: the attributes that `stat` returns, and those that the file system keeps beside them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inode {
     /// The kind of the file.
@@ -114,12 +114,12 @@ pub struct Inode {
     pub born: Timestamp,
     /// The subtree whose quota it counts against.
     pub quota: QuotaId,
-    /// The target of a symbolic link; empty for all else.
+    /// The target of a symbolic link; empty for all other kinds.
     pub target: Vec<u8>,
 }
 
 impl Inode {
-    /// A new inode: empty, with one name, in `parent`; the super-user's, and counted against no subtree.
+    /// Makes a new inode: empty, with one name, in `parent`; the super-user's, and counted against no subtree.
     #[must_use]
     pub fn new(kind: FileKind, mode: u32, parent: InodeId, at: Timestamp) -> Self {
         Self {
@@ -142,20 +142,20 @@ impl Inode {
         }
     }
 
-    /// `st_mode`: kind and permission bits.
+    /// Returns `st_mode`: kind and permission bits.
     #[must_use]
     pub const fn st_mode(&self) -> u32 {
         self.kind.mode_bits() | self.mode
     }
 
-    /// `st_blocks`: what the data take up, in sectors of 512 bytes.
+    /// Returns `st_blocks`: the room that the data take up, in sectors of 512 bytes.
     #[must_use]
     pub const fn st_blocks(&self) -> u64 {
         self.blocks.saturating_mul(BLOCK_BYTES / 512)
     }
 
-    /// `st_rdev`: the low 32 bits of glibc's `dev_t`, which hold 12 bits of the major number and 20 of the minor one,
-    /// all that Linux has.
+    /// Returns `st_rdev`: the low 32 bits of glibc's `dev_t`, which hold 12 bits of the major number and 20 of the
+    /// minor one, all that Linux has.
     #[must_use]
     pub const fn st_rdev(&self) -> u32 {
         (self.device & 0xffff_ffff) as u32

@@ -1,4 +1,4 @@
-//! Who asks, and for what access.
+//! The identity of a caller, and the access that it asks for.
 
 use std::ops::BitOr;
 
@@ -11,25 +11,25 @@ pub struct Credentials {
     pub gid: u32,
     /// Supplementary groups, in any order.
     pub groups: Vec<u32>,
-    /// Set where someone else has already checked the permissions of this call: the kernel, for the FUSE front end
-    /// (`default_permissions`). Ownership of what is made still comes from `uid` and `gid`.
+    /// Set if the kernel has already checked the permissions of this call, as it does for the FUSE front end
+    /// (`default_permissions`). `uid` and `gid` still own the inodes that the call makes.
     pub checked: bool,
 }
 
 impl Credentials {
-    /// The super-user.
+    /// Returns the super-user's credentials.
     #[must_use]
     pub const fn root() -> Self {
         Self { uid: 0, gid: 0, groups: Vec::new(), checked: false }
     }
 
-    /// A user whose permissions the kernel has already checked.
+    /// Returns credentials of a user whose permissions the kernel has already checked.
     #[must_use]
     pub const fn checked(uid: u32, gid: u32) -> Self {
         Self { uid, gid, groups: Vec::new(), checked: true }
     }
 
-    /// Whether permission checks are waived: for the super-user, and where the kernel has made them.
+    /// Whether permission checks are waived: for the super-user, and if the kernel has made them.
     #[must_use]
     pub const fn is_privileged(&self) -> bool {
         self.checked || self.uid == 0
@@ -62,7 +62,7 @@ impl Access {
         self.0 & other.0 == other.0
     }
 
-    /// These but for `other`.
+    /// Returns these without `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)

@@ -1,4 +1,4 @@
-//! The errors that POSIX calls give.
+//! The errors that POSIX calls return.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ macro_rules! errnos {
         impl Errno {
             $(pub const $name: Self = Self(libc::$name);)*
 
-            /// The symbol of the number, such as `ENOENT`.
+            /// Returns the symbol of the number, such as `ENOENT`.
             #[must_use]
             pub fn symbol(self) -> &'static str {
                 match self.0 {
@@ -48,12 +48,12 @@ impl fmt::Display for Errno {
 impl std::error::Error for Errno {}
 
 impl Errno {
-    /// The inode is reserved for the kernel: the caller makes the call again there.
+    /// The inode is reserved for the kernel: the caller repeats the call there.
     ///
     /// It is no number of the kernel's and never reaches a program: a front end that can get it handles it.
     pub const RESERVED: Self = Self(i32::MAX);
 
-    /// Whether a mount that answers so has lost its process: it's not connected; or, for calls that were under way,
+    /// Whether a mount with this error has lost its process: it is not connected; or, for calls that were under way,
     /// they were aborted (by a ring: cancelled).
     #[must_use]
     pub const fn is_of_dead_mount(self) -> bool {

@@ -59,11 +59,11 @@ number! {
 impl QuotaId {
     /// No subtree.
     pub const NONE: Self = Self(0);
-    /// Bits of the largest number: the shared area keeps the kind of a quota above them. Inode numbers never come so
-    /// far.
+    /// Bits of the largest number: the shared area keeps the kind of a quota above them. Inode numbers never become so
+    /// large.
     pub const BITS: u32 = 56;
 
-    /// The subtree of which this directory is the top.
+    /// Returns the subtree of which this directory is the top.
     #[must_use]
     pub const fn of(top: InodeId) -> Self {
         Self(top.0)
@@ -80,7 +80,7 @@ impl InodeId {
 }
 
 impl LogPosition {
-    /// The position `bytes` further on.
+    /// Returns the position `bytes` further on.
     #[must_use]
     pub const fn plus(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
@@ -88,25 +88,25 @@ impl LogPosition {
 }
 
 impl BlockAddress {
-    /// The address of block `block` in segment `segment`.
+    /// Returns the address of block `block` in segment `segment`.
     #[must_use]
     pub const fn new(segment: u32, block: u32) -> Self {
         Self(((segment as u64) << 32) | block as u64)
     }
 
-    /// The segment's number.
+    /// Returns the segment's number.
     #[must_use]
     pub const fn segment(self) -> u32 {
         (self.0 >> 32) as u32
     }
 
-    /// The block's number in its segment.
+    /// Returns the block's number in its segment.
     #[must_use]
     pub const fn block(self) -> u32 {
         self.0 as u32
     }
 
-    /// The address `blocks` further on, in the same segment.
+    /// Returns the address `blocks` further on, in the same segment.
     #[must_use]
     pub const fn plus(self, blocks: u64) -> Self {
         Self(self.0 + blocks)

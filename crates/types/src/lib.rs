@@ -36,7 +36,7 @@ pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
 /// The most links that one inode may have.
 pub const LINK_MAX: u32 = 1_000_000;
 
-/// The first block that holds a byte at or after `offset`, rounding up: the number of blocks that `bytes` need.
+/// Returns the number of blocks that `bytes` need, rounded up.
 #[must_use]
 pub const fn blocks_for(bytes: u64) -> u64 {
     bytes.div_ceil(BLOCK_BYTES)

@@ -16,16 +16,17 @@ pub const XATTR_NAME_MAX: usize = 255;
 /// The longest value of an extended attribute, in bytes.
 pub const XATTR_VALUE_MAX: usize = 65536;
 
-/// The place of `.` in a directory's order. All front ends have the same: a listing may begin through one and go on
+/// The place of `.` in a directory's order. All front ends have the same: a listing may begin through one and continue
 /// through another.
 pub const COOKIE_SELF: u64 = 1;
 /// The place of `..`.
 pub const COOKIE_PARENT: u64 = 2;
 
-/// The place of a name in its directory's order: from 3 to 2^63 − 1, so that it fits `d_off` beside `.` and `..`.
+/// Returns the place of a name in its directory's order: from 3 to 2^63 − 1, so that it fits `d_off` beside `.` and
+/// `..`.
 ///
-/// Two names may share one, which is why the order is by cookie and then by name. Keyed, so that no user can make names
-/// that collide. The key and the function stand on media for ever.
+/// Two names may share one, which is why the order is by cookie and then by name. The hash has a key, so that no user
+/// can make names that collide. Media depend on the key and the function for ever.
 #[must_use]
 pub fn name_cookie(key: &[u8; 16], name: &[u8]) -> u64 {
     (siphasher::sip::SipHasher13::new_with_key(key).hash(name) >> 1).max(3)
@@ -50,16 +51,16 @@ impl Name {
     /// Takes `bytes` as a name.
     ///
     /// # Errors
-    /// [`NameError`] where they are none.
+    /// [`NameError`] if they are none.
     pub fn new(bytes: &[u8]) -> Result<Self, NameError> {
         Self::check(bytes)?;
         Ok(Self(bytes.into()))
     }
 
-    /// Says whether `bytes` are a name, without keeping them.
+    /// Checks that `bytes` are a name, without keeping them.
     ///
     /// # Errors
-    /// [`NameError`] where they are none.
+    /// [`NameError`] if they are none.
     pub fn check(bytes: &[u8]) -> Result<(), NameError> {
         if bytes.len() > NAME_MAX {
             return Err(NameError::TooLong);
@@ -70,7 +71,7 @@ impl Name {
         Ok(())
     }
 
-    /// The name's bytes.
+    /// Returns the name's bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Inode, QuotaId};
 
-/// Whose use of space is counted.
+/// A user, group or subtree whose use of space is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum QuotaKey {
     /// All inodes with this owner.
@@ -36,7 +36,7 @@ pub struct QuotaAmount {
     pub inodes: u64,
 }
 
-/// The most that may be used; `None`: as much as there is.
+/// The most that may be used; `None` if only the space itself limits it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaLimits {
     /// Data blocks of [`crate::BLOCK_BYTES`].
@@ -54,19 +54,19 @@ impl QuotaLimits {
 }
 
 impl Inode {
-    /// The accounts that the inode counts against.
+    /// Returns the accounts that the inode counts against.
     pub fn quota_keys(&self) -> impl Iterator<Item = QuotaKey> + use<> {
         quota_keys(self.uid, self.gid, self.quota)
     }
 
-    /// Its use.
+    /// Returns the inode's own use.
     #[must_use]
     pub const fn quota_amount(&self) -> QuotaAmount {
         QuotaAmount { blocks: self.blocks, inodes: 1 }
     }
 }
 
-/// The accounts that an inode with this owner, group and subtree counts against.
+/// Returns the accounts that an inode with this owner, group and subtree counts against.
 pub fn quota_keys(uid: u32, gid: u32, subtree: QuotaId) -> impl Iterator<Item = QuotaKey> {
     let subtree = (subtree != QuotaId::NONE).then_some(QuotaKey::Subtree(subtree));
     [QuotaKey::User(uid), QuotaKey::Group(gid)].into_iter().chain(subtree)

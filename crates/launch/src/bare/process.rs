@@ -1,6 +1,6 @@
-//! The process as the kernel has made it: where it begins, its arguments and environment, memory, and the calls by which it ends or becomes another one.
+//! The bare process: its start, arguments, environment, memory, exit and exec.
 //!
-//! All `unsafe` code of the command stands here.
+//! All `unsafe` code of the command is here.
 #![allow(unsafe_code)]
 
 use alloc::vec::Vec;
@@ -14,7 +14,8 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 
-// The kernel begins a process with its stack pointer on the number of arguments; functions want the stack on a multiple of 16.
+// The kernel begins a process with its stack pointer on the number of arguments; functions want the stack on a multiple
+// of 16.
 global_asm!(
     ".pushsection .text._start, \"ax\", @progbits",
     ".globl _start",
@@ -28,8 +29,9 @@ global_asm!(
     begin = sym begin,
 );
 
-// The compiler's own functions. libc's are chosen by what the processor can do, when libc begins. They are written in assembly since a compiler makes
-// calls of such functions out of loops that do what they do. `rep movsb` is as fast as any other way, but for a start of some ten cycles.
+// The compiler's own functions. libc chooses its variants by the processor when it begins, which it does not do here.
+// They are written in assembly, since a compiler turns loops that do the same into calls of these very functions. `rep
+// movsb` is as fast as any other way, but for a start of some ten cycles.
 global_asm!(
     ".pushsection .text.memory, \"ax\", @progbits",
     ".globl memcpy, memmove, memset, memcmp, bcmp, strlen",
@@ -38,7 +40,7 @@ global_asm!(
     "sub rax, rsi",
     "cmp rax, rdx",
     "jae memcpy",
-    // The target begins within the source, so its end is first.
+    // The target begins within the source, so its end is copied first.
     "mov rax, rdi",
     "mov rcx, rdx",
     "lea rdi, [rdi + rdx - 1]",
@@ -83,36 +85,37 @@ global_asm!(
     ".popsection",
 );
 
-/// What the stack began with: the number of arguments, then their addresses and those of the environment, each list with a null at its end.
+/// The stack as the kernel made it: the number of arguments, then their addresses and those of the environment, each
+/// list with a null at its end.
 static STACK: AtomicPtr<usize> = AtomicPtr::new(ptr::null_mut());
 
 extern "C" fn begin(stack: *mut usize) -> ! {
     STACK.store(stack, Ordering::Relaxed);
-    end(super::serve())
+    exit(super::serve())
 }
 
-fn end(status: u8) -> ! {
+fn exit(status: u8) -> ! {
     loop {
         // SAFETY: the call takes a number, and ends the process.
-        unsafe { call(EXIT_GROUP, status.into(), 0, 0, 0) };
+        unsafe { system_call(EXIT_GROUP, status.into(), 0, 0, 0) };
     }
 }
 
-/// A list of strings that the kernel has laid down for this process.
+/// A list of strings that the kernel has laid out for this process.
 struct Strings<'a>(*const *const c_char, PhantomData<&'a CStr>);
 
 impl<'a> Iterator for Strings<'a> {
     type Item = &'a CStr;
 
     fn next(&mut self) -> Option<&'a CStr> {
-        // SAFETY: the list ends with a null, beyond which nothing goes, and nobody else has it.
+        // SAFETY: the list ends with a null, and the iterator never moves past it. No other code writes it.
         let string = unsafe { self.0.read() };
         if string.is_null() {
             return None;
         }
         // SAFETY: as above: it was not the null.
         self.0 = unsafe { self.0.add(1) };
-        // SAFETY: the kernel has put the string on the stack, with a zero at its end, where it stays as it is.
+        // SAFETY: the kernel has put the string on the stack, with a zero at its end, and it does not change.
         Some(unsafe { CStr::from_ptr(string) })
     }
 }
@@ -122,21 +125,21 @@ fn argument_count() -> usize {
     unsafe { STACK.load(Ordering::Relaxed).read() }
 }
 
-/// The list of arguments from one of them on, or its end.
+/// Returns the list of arguments from one of them on, or its end.
 fn list_from(argument: usize) -> *const *const c_char {
     let argument = argument.min(argument_count());
-    // SAFETY: behind the number are as many addresses, and a null.
+    // SAFETY: after the number follow as many addresses, and a null.
     unsafe { STACK.load(Ordering::Relaxed).add(1 + argument).cast_const().cast() }
 }
 
-/// All arguments, the command's own name with them.
+/// Returns all arguments, including the command's own name.
 pub(super) fn arguments<'a>() -> impl Iterator<Item = &'a CStr> {
     Strings(list_from(0), PhantomData)
 }
 
-/// The environment.
+/// Returns the environment.
 pub(super) fn environment<'a>() -> impl Iterator<Item = &'a CStr> {
-    // SAFETY: the environment begins behind the null after the arguments.
+    // SAFETY: the environment begins after the null that ends the arguments.
     Strings(unsafe { list_from(argument_count()).add(1) }, PhantomData)
 }
 
@@ -153,23 +156,24 @@ impl<'a> Environment<'a> {
     }
 }
 
-/// Runs a program in place of this one, with the arguments from one of them on. Returns, with why, if that can't be.
+/// Runs a program in place of this one, with the arguments from one of them on. Returns the error if that fails.
 pub(super) fn execute(file: &CStr, first: usize, environment: &Environment) -> Errno {
-    // SAFETY: both lists end with a null, and all that they lead to lives.
+    // SAFETY: both lists end with a null, and all that they point to lives.
     unsafe { execve(file, list_from(first), environment.list.as_ptr()) }
 }
 
-/// Runs a program in place of this one, as this one was run, but for a name. Returns, with why, if that can't be.
+/// Runs a program in place of this one, with the same arguments except the name. Returns the error if that fails.
 pub(super) fn execute_as_typed(file: &CStr, name: &'static CStr) -> Errno {
-    // Kernels before 5.18 begin a process without any argument, if that was asked for.
+    // Kernels before 5.18 begin a process without any argument, if the caller asks for that.
     let alone = [name.as_ptr(), ptr::null()];
     let mut list = alone.as_ptr();
     if argument_count() > 0 {
         list = list_from(0);
-        // SAFETY: the place is that of the first argument; nobody holds on to what is in the list.
+        // SAFETY: the place is that of the first argument, and no reference to the list's elements exists.
         unsafe { list.cast_mut().write(name.as_ptr()) };
     }
-    // SAFETY: the environment begins behind the null after the arguments, which is there still, and both lists are as the call wants them.
+    // SAFETY: the environment begins after the null that ends the arguments, which is still there, and both lists have
+    // the form that the call needs.
     unsafe { execve(file, list, list_from(argument_count()).add(1)) }
 }
 
@@ -177,24 +181,24 @@ pub(super) fn execute_as_typed(file: &CStr, name: &'static CStr) -> Errno {
 /// Both are lists of strings that end with a null.
 unsafe fn execve(file: &CStr, arguments: *const *const c_char, environment: *const *const c_char) -> Errno {
     // SAFETY: as the caller says.
-    let error = unsafe { call(EXECVE, file.as_ptr().addr(), arguments.addr(), environment.addr(), 0) };
+    let error = unsafe { system_call(EXECVE, file.as_ptr().addr(), arguments.addr(), environment.addr(), 0) };
     Errno::from_raw_os_error(-error as i32)
 }
 
-/// Gives `SIGPIPE` its default, which it has in all programs that the standard library runs.
-pub(super) fn end_at_broken_pipes() {
+/// Gives `SIGPIPE` its default action, as the standard library does for all programs that it runs.
+pub(super) fn reset_sigpipe() {
     const SIGPIPE: usize = 13;
-    /// A handler, flags, a restorer and a mask of signals, as the kernel has them.
+    /// A handler, flags, a restorer and a mask of signals, in the kernel's layout.
     static DEFAULT: [u64; 4] = [0; 4];
     // SAFETY: the call reads an action of that shape, and writes nothing.
-    unsafe { call(RT_SIGACTION, SIGPIPE, DEFAULT.as_ptr().addr(), 0, size_of::<u64>()) };
+    unsafe { system_call(RT_SIGACTION, SIGPIPE, DEFAULT.as_ptr().addr(), 0, size_of::<u64>()) };
 }
 
 /// Writes a line to standard error, which may be closed.
-pub(super) fn complain(line: &str) {
+pub(super) fn write_error(line: &str) {
     for text in [line, "\n"] {
         // SAFETY: the call reads the text.
-        unsafe { call(WRITE, 2, text.as_ptr().addr(), text.len(), 0) };
+        unsafe { system_call(WRITE, 2, text.as_ptr().addr(), text.len(), 0) };
     }
 }
 
@@ -203,13 +207,14 @@ const RT_SIGACTION: usize = 13;
 const EXECVE: usize = 59;
 const EXIT_GROUP: usize = 231;
 
-/// A system call.
+/// Makes a system call.
 ///
 /// # Safety
 /// That of the call.
-unsafe fn call(number: usize, first: usize, second: usize, third: usize, fourth: usize) -> isize {
+unsafe fn system_call(number: usize, first: usize, second: usize, third: usize, fourth: usize) -> isize {
     let result;
-    // SAFETY: the kernel leaves all registers as they are but for those named, and the caller answers for what it does to memory.
+    // SAFETY: the kernel preserves all registers but those named, and the caller ensures that the call's effect on
+    // memory is sound.
     unsafe {
         asm!(
             "syscall",
@@ -226,40 +231,41 @@ unsafe fn call(number: usize, first: usize, second: usize, third: usize, fourth:
     result
 }
 
-/// Bytes for all that is allocated: a thousand times what it takes as a rule, and room for an environment of ten thousand variables.
-const ROOM: usize = 1 << 20;
-/// Bytes for `ashlar-main` to be run when these are used up.
-const RESERVE: usize = 128 << 10;
+/// Bytes for all allocations: a thousand times the usual need, and room for an environment of ten thousand variables.
+const HEAP_BYTES: usize = 1 << 20;
+/// Bytes for running `ashlar-main` when these are used up.
+const RESERVE_BYTES: usize = 128 << 10;
 /// The coarsest alignment.
 const ALIGNMENT_MAX: usize = 16;
 
-/// Memory that is given out from its start to its end. Of what is given back only the last piece is used again: the process is gone before it matters.
+/// BumpAllocator that is allocated from its start to its end. Of freed pieces only the last one is used again: the
+/// process ends before it matters.
 #[repr(C, align(16))]
-struct Memory {
-    bytes: UnsafeCell<[u8; ROOM + RESERVE]>,
+struct BumpAllocator {
+    bytes: UnsafeCell<[u8; HEAP_BYTES + RESERVE_BYTES]>,
     used: AtomicUsize,
     is_reserve_open: AtomicBool,
 }
 
-// SAFETY: there is one thread. The bytes are used by those alone to whom they were given.
-unsafe impl Sync for Memory {}
+// SAFETY: there is one thread. Each byte is used only by the owner of its piece.
+unsafe impl Sync for BumpAllocator {}
 
 #[global_allocator]
-static MEMORY: Memory = Memory {
-    bytes: UnsafeCell::new([0; ROOM + RESERVE]),
+static ALLOCATOR: BumpAllocator = BumpAllocator {
+    bytes: UnsafeCell::new([0; HEAP_BYTES + RESERVE_BYTES]),
     used: AtomicUsize::new(0),
     is_reserve_open: AtomicBool::new(false),
 };
 
-impl Memory {
-    /// Gives out the bytes from a place on. What does not fit is for `ashlar-main`, which has a heap.
-    fn give(&self, from: usize, size: usize) -> Option<usize> {
+impl BumpAllocator {
+    /// Allocates the bytes from a place on. If they do not fit, `ashlar-main` takes over, which has a heap.
+    fn allocate(&self, from: usize, size: usize) -> Option<usize> {
         let end = from.checked_add(size)?;
-        if end > ROOM {
+        if end > HEAP_BYTES {
             if !self.is_reserve_open.swap(true, Ordering::Relaxed) {
-                self::end(super::go_on());
+                self::exit(super::exec_main());
             }
-            if end > ROOM + RESERVE {
+            if end > HEAP_BYTES + RESERVE_BYTES {
                 return None;
             }
         }
@@ -271,7 +277,7 @@ impl Memory {
         self.bytes.get().cast()
     }
 
-    /// Where a piece begins.
+    /// Returns where a piece begins.
     fn place_of(&self, piece: *mut u8) -> usize {
         piece.addr() - self.start().addr()
     }
@@ -281,11 +287,12 @@ impl Memory {
     }
 }
 
-// SAFETY: pieces lie within the bytes, at multiples of their alignment, and none over another: each begins where all that are used end.
-unsafe impl GlobalAlloc for Memory {
+// SAFETY: pieces lie within the bytes, at multiples of their alignment, and do not overlap: each begins at the end of
+// all used ones.
+unsafe impl GlobalAlloc for BumpAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let from = self.used.load(Ordering::Relaxed).next_multiple_of(layout.align());
-        let place = self.give(from, layout.size()).filter(|_| layout.align() <= ALIGNMENT_MAX);
+        let place = self.allocate(from, layout.size()).filter(|_| layout.align() <= ALIGNMENT_MAX);
         // SAFETY: the place is within the bytes.
         place.map_or(ptr::null_mut(), |place| unsafe { self.start().add(place) })
     }
@@ -298,12 +305,12 @@ unsafe impl GlobalAlloc for Memory {
 
     unsafe fn realloc(&self, piece: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         if self.is_last(piece, layout.size()) {
-            return self.give(self.place_of(piece), size).map_or(ptr::null_mut(), |_| piece);
+            return self.allocate(self.place_of(piece), size).map_or(ptr::null_mut(), |_| piece);
         }
         if size <= layout.size() {
             return piece;
         }
-        // SAFETY: as the caller of this function says; the new piece is none that was given out.
+        // SAFETY: as the caller of this function says; the new piece overlaps no other.
         unsafe {
             let longer = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
             if !longer.is_null() {

@@ -20,7 +20,7 @@ const ROUNDS: usize = 200;
 /// A program as the contender starts it.
 fn command(task: &Task, program: &str, directory: &Path) -> Result<Command, CliError> {
     let mut command = if task.contender == Contender::Run {
-        let mut command = Command::new(ashlar_launch::beside(ashlar_launch::COMMAND)?);
+        let mut command = Command::new(ashlar_launch::find_installed(ashlar_launch::COMMAND)?);
         command.args(["run", "--", program]);
         command
     } else {
