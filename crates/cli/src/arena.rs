@@ -1,4 +1,4 @@
-//! Which arena, where it lies, how it is made, and what it survives.
+//! Arenas of the command line: their location, creation, and what failures they survive.
 
 use std::fmt;
 use std::fs;
@@ -19,14 +19,14 @@ use crate::size::Size;
 const DISK: &str = "/var/lib/ashlar/default";
 /// The standard place in memory.
 const MEMORY: &str = "/dev/shm/ashlar/default";
-/// A new arena takes no more than this by itself: its space is allocated at once, and it can grow online.
+/// The largest default size of a new arena: its space is allocated at once, and it can grow online.
 const SIZE_DEFAULT_MAX: u64 = 4 << 30;
 /// The longest path that a socket may have (`sockaddr_un`), its NUL included.
 const SOCKET_PATH_MAX: usize = 108;
-/// Stands in the directory while an arena is being made, so that a creation that was cut is taken up again.
+/// Marks, in the directory, that an arena is being made, so that an interrupted creation is resumed.
 const UNFINISHED: &str = "unfinished";
 
-/// Where files are kept, as a person says it.
+/// The place of an arena, as the user names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ArenaChoice {
     /// The standard place on disk.
@@ -61,15 +61,15 @@ impl fmt::Display for ArenaChoice {
     }
 }
 
-/// An arena's place.
+/// The location of an arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     directory: PathBuf,
 }
 
 impl Place {
-    /// The place that `choice` names. A directory that is there is named by its real path, so that one arena has one
-    /// name.
+    /// Returns the location that `choice` names. An existing directory is named by its real path, so that one arena has
+    /// one name.
     pub fn new(choice: &ArenaChoice) -> Result<Self, CliError> {
         let directory = match choice {
             ArenaChoice::Disk => PathBuf::from(DISK),
@@ -81,7 +81,7 @@ impl Place {
         Self::at(directory)
     }
 
-    /// The place in `directory`.
+    /// Returns the location in `directory`.
     pub fn at(directory: PathBuf) -> Result<Self, CliError> {
         let directory = fs::canonicalize(&directory).unwrap_or(directory);
         let place = Self { directory };
@@ -91,32 +91,32 @@ impl Place {
         Ok(place)
     }
 
-    /// The arena's directory.
+    /// Returns the arena's directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Where its daemon listens.
+    /// Returns the socket on which its daemon listens.
     pub fn socket(&self) -> PathBuf {
         ashlar_wire::socket_of(&self.directory)
     }
 
-    /// Where its daemon writes its log.
+    /// Returns the log of its daemon.
     pub fn daemon_log(&self) -> PathBuf {
         self.directory.join("daemon.log")
     }
 
-    /// Where the processes behind its mounts write theirs.
+    /// Returns the log of the processes behind its mounts.
     pub fn mount_log(&self) -> PathBuf {
         self.directory.join("mount.log")
     }
 
-    /// The content of its superblock.
+    /// Reads the content of its superblock.
     pub fn probe(&self) -> Result<ArenaSummary, CliError> {
         Arena::probe(&self.directory).map_err(|error| self.error(error))
     }
 
-    /// Whether there is an arena, whatever its state.
+    /// Whether an arena exists there, whatever its state.
     pub fn exists(&self) -> bool {
         !matches!(Arena::probe(&self.directory), Err(ArenaError::NotAnArena))
     }
@@ -126,7 +126,7 @@ impl Place {
         Arena::open(&self.directory).map_err(|error| self.error(error))
     }
 
-    /// Makes the arena if there is none. Says whether it was made.
+    /// Makes the arena if none exists. The result says whether it was made.
     pub fn prepare(&self, size: Option<Size>, emulate_pmem: bool) -> Result<Prepared, CliError> {
         let unfinished = self.directory.join(UNFINISHED);
         if self.exists() {
@@ -144,7 +144,7 @@ impl Place {
         let made = Arena::create(&self.directory, &options);
         spinner.finish_and_clear();
         drop(made.map_err(|error| {
-            // Nothing was made, so nothing is left behind: neither the mark nor a directory that was made for it.
+            // Nothing was made, so nothing is left behind: neither the mark nor the new directory.
             let _ = fs::remove_file(&unfinished);
             let _ = fs::remove_file(self.directory.join("lock"));
             let _ = fs::remove_dir(&self.directory);
@@ -168,7 +168,7 @@ impl Place {
         }
     }
 
-    /// The size of a new arena: what was asked for, or a modest part of what is free.
+    /// Returns the size of a new arena: the requested one, or a modest part of the free space.
     fn size_for_new(&self, asked: Option<Size>) -> Result<u64, CliError> {
         let free = self.free()?;
         let size = asked.unwrap_or_else(|| default_size(free));
@@ -185,16 +185,16 @@ impl Place {
         Ok(size.0)
     }
 
-    /// The free space of the file system that holds the arena.
+    /// Returns the free space of the file system that holds the arena.
     pub fn free(&self) -> Result<Size, CliError> {
-        // The directory may yet have to be made: what counts is the file system that it will be in.
+        // If the directory does not exist yet, the file system counts in which it will be made.
         let there = self.directory.ancestors().find(|directory| directory.is_dir()).unwrap_or(&self.directory);
         let numbers = rustix::fs::statvfs(there)
             .map_err(CliError::system(format!("looking at the free space in {}", self.directory.display())))?;
         Ok(Size(numbers.f_bavail * numbers.f_frsize))
     }
 
-    /// An arena's error in the command's words.
+    /// Converts an arena's error to the command's.
     pub fn error(&self, error: ArenaError) -> CliError {
         let arena = self.directory.clone();
         match error {
@@ -217,13 +217,14 @@ impl Place {
         }
     }
 
-    /// The metadata store's error in the command's words.
+    /// Converts the metadata store's error to the command's.
     pub fn store_error(&self, error: StoreError) -> CliError {
         CliError::Store { arena: self.directory.clone(), error }
     }
 }
 
-/// The size of a new arena without `--size`: at most half of the free space, since metadata and logs need room too.
+/// Returns the size of a new arena without `--size`: at most half of the free space, since metadata and logs need room
+/// too.
 fn default_size(free: Size) -> Size {
     Size((free.0 / 2).min(SIZE_DEFAULT_MAX) / ARENA_BYTES_MIN * ARENA_BYTES_MIN)
 }
@@ -231,13 +232,13 @@ fn default_size(free: Size) -> Size {
 /// The outcome of [`Place::prepare`].
 #[derive(Debug)]
 pub struct Prepared {
-    /// It was made now.
+    /// Whether it was made now.
     pub made: bool,
     /// Its description.
     pub summary: ArenaSummary,
 }
 
-/// The failures that an arena on a medium of this name survives, as `status` and `mount` print them.
+/// Returns which failures an arena on a medium of this name survives, as `status` and `mount` print them.
 pub fn survives(medium: &str) -> &'static str {
     if medium.contains("emulated") {
         return "runs the flush instructions of persistent memory on memory; does not survive a restart of the machine";
@@ -252,12 +253,12 @@ pub fn survives(medium: &str) -> &'static str {
     }
 }
 
-/// The name of the program that runs as `pid`.
+/// Returns the name of the program that runs as `pid`.
 pub fn program_of(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).map_or_else(|_| "unknown".to_owned(), |name| name.trim().to_owned())
 }
 
-/// The present time.
+/// Returns the present time.
 fn now() -> Timestamp {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     Timestamp { seconds: now.as_secs() as i64, nanoseconds: now.subsec_nanos() }

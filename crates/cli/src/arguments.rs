@@ -54,13 +54,13 @@ pub enum Verb {
     Quota(QuotaVerb),
     /// Measure what operations cost: at the least, under 'ashlar run', through the mount, and on another file system
     Bench(BenchArguments),
-    /// A process that does what 'ashlar bench' measures
+    /// A process that runs the operations which 'ashlar bench' measures
     #[command(hide = true)]
     BenchWorker(BenchWorkerArguments),
     /// SharedFS itself, which the daemon's supervisor starts
     #[command(hide = true)]
     SharedFs(SharedFsArguments),
-    /// The process that does what may have to wait for a mount, which SharedFS and those behind mounts start
+    /// The helper, for work that may have to wait for a mount; SharedFS and mount processes start it
     #[command(hide = true)]
     Helper(HelperArguments),
     /// The process behind a mount, which 'ashlar mount' starts
@@ -86,7 +86,7 @@ pub enum QuotaVerb {
     Remove(QuotaRemoveArguments),
 }
 
-/// Whose quota.
+/// The user, group or subtree of a quota.
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
 pub struct WhoArguments {
@@ -101,7 +101,7 @@ pub struct WhoArguments {
     pub subtree: Option<PathBuf>,
 }
 
-/// In which arena.
+/// The arena of a quota.
 #[derive(Args, Clone, Debug)]
 pub struct WhereArguments {
     /// A directory that an Ashlar is mounted on
@@ -151,7 +151,7 @@ pub struct QuotaRemoveArguments {
     pub at: WhereArguments,
 }
 
-/// Which arena.
+/// The arena of a verb.
 #[derive(Args, Clone, Debug)]
 pub struct ArenaArgument {
     /// Where files are kept: 'disk' (below /var/lib/ashlar), 'memory' (below /dev/shm), or a directory
@@ -159,7 +159,7 @@ pub struct ArenaArgument {
     pub arena: ArenaChoice,
 }
 
-/// How to make an arena where there is none.
+/// How to make an arena if none exists.
 #[derive(Args, Clone, Debug)]
 pub struct CreateArguments {
     /// Bytes of data that a new arena holds, such as 512M or 64G; by default a modest part of what is free
@@ -261,13 +261,13 @@ pub struct TopArguments {
 }
 
 impl TopArguments {
-    /// The time between two looks.
+    /// Returns the time between two samples.
     pub fn interval(&self) -> Duration {
         Duration::from_secs_f64(self.interval)
     }
 }
 
-/// A time that can be waited for.
+/// Parses a time that can be waited for.
 fn seconds(text: &str) -> Result<f64, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
     seconds.ok_or_else(|| "a number of seconds from 0.1 to 86400".into())

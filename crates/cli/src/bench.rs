@@ -1,6 +1,6 @@
-//! `ashlar bench`: the cost of operations, beside their floor and beside another file system, in one run.
+//! `ashlar bench`: the cost of operations, beside their floor and another file system.
 //!
-//! Contenders take turns in each round, each round beginning with another, so that other work of the machine falls on
+//! Contenders take turns in each round, each round beginning with another, so that other work of the machine affects
 //! all alike. A turn is a process of its own (`worker`), started plainly or under `ashlar run`, in a new directory.
 //! Before the next turn the benchmark waits for the digest: Ashlar's work *during* a turn counts, and later work
 //! burdens no other contender.
@@ -35,11 +35,11 @@ use site::Site;
 
 pub use worker::run as run_worker;
 
-/// How often sustained cases go round the update log, and how often where it may take long.
+/// How often sustained cases fill the update log, by default and with `--long`.
 const LAPS: u64 = 3;
 const LAPS_LONG: u64 = 10;
 
-/// Measures, and prints what was measured.
+/// Measures, and prints the results.
 pub fn run(arguments: &BenchArguments) -> Result<ExitCode, CliError> {
     if staff::is_under_run() {
         return Err(CliError::BenchUnderRun);
@@ -74,13 +74,13 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Takes everything away before anything is printed.
+/// Removes everything before the result is printed.
 fn finish(bar: &ProgressBar, site: Site) {
     bar.finish_and_clear();
     drop(site);
 }
 
-/// The cases that were asked for.
+/// Returns the cases that the user asked for.
 fn chosen(arguments: &BenchArguments) -> Result<Vec<Case>, CliError> {
     let mut cases = Case::ALL.to_vec();
     cases.retain(|case| arguments.long || !case.is_long());
@@ -113,7 +113,7 @@ fn setting(site: &Site, arguments: &BenchArguments) -> Setting {
     }
 }
 
-/// Makes workers do the tasks. Tasks that two processes did at once are one line.
+/// Lets workers do the tasks. Tasks that two processes did at once are one line.
 fn employ(tasks: &[Task], interrupt: &Interrupt) -> Result<Vec<Measured>, CliError> {
     let mut outcomes = staff::employ(tasks, interrupt)?.into_iter();
     let first = outcomes.next().unwrap_or_default();

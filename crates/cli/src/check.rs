@@ -1,4 +1,4 @@
-//! `ashlar fsck`: through the daemon where one runs, on the arena itself where none does.
+//! `ashlar fsck`: through the daemon if one runs, else on the arena itself.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -23,17 +23,17 @@ const DAMAGED: u8 = 4;
 #[derive(Debug, Serialize)]
 struct Findings {
     arena: String,
-    /// Checked while in use.
+    /// Whether the arena was in use.
     online: bool,
     /// The counts.
     counts: serde_json::Map<String, serde_json::Value>,
     /// The problems, a sentence each.
     problems: Vec<String>,
-    /// Problems that were there and are not any more.
+    /// Problems that the repair removed.
     repaired: Vec<String>,
 }
 
-/// Checks an arena, and repairs it if that is asked for.
+/// Checks an arena, and repairs it if the user asks for that.
 pub fn run(arguments: &FsckArguments) -> Result<ExitCode, CliError> {
     let place = Place::new(&arguments.arena.arena)?;
     place.probe()?;
@@ -79,7 +79,7 @@ fn check_offline(place: &Place, repair: bool) -> Result<Findings, CliError> {
         remaining = before.clone();
     } else if !before.is_empty() {
         store.repair().map_err(|error| place.store_error(error))?;
-        // A second look, since nothing else shows that the repair was one.
+        // A second check, since nothing else shows that the repair worked.
         last = check(&mut store, place, "checking again")?;
         remaining = sentences(&last);
     }

@@ -25,7 +25,8 @@ pub fn run(arguments: &DaemonArguments) -> Result<ExitCode, CliError> {
     let prepared = place.prepare(arguments.create.size, arguments.create.emulate_pmem)?;
     let place = Place::at(place.directory().to_owned())?;
     if !arguments.background {
-        // Opened and closed again, so that an arena in use is reported here, with the next step, and not in a log.
+        // The arena is opened and closed again. So an arena in use is reported here, with the next step, and not in a
+        // log.
         let medium = place.open()?.medium().kind.name();
         println!("arena     {} ({})", place.directory().display(), Size(prepared.summary.size_bytes));
         println!("medium    {medium}: {}", survives(medium));
@@ -55,15 +56,16 @@ pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError
     }
 }
 
-/// The command of the helper, for SharedFS and for the processes behind mounts: work that may have to wait for a mount.
+/// Returns the command of the helper, for SharedFS and for the processes behind mounts: work that may have to wait for
+/// a mount.
 ///
-/// It is the very program that runs, even if another release has been installed since. The arena stands on the command
-/// line for lists of processes.
+/// It is the very program that runs, even if another release has been installed since. The command line has the arena
+/// for lists of processes.
 pub fn helper_command(arena: &Path) -> Vec<OsString> {
     vec!["/proc/self/exe".into(), "helper".into(), "--arena".into(), arena.into()]
 }
 
-/// Runs that process. Its starter is at the other end of standard input.
+/// Runs the helper's process. Its starter is at the other end of standard input.
 pub fn run_helper() -> Result<ExitCode, CliError> {
     start_log();
     let line = std::io::stdin().as_fd().try_clone_to_owned();
@@ -71,8 +73,8 @@ pub fn run_helper() -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends the whole process where one of its threads panics: a broken invariant. The others would wait for that thread
-/// for ever, while a new start recovers from what is logged.
+/// Ends the whole process if one of its threads panics: a broken invariant. The others would wait for that thread for
+/// ever, while a new start recovers from the logs.
 pub fn end_with_any_thread() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -81,12 +83,13 @@ pub fn end_with_any_thread() {
     }));
 }
 
-/// Structured logs on standard error: lines for people on a terminal, JSON elsewhere. `ASHLAR_LOG` says how much.
+/// Starts structured logs on standard error: lines for people on a terminal, JSON otherwise. `ASHLAR_LOG` sets the
+/// level.
 pub fn start_log() {
     let filter = EnvFilter::try_from_env("ASHLAR_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    // A log that can't be written, on a disk that is full or gone, fails no operation, and there is nowhere to
-    // complain.
+    // A log that can't be written, on a disk that is full or gone, fails no operation, and no place is left to report
+    // it.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
-    // Only the first of several calls takes effect, which is what is wanted.
+    // Only the first of several calls has an effect, as intended.
     let _ = if std::io::stderr().is_terminal() { log.try_init() } else { log.json().try_init() };
 }

@@ -40,10 +40,10 @@ pub enum CliError {
     /// An Ashlar is mounted there already.
     #[error("{0} is mounted already; 'ashlar status' shows it, 'ashlar umount {path}' unmounts it", path = .0.display())]
     AlreadyMounted(PathBuf),
-    /// Nothing of ours is mounted there.
+    /// No Ashlar is mounted there.
     #[error("no Ashlar file system is mounted on {0}; 'ashlar status' lists those that are")]
     NotMounted(PathBuf),
-    /// Nothing to look at.
+    /// No daemon runs.
     #[error(
         "no daemon runs; 'ashlar mount DIR' mounts an arena and starts one, 'ashlar status' shows those that are there"
     )]
@@ -54,7 +54,7 @@ pub enum CliError {
     /// A subtree is a directory's.
     #[error("{0} is not a directory; a quota can be set on a directory, and counts all that is in it")]
     NoTree(PathBuf),
-    /// The directory is not ours.
+    /// The directory is in no mounted Ashlar.
     #[error("{0} is not in an Ashlar file system that is mounted; 'ashlar status' lists those that are")]
     NotInMount(PathBuf),
     /// No such user.
@@ -63,7 +63,7 @@ pub enum CliError {
     /// No such group.
     #[error("there is no group {0}; name one that 'getent group' lists, or give a number")]
     NoSuchGroup(String),
-    /// Nothing to be removed.
+    /// The account has no limit.
     #[error("{0} has no limit; 'ashlar quota show' lists who has")]
     NoQuota(String),
     /// Programs use the mount.
@@ -98,10 +98,10 @@ pub enum CliError {
         /// Version that this program reads.
         supported: u32,
     },
-    /// There is no arena where one must be.
+    /// The arena does not exist.
     #[error("there is no arena in {0}; 'ashlar mount DIR --arena {path}' makes one", path = .0.display())]
     NoArena(PathBuf),
-    /// The arena is not the caller's to read.
+    /// The caller may not read the arena.
     #[error("the arena {0} belongs to another user; run the command as root, or with sudo")]
     NotReadable(PathBuf),
     /// No room for the arena.
@@ -145,10 +145,10 @@ pub enum CliError {
         /// The error.
         error: StoreError,
     },
-    /// The daemon did not come up.
+    /// The daemon did not start.
     #[error("the daemon did not start: {reason}; its log is {log}", log = .log.display())]
     DaemonStart {
-        /// Its last words.
+        /// Its last error.
         reason: String,
         /// Its log.
         log: PathBuf,
@@ -156,7 +156,7 @@ pub enum CliError {
     /// No daemon answers.
     #[error("no daemon answers for the arena {0}; 'ashlar mount DIR' starts one, 'ashlar daemon' runs one")]
     NoDaemon(PathBuf),
-    /// It's there, and says nothing.
+    /// The daemon runs, and does not answer.
     #[error(
         "the daemon of the arena {arena} (process {pid}) does not answer; if it was stopped, 'kill -CONT {pid}' has it go on",
         arena = .arena.display()
@@ -167,17 +167,17 @@ pub enum CliError {
         /// The holder.
         pid: u32,
     },
-    /// The daemon said no.
+    /// The daemon refused a request.
     #[error("the daemon did not {what}: {error}; its log says more: {log}", log = .log.display())]
     Refused {
-        /// The question.
+        /// The refused request.
         what: &'static str,
         /// Its answer.
         error: Errno,
         /// Its log.
         log: PathBuf,
     },
-    /// The daemon answered nonsense: another version.
+    /// The daemon's answer can't be parsed: it may be of another version.
     #[error(
         "the daemon gave an answer that this ashlar does not understand; is it of another version? End it, and try again"
     )]
@@ -185,7 +185,7 @@ pub enum CliError {
     /// The arena can't shrink so far.
     #[error("the files in the arena need more than {0}; remove some, or choose a larger size")]
     ShrinkTooFar(Size),
-    /// Nor may it: programs would lose what they have mapped.
+    /// The arena may not shrink so far: programs would lose mapped bytes.
     #[error(
         "programs have files mapped that lie beyond {0} in the arena; end those that 'ashlar status' shows, or choose a larger size"
     )]
@@ -199,13 +199,13 @@ pub enum CliError {
     /// The place to measure in is no directory.
     #[error("{0} is not a directory; name one to measure in")]
     NoBenchDirectory(PathBuf),
-    /// No room for what is measured.
+    /// No room for the measurement.
     #[error(
         "the cases take {wanted} in {directory} ({free} are free there); free some, or name another directory",
         directory = .directory.display()
     )]
     NoBenchSpace {
-        /// Where.
+        /// The directory.
         directory: PathBuf,
         /// Size wanted.
         wanted: Size,
@@ -220,7 +220,7 @@ pub enum CliError {
         /// Their names.
         cases: String,
     },
-    /// All that the benchmark starts would go past the kernel.
+    /// All programs that the benchmark starts would bypass the kernel.
     #[error("'ashlar bench' starts what it measures under 'ashlar run' by itself; start it without 'ashlar run'")]
     BenchUnderRun,
     /// A worker of the benchmark failed.
@@ -233,28 +233,28 @@ pub enum CliError {
         /// Its message.
         words: String,
     },
-    /// A signal.
+    /// A signal ended the benchmark.
     #[error("interrupted; what was made for it is taken away")]
     Interrupted,
-    /// The mount process failed with these words.
+    /// The mount process failed with this message.
     #[error("{0}")]
     MountProcess(String),
     /// The mount failed.
     #[error(transparent)]
     Mount(#[from] MountError),
-    /// No session.
+    /// No session could be opened.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// SharedFS.
+    /// SharedFS failed.
     #[error(transparent)]
     Daemon(#[from] DaemonError),
-    /// Its supervisor.
+    /// Its supervisor failed.
     #[error(transparent)]
     Supervisor(#[from] SupervisorError),
-    /// The connection to the daemon.
+    /// The connection to the daemon failed.
     #[error("talking to the daemon failed: {0}; 'ashlar status' shows whether it runs")]
     Wire(#[from] WireError),
-    /// The operating system.
+    /// The operating system failed a call.
     #[error("{what}: {error}")]
     System {
         /// The attempted operation.
@@ -265,13 +265,13 @@ pub enum CliError {
 }
 
 impl CliError {
-    /// For `map_err`: what was tried, for an error of the operating system.
+    /// Makes a function for `map_err` that adds the attempted operation to an error of the operating system.
     pub fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
         let what = what.into();
         move |error| Self::System { what, error: error.into() }
     }
 
-    /// The exit status.
+    /// Returns the exit status.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(1)
     }

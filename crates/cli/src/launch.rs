@@ -1,4 +1,4 @@
-//! Starting what runs in the background, and waiting for it.
+//! Starts daemons and mount processes in the background, and waits for them.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
@@ -16,27 +16,27 @@ use crate::arena::{Place, program_of};
 use crate::error::CliError;
 use crate::progress;
 
-/// The daemon that a mount started ends by itself after so long without a session, in seconds.
+/// How long without a session a daemon stays that a mount has started, in seconds.
 pub const LINGER_SECONDS: u64 = 10;
-/// A daemon that ends just now, or a process that looks at the arena, is waited for this long.
+/// How long to wait for a daemon that is just ending, or for a process that checks the arena.
 const HANDOVER: Duration = Duration::from_secs(15);
-/// A daemon that says nothing for so long when it is asked how it is doesn't answer.
+/// How long a daemon may take to answer a request for its status.
 const SILENCE: Duration = Duration::from_secs(10);
-/// A log that is longer than this is put aside at the next start.
+/// A log that is longer than this is renamed at the next start.
 const LOG_BYTES_MAX: u64 = 1 << 20;
-/// How often an event is looked for that nothing announces.
+/// How often an event is polled for that nothing announces.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Asks the daemon of an arena; `None` where none answers.
+/// Asks the daemon of an arena; returns `None` if none answers.
 pub fn ask(place: &Place, request: &Request) -> Result<Option<Reply>, CliError> {
     let Ok(mut connection) = Connection::connect(&place.socket()) else { return Ok(None) };
     let (reply, _) = connection.call::<_, Reply>(request, &[])?;
     Ok(Some(reply))
 }
 
-/// As [`ask`], but waits for a daemon that starts or ends just now. One that was killed takes connections until its
-/// last thread is gone, and answers none: then the one behind it is asked, once, since the request itself may be what
-/// ends them.
+/// Asks as [`ask`] does, but waits for a daemon that is just starting or ending. A killed daemon takes connections
+/// until its last thread is gone, and answers none. Then the next daemon is asked, once, since the request itself may
+/// be what ends them.
 pub fn ask_patiently(place: &Place, request: &Request) -> Result<Option<Reply>, CliError> {
     let mut deadline = Instant::now() + HANDOVER;
     let mut is_first = true;
@@ -61,7 +61,7 @@ pub fn ask_patiently(place: &Place, request: &Request) -> Result<Option<Reply>, 
     }
 }
 
-/// The process that has an arena, if any has; 0 where it has not said its number yet.
+/// Returns the process that holds an arena, if any; 0 if it has not written its number yet.
 fn holder(place: &Place) -> Option<u32> {
     match Arena::open(place.directory()) {
         Err(ArenaError::InUse { pid }) => Some(pid),
@@ -69,7 +69,7 @@ fn holder(place: &Place) -> Option<u32> {
     }
 }
 
-/// The status that the daemon of an arena reports; `None` if none answers.
+/// Returns the status that the daemon of an arena reports; `None` if none answers.
 pub fn daemon_status(place: &Place) -> Result<Option<StatusReply>, CliError> {
     let Ok(mut connection) = Connection::connect_above(&place.socket(), 0, SILENCE) else { return Ok(None) };
     match connection.call::<_, Reply>(&Request::Status, &[]) {
@@ -81,7 +81,7 @@ pub fn daemon_status(place: &Place) -> Result<Option<StatusReply>, CliError> {
     }
 }
 
-/// The error of a daemon that does not answer, which it is easier to do something about with its number.
+/// Returns the error of a daemon that does not answer. The user needs its process number.
 fn silent(place: &Place) -> CliError {
     match holder(place) {
         Some(pid) if pid != 0 => CliError::DaemonSilent { arena: place.directory().to_owned(), pid },
@@ -89,7 +89,7 @@ fn silent(place: &Place) -> CliError {
     }
 }
 
-/// Sees to it that a daemon serves the arena. Says whether it was started now.
+/// Ensures that a daemon serves the arena. Returns whether it was started now.
 pub fn ensure_daemon(place: &Place) -> Result<(StatusReply, bool), CliError> {
     let spinner = progress::spinner("starting the daemon");
     let deadline = Instant::now() + HANDOVER;
@@ -98,7 +98,8 @@ pub fn ensure_daemon(place: &Place) -> Result<(StatusReply, bool), CliError> {
             break Ok((status, false));
         }
         match Arena::open(place.directory()) {
-            // No process has it, so the daemon can. But if one was killed just now, its supervisor may be quicker.
+            // No process holds it, so the daemon can. But if a daemon was killed just now, its supervisor may be
+            // faster.
             Ok(arena) => {
                 drop(arena);
                 match start_daemon(place) {
@@ -114,7 +115,7 @@ pub fn ensure_daemon(place: &Place) -> Result<(StatusReply, bool), CliError> {
     result
 }
 
-/// Whether the obstacle is a daemon that starts or ends, or a check: it gets time to go, or to answer. A process that
+/// Whether the obstacle is a daemon that starts or ends, or a check: it gets time to end, or to answer. A process that
 /// has just opened the arena has not written its number yet.
 fn is_passing(error: Option<&ArenaError>, deadline: Instant) -> bool {
     let is_ashlar = |pid| pid == 0 || program_of(pid) == "ashlar";
@@ -132,7 +133,7 @@ fn start_daemon(place: &Place) -> Result<StatusReply, CliError> {
         .spawn()
         .map_err(CliError::system("starting the daemon"))?;
     loop {
-        // Recovery of long logs takes its time: as long as the daemon lives, it's on its way.
+        // Recovery of long logs takes time: as long as the daemon lives, it is starting.
         if let Ok(Some(status)) = daemon_status(place) {
             return Ok(status);
         }
@@ -145,10 +146,10 @@ fn start_daemon(place: &Place) -> Result<StatusReply, CliError> {
     }
 }
 
-/// Opens a log to append to, and says how long it is. A long one is kept as `….old`, in place of the one before.
+/// Opens a log to append to, and returns its length. A long one is kept as `….old`, in place of the one before.
 pub fn open_log(path: &Path) -> Result<(File, u64), CliError> {
     if std::fs::metadata(path).is_ok_and(|log| log.len() > LOG_BYTES_MAX) {
-        // Where that can't be, it becomes longer.
+        // If that fails, the log becomes longer.
         let _ = std::fs::rename(path, path.with_extension("log.old"));
     }
     let open = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
@@ -157,7 +158,7 @@ pub fn open_log(path: &Path) -> Result<(File, u64), CliError> {
     Ok((log, length))
 }
 
-/// The last complaint for people in a log, behind `from`. The log's other lines are structured.
+/// Returns the first error for people in a log after `from`. The log's other lines are structured.
 fn last_words(path: &Path, from: u64) -> Option<String> {
     let mut log = File::open(path).ok()?;
     log.seek(SeekFrom::Start(from)).ok()?;
@@ -167,11 +168,11 @@ fn last_words(path: &Path, from: u64) -> Option<String> {
 }
 
 fn complaint(text: &str) -> Option<String> {
-    // The supervisor's complaint repeats that its child failed; the first one is the child's own, with the cause.
+    // The supervisor's error repeats that its child failed; the first one is the child's own, with the cause.
     text.lines().find_map(|line| line.strip_prefix("ashlar: ")).map(str::to_owned)
 }
 
-/// Starts a process in the background that says on its standard output either `ready` or what is wrong.
+/// Starts a process in the background that prints on its standard output either `ready` or an error.
 pub fn start_reporting(command: &mut Command, log: &Path) -> Result<Child, CliError> {
     let (log_file, _) = open_log(log)?;
     let mut child = command
@@ -206,30 +207,30 @@ pub fn start_reporting(command: &mut Command, log: &Path) -> Result<Child, CliEr
 /// A background process's message when it is ready.
 pub const READY: &str = "ready";
 
-/// This very program.
+/// Returns the path of this program.
 pub fn this_program() -> Result<std::path::PathBuf, CliError> {
     std::env::current_exe().map_err(CliError::system("finding the ashlar program itself"))
 }
 
-/// Makes this process the leader of a session of its own, so that the end of the terminal is not its end.
+/// Makes this process the leader of a session of its own, so that it outlives the terminal.
 pub fn leave_terminal() -> Result<(), CliError> {
     rustix::process::setsid().map_err(CliError::system("leaving the terminal"))?;
-    // A background process must not keep a directory busy that someone wants to unmount.
+    // A background process must not keep a directory busy that a user wants to unmount.
     std::env::set_current_dir("/").map_err(CliError::system("leaving the directory"))
 }
 
-/// A process that is waited for, even if it is no child.
+/// A process to wait for, even if it is no child.
 #[derive(Debug)]
 pub struct Awaited(Option<rustix::fd::OwnedFd>);
 
 impl Awaited {
-    /// Takes hold of the process `pid`.
+    /// Opens the process `pid`.
     pub fn new(pid: u32) -> Self {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         Self(pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()))
     }
 
-    /// Waits for its end; a process that was gone already has ended.
+    /// Waits for its end; returns at once if it was already gone.
     pub fn wait(&self) -> io::Result<()> {
         let Some(process) = &self.0 else { return Ok(()) };
         loop {

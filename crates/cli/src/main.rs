@@ -1,13 +1,12 @@
-//! `ashlar-main`: all verbs of the `ashlar` command (`crates/launch`), one for each thing that a person does.
+//! `ashlar-main`: all verbs of the `ashlar` command (`crates/launch`).
 //!
-//! Purpose: turn what was typed into calls of the crates below, start what must run in the background, and say in plain
-//! words what happened, where everything is, and what to do next when something is in the way.
+//! Purpose: turn the command line into calls of the crates below, and start the processes that run in the background.
+//! Print in plain words the result, all paths, and, if something fails, the next step.
 //!
 //! Invariants:
 //! - `ashlar mount DIR` needs nothing prepared and nothing running; `ashlar umount DIR` leaves nothing running.
-//! - Output for people goes to standard output, complaints and progress to standard error; `--json` prints one
-//!   document.
-//! - Every error names its subject and the next step; the exit status is 0, 1 (failed) or 2 (wrong usage); `fsck` has
+//! - Output for people goes to standard output, errors and progress to standard error; `--json` prints one document.
+//! - Every error names its subject and the next step. The exit status is 0, 1 (failed) or 2 (wrong usage); `fsck` has
 //!   the exit statuses of fsck(8).
 //!
 //! Non-goals: deciding anything about files: that is SharedFS's and LibFS's.
@@ -44,7 +43,7 @@ use crate::arguments::{ArenaVerb, Arguments, Verb};
 use crate::error::CliError;
 
 fn main() -> ExitCode {
-    // Lists of processes show the command that was typed.
+    // Lists of processes show the command that the user typed.
     let _ = rustix::thread::set_name(c"ashlar");
     finish(serve(&Arguments::parse()))
 }

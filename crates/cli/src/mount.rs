@@ -1,4 +1,4 @@
-//! `ashlar mount DIR`.
+//! `ashlar mount DIR`: mounts a file system, and starts everything that it needs.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,7 @@ use crate::launch::{ensure_daemon, start_reporting, this_program};
 use crate::size::Size;
 use crate::{mount_process, mounts};
 
-/// Mounts, starting whatever is not there.
+/// Mounts, and starts all processes that do not run yet.
 pub fn run(arguments: &MountArguments) -> Result<ExitCode, CliError> {
     if !rustix::process::geteuid().is_root() {
         return Err(CliError::NotRoot { what: "mounting a file system" });
@@ -26,11 +26,11 @@ pub fn run(arguments: &MountArguments) -> Result<ExitCode, CliError> {
     let directory = mounts::resolve(&arguments.directory)?;
     mounts::end_dead(&directory);
     check_mount_point(&directory)?;
-    // Known only before the mount lies on it.
+    // This is known only before the mount covers the directory.
     let hides = holds_something(&directory);
     let place = Place::new(&arguments.arena.arena)?;
     let prepared = place.prepare(arguments.create.size, arguments.create.emulate_pmem)?;
-    // The directory exists only now, and may have been named through a symbolic link.
+    // The directory may exist only now, and may have been named through a symbolic link.
     let place = Place::at(place.directory().to_owned())?;
     let (daemon, started) = ensure_daemon(&place)?;
     let process = MountProcessArguments {
@@ -51,7 +51,7 @@ pub fn run(arguments: &MountArguments) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A mount point must be a directory, and none of ours; one whose process died is cleared away.
+/// Checks that a mount point is a directory, and no mount of Ashlar. A mount whose process died is removed.
 fn check_mount_point(directory: &Path) -> Result<(), CliError> {
     match fs::metadata(directory) {
         Ok(_) if mounts::is_mounted(directory) => Err(CliError::AlreadyMounted(directory.to_owned())),
@@ -72,7 +72,7 @@ fn holds_something(directory: &Path) -> bool {
     fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some())
 }
 
-/// Whether the process of the mount is gone that answers so.
+/// Whether the error means that the mount's process is gone.
 fn is_dead(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|number| Errno(number).is_of_dead_mount())
 }
@@ -88,7 +88,7 @@ fn start_in_background(process: &MountProcessArguments, place: &Place) -> Result
     Ok(())
 }
 
-/// Prints the result: the mount, the arena, the daemon.
+/// Returns the summary to print: the mount, the arena, the daemon.
 fn story(
     place: &Place,
     arguments: &MountArguments,

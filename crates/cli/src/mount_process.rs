@@ -20,7 +20,7 @@ use crate::error::CliError;
 use crate::launch::{READY, leave_terminal};
 use crate::{daemon, mounts};
 
-/// Serves a mount in the background: reports on standard output, once, and goes on until it is unmounted.
+/// Serves a mount in the background: reports on standard output, once, and runs until it is unmounted.
 pub fn run(arguments: &MountProcessArguments) -> Result<ExitCode, CliError> {
     ashlar_wire::Watch::respect_quota();
     daemon::start_log();
@@ -68,8 +68,8 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
     Ok(ExitCode::SUCCESS)
 }
 
-/// A first signal unmounts in order; a mount that is busy is left to programs that have it open, and taken out of the
-/// tree.
+/// Unmounts on the first signal. If the mount is busy, it is detached from the tree, and programs that have it open
+/// keep it.
 fn unmount_on_signal(directory: &Path) -> Result<(), CliError> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(CliError::system("watching signals"))?;
     let directory = directory.to_owned();
@@ -81,7 +81,7 @@ fn unmount_on_signal(directory: &Path) -> Result<(), CliError> {
                     directory.display(),
                     mounts::users_of(&directory)
                 );
-                // It fails only where someone else was faster.
+                // It fails only if another process was faster.
                 let _ = ashlar_fuse::unmount(&directory, true);
             }
         }
@@ -89,9 +89,9 @@ fn unmount_on_signal(directory: &Path) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The starter of this process has read enough, and must not wait for the end of the pipe.
+/// Closes standard output. The starter of this process has read enough, and must not wait for the end of the pipe.
 fn close_standard_output() {
-    // Neither can fail in a way that matters: the pipe then ends with this process.
+    // If one of these fails, the pipe ends with this process, which does no harm.
     let _ = std::io::stdout().flush();
     if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdout(&null);

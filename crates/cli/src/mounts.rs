@@ -1,4 +1,4 @@
-//! Which Ashlar file systems are mounted, and on whose behalf.
+//! The mounted Ashlar file systems, their processes and their users.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -13,16 +13,16 @@ use rustix::fs::{AtFlags, CWD, StatxFlags};
 
 use crate::error::CliError;
 
-/// A mount whose process is dead says so at once, if it says anything.
+/// How long to wait for a mount whose process is dead. It answers at once, or never.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The record of the process behind the mount on `directory`.
+/// Returns the record of the process behind the mount on `directory`.
 pub fn record_of(directory: &Path) -> Option<MountRecord> {
     live_records().into_iter().find(|record| record.directory == directory)
 }
 
-/// The Ashlar that a path is in, which must be there. The mount is the innermost one; another file system may lie in
-/// between.
+/// Returns the mount that a path is in; the path must exist. The mount is the innermost one; another file system may
+/// lie in between.
 pub fn of(path: &Path) -> Result<MountRecord, CliError> {
     let metadata = fs::metadata(path).map_err(CliError::system(format!("looking at {}", path.display())))?;
     let is_there = |record: &MountRecord| {
@@ -45,7 +45,7 @@ fn topmost<'a>(table: &'a [u8], directory: &Path) -> Option<MountLine<'a>> {
     topmost_mount(table, directory.as_os_str().as_bytes())
 }
 
-/// The path of `directory` as the kernel's table has it, without a look at what is mounted on it, which may be dead.
+/// Returns the path of `directory` as the kernel's table has it. The mount on it is not asked: it may be dead.
 pub fn resolve(directory: &Path) -> Result<PathBuf, CliError> {
     let absolute = std::path::absolute(directory).map_err(CliError::system("finding the current directory"))?;
     let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else { return Ok(absolute) };
@@ -54,7 +54,7 @@ pub fn resolve(directory: &Path) -> Result<PathBuf, CliError> {
     if is_mounted(&path) {
         return Ok(path);
     }
-    // A symbolic link to a directory is followed; what does not answer is taken as it stands.
+    // A symbolic link to a directory is followed. A path that does not answer stays as it is.
     Ok(match fs::symlink_metadata(&path) {
         Ok(metadata) if metadata.is_symlink() || name == ".." => fs::canonicalize(&path).unwrap_or(path),
         _ => path,
@@ -76,13 +76,13 @@ pub fn end_dead(directory: &Path) {
     record.remove();
 }
 
-/// Whether what is mounted on a directory answers within [`PATIENCE`], whatever it says.
+/// Whether the mount on a directory answers within [`PATIENCE`], whatever the answer.
 fn answers(directory: &Path) -> bool {
     let (answered, answer) = std::sync::mpsc::channel();
     let asked = directory.to_owned();
     let ask = move || {
         let how = AtFlags::STATX_FORCE_SYNC | AtFlags::NO_AUTOMOUNT;
-        // The answer is of no interest.
+        // The answer itself does not matter.
         let _ = rustix::fs::statx(CWD, &asked, how, StatxFlags::BASIC_STATS);
         let _ = answered.send(());
     };
@@ -90,7 +90,7 @@ fn answers(directory: &Path) -> bool {
     asking.is_err() || answer.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout)
 }
 
-/// Programs whose files, working directory or root lie under `directory`, a few of them, as part of a sentence.
+/// Returns programs whose files, working directory or root lie under `directory`, a few of them, as part of a sentence.
 pub fn users_of(directory: &Path) -> String {
     const SHOWN: usize = 5;
     let mut users = Vec::new();

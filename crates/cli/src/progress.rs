@@ -1,10 +1,10 @@
-//! Progress of long work, on standard error, where a person looks at it.
+//! Progress of long work, on standard error, if that is a terminal.
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Work whose end is not known beforehand. Shows nothing where standard error is no terminal.
+/// Makes a spinner for work of unknown length. It shows nothing if standard error is no terminal.
 pub fn spinner(what: &str) -> ProgressBar {
     let spinner = ProgressBar::new_spinner().with_message(what.to_owned());
     if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
@@ -14,7 +14,7 @@ pub fn spinner(what: &str) -> ProgressBar {
     spinner
 }
 
-/// Work of `total` steps.
+/// Makes a bar for work of `total` steps.
 pub fn bar(what: &str, total: u64) -> ProgressBar {
     let bar = ProgressBar::new(total).with_message(what.to_owned());
     if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:32}] {percent} % ({eta} left)") {

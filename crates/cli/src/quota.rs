@@ -1,7 +1,7 @@
 //! `ashlar quota set`, `show` and `remove`.
 //!
-//! SharedFS keeps the limits, and is asked through its socket. Each inode names the subtree that it counts against, so
-//! an existing tree is walked once, through a mount, before its limits hold.
+//! SharedFS keeps the limits, and the command asks it through its socket. Each inode names the subtree that it counts
+//! against. So an existing tree is walked once, through a mount, before its limits hold.
 
 pub mod names;
 mod tree;
@@ -35,7 +35,7 @@ pub fn run(verb: &QuotaVerb) -> Result<ExitCode, CliError> {
     }
 }
 
-/// Whose quota it is, and in which arena.
+/// The account or subtree of a quota, and its arena.
 enum Subject {
     Account(QuotaKey, Place),
     Tree(Subtree, Place),
@@ -77,7 +77,7 @@ impl Subject {
     }
 }
 
-/// The arena behind a mount, or the one that is named.
+/// Returns the arena behind a mount, or the one that is named.
 fn place(at: &WhereArguments) -> Result<Place, CliError> {
     let place = match (&at.mount, &at.arena) {
         (Some(mount), _) => {
@@ -107,7 +107,7 @@ fn all(place: &Place) -> Result<Vec<QuotaStatus>, CliError> {
     }
 }
 
-/// Use and limits; none of both if SharedFS has no account for it.
+/// Returns use and limits; both are empty if SharedFS has no account for it.
 fn status(place: &Place, key: QuotaKey) -> Result<QuotaStatus, CliError> {
     let nothing = QuotaStatus { key, used: QuotaAmount::default(), limits: QuotaLimits::default(), path: None };
     Ok(all(place)?.into_iter().find(|status| status.key == key).unwrap_or(nothing))
@@ -128,7 +128,7 @@ fn set(arguments: &QuotaSetArguments) -> Result<ExitCode, CliError> {
     let inodes = arguments.files.map_or(before.inodes, |files| files.0);
     let limits = QuotaLimits { blocks, inodes };
     if let Subject::Tree(tree, _) = &subject {
-        // Limits stand only after a walk that came to its end, and what was made since counts by itself.
+        // Limits exist only after a complete walk, and files that were made since count by themselves.
         if before.is_none() {
             tree.enter()?;
         }

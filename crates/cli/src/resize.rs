@@ -1,4 +1,4 @@
-//! `ashlar arena resize SIZE`.
+//! `ashlar arena resize SIZE`: changes an arena's size.
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ use crate::launch::{ask, daemon_status, ensure_daemon};
 use crate::progress;
 use crate::size::Size;
 
-/// Changes an arena's size through its daemon, which is started for it where none runs.
+/// Changes an arena's size through its daemon, which is started for this if none runs.
 pub fn run(arguments: &ResizeArguments) -> Result<ExitCode, CliError> {
     let place = Place::new(&arguments.arena.arena)?;
     let before = Size(place.probe()?.size_bytes);

@@ -1,4 +1,4 @@
-//! `ashlar run PROGRAM…`: has the dynamic linker load LibFS into a program, and into all that it runs.
+//! `ashlar run PROGRAM…`: runs a program, and all that it starts, with LibFS.
 
 mod attend;
 mod report;
@@ -13,8 +13,8 @@ use crate::arguments::RunArguments;
 use crate::error::CliError;
 use crate::run::report::Counts;
 
-/// Runs the program in place of this one; as its child, where there is to be a report. Where nothing is mounted there
-/// is nothing to be done past the kernel: it runs as it is.
+/// Runs the program in place of this one, or as its child if a report is wanted. If nothing is mounted, the program
+/// runs as it is.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, CliError> {
     let prepared = prepare_program(&arguments.command)?;
     prepared.warn_if_unmounted();
@@ -38,7 +38,7 @@ fn run_with_report(arguments: &RunArguments, prepared: PreparedProgram) -> Resul
         .end(words.join(" "))
         .and_then(|report| report.write(arguments.report_to.as_deref(), arguments.report_json));
     if let Err(error) = written {
-        // The program's own result counts for the caller.
+        // The caller gets the program's own result.
         eprintln!("ashlar: {error}");
     }
     Ok(end.follow())

@@ -1,4 +1,4 @@
-//! `ashlar status`.
+//! `ashlar status`: shows arenas, sessions and counters.
 
 use std::process::ExitCode;
 
@@ -24,7 +24,7 @@ struct ArenaReport {
     mounts: Vec<String>,
     /// The status of its daemon; `null` if none runs.
     daemon: Option<StatusReply>,
-    /// Why the arena can't be looked at.
+    /// Why the arena can't be read.
     problem: Option<String>,
 }
 
@@ -53,7 +53,7 @@ pub fn run(arguments: &StatusArguments) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The arena that was asked for, or all that are mounted and the standard ones that are there.
+/// Returns the requested arena, or all mounted ones and the standard ones that exist.
 pub fn places(wanted: Option<&ArenaChoice>) -> Result<Vec<Place>, CliError> {
     if let Some(choice) = wanted {
         let place = Place::new(choice)?;
@@ -72,7 +72,8 @@ pub fn places(wanted: Option<&ArenaChoice>) -> Result<Vec<Place>, CliError> {
     Ok(places)
 }
 
-/// As [`look_at`]: a daemon that gives no answer, as one of another version, is no reason to say nothing of the others.
+/// Reads the report of one of several arenas. If its daemon gives no answer, as one of another version, the others are
+/// still shown.
 fn look_at_one_of_several(place: &Place) -> ArenaReport {
     look_at(place).unwrap_or_else(|error| ArenaReport {
         arena: place.directory().display().to_string(),
@@ -137,7 +138,7 @@ fn text(report: &ArenaReport) -> String {
             text += &format!("session {} is fenced, all its calls fail: {why}\n", session.session);
         }
     }
-    // A counter at zero is no news; JSON has all of them.
+    // A counter at zero is left out; JSON has all of them.
     let counters = daemon.counters.iter().filter(|(_, count)| *count > 0);
     let counters: Vec<_> = counters.map(|(name, count)| vec![name.clone(), grouped(*count)]).collect();
     if !counters.is_empty() {
@@ -160,7 +161,7 @@ fn row(session: &SessionStatus) -> Vec<String> {
     ]
 }
 
-/// A share in whole percents.
+/// Formats a share in whole percents.
 pub fn percent(part: u64, whole: u64) -> String {
     format!("{:.0} %", 100.0 * part as f64 / whole.max(1) as f64)
 }

@@ -1,7 +1,7 @@
-//! Aligned columns.
+//! Tables with aligned columns.
 
-/// Lays out `rows` below `header`, columns as wide as their widest cell, two spaces between; the last column is not
-/// padded. A column whose cells are all numbers, sizes or shares, or `-` where there is none, is aligned to the right.
+/// Lays out `rows` below `header`. Columns are as wide as their widest cell, with two spaces between; the last column
+/// is not padded. A column whose cells are all numbers, sizes or shares, or `-` for none, is aligned to the right.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
@@ -27,7 +27,7 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// A number with its thousands apart.
+/// Formats a number with separated thousands.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();

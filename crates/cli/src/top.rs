@@ -1,6 +1,6 @@
-//! `ashlar top`: what sessions do, as they do it.
+//! `ashlar top`: shows the work of sessions, live.
 //!
-//! SharedFS is asked for its status again and again, and what differs between two answers is what happened in between.
+//! It asks SharedFS for its status again and again. The difference between two answers is the work in between.
 
 use std::collections::HashMap;
 use std::io::{IsTerminal, Write};
@@ -20,15 +20,15 @@ use crate::size::Size;
 use crate::status::{percent, places};
 use crate::table::{grouped, table};
 
-/// Clears the terminal from the top, without a flicker: the cursor goes home, and what is left below is erased at the
-/// end.
+/// Moves the cursor to the top and clears the terminal.
 const HOME: &str = "\x1b[H\x1b[2J";
-/// A table of more sessions than a terminal has lines shows the busiest.
+/// The height of a terminal that does not report one. If there are more sessions than lines, the table shows the
+/// busiest.
 const LINES_DEFAULT: usize = 24;
 /// Lines above the sessions of an arena.
 const HEADER_LINES: usize = 4;
 
-/// Shows what goes on until it is interrupted, or once.
+/// Shows the work of sessions until it is interrupted, or once.
 pub fn run(arguments: &TopArguments) -> Result<ExitCode, CliError> {
     let mut users = HashMap::new();
     let mut before = look(arguments)?;
@@ -61,7 +61,7 @@ pub fn run(arguments: &TopArguments) -> Result<ExitCode, CliError> {
             format!("{start}{}{}", texts.join("\n"), if is_terminal || arguments.once { "" } else { "\n" })
         };
         match output.write_all(shown.as_bytes()).and_then(|()| output.flush()) {
-            // The reader has seen enough.
+            // The reader has closed the pipe.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(ExitCode::SUCCESS),
             written => written.map_err(CliError::system("writing"))?,
         }
@@ -78,7 +78,7 @@ struct Moment {
     arenas: Vec<(Place, StatusReply)>,
 }
 
-/// Asks all daemons that run. One that is about to be started again is missing for a moment, and back in the next.
+/// Asks all daemons that run. A daemon that is being restarted is missing in one sample, and back in the next.
 fn look(arguments: &TopArguments) -> Result<Moment, CliError> {
     let mut arenas = Vec::new();
     for place in places(arguments.arena.as_ref())? {
@@ -118,7 +118,7 @@ struct SessionPace {
     session: SessionId,
     kind: SessionKind,
     pid: u32,
-    /// The program, or where it's mounted.
+    /// The program, or the mount point.
     command: String,
     user: String,
     log_used_bytes: u64,
@@ -128,7 +128,7 @@ struct SessionPace {
     rates: Rates,
 }
 
-/// Operations, for one second; times are of a sample.
+/// Operations in one second; times are of a sample.
 #[derive(Debug, Default, Serialize)]
 struct Rates {
     operations: f64,
@@ -147,8 +147,8 @@ struct Rates {
 }
 
 impl Rates {
-    /// The work of a session between two samples. One that was not there before, or whose SharedFS was started again,
-    /// began at zero.
+    /// Returns the work of a session between two samples. If the session was not there before, or its SharedFS was
+    /// restarted, it began at zero.
     fn new(earlier: Option<&SessionStatus>, now: &SessionStatus, passed: Duration) -> Self {
         let seconds = passed.as_secs_f64().max(1e-3);
         let of_kind = |status: Option<&SessionStatus>, kind: OperationKind| {
@@ -163,7 +163,7 @@ impl Rates {
         let [reads, writes, names, syncs] = OperationKind::ALL.map(&mut rate);
         let counted = |of: fn(&SessionStatus) -> u64| {
             let before = earlier.map_or(0, of);
-            // The counts of SharedFS begin anew where it does.
+            // The counts of SharedFS begin anew when it does.
             of(now).checked_sub(before).unwrap_or_else(|| of(now)) as f64 / seconds
         };
         rates.operations = rates.counts.operations as f64 / seconds;
@@ -216,7 +216,7 @@ impl Pace {
     ) -> Self {
         let before = |session: &SessionStatus| {
             let sessions = earlier.map(|status| status.sessions.as_slice()).unwrap_or_default();
-            // The number of one that has ended may be another's.
+            // The number of a session that has ended may be another's.
             sessions.iter().find(|earlier| (earlier.session, earlier.pid) == (session.session, session.pid))
         };
         let mut sessions: Vec<_> = now
@@ -245,7 +245,7 @@ impl Pace {
         }
     }
 
-    /// For people, in no more than so many lines.
+    /// Formats the work for people, in no more than so many lines.
     fn text(&self, lines: usize) -> String {
         let used = self.blocks_total.saturating_sub(self.blocks_free);
         let bytes = |blocks: u64| Size(blocks.saturating_mul(BLOCK_BYTES));
@@ -286,7 +286,7 @@ impl SessionPace {
         let name = if self.is_fenced { format!("{} (fenced)", self.command) } else { self.command.clone() };
         vec![
             self.pid.to_string(),
-            // A program's name for itself must not move the cursor.
+            // The name that a program gives itself must not move the cursor.
             name.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect(),
             self.user.clone(),
             count(rates.operations),
@@ -305,12 +305,12 @@ impl SessionPace {
     }
 }
 
-/// A rate as a whole number; what there is is never shown as nothing.
+/// Formats a rate as a whole number; a rate above 0 is never shown as 0.
 fn count(rate: f64) -> String {
     if rate > 0.0 && rate < 1.0 { format!("{rate:.1}") } else { grouped(rate.round() as u64) }
 }
 
-/// A time in two or three digits.
+/// Formats a time in two or three digits.
 fn time(ns: Option<u64>) -> String {
     match ns {
         None => "-".into(),

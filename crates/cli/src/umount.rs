@@ -1,4 +1,4 @@
-//! `ashlar umount DIR`.
+//! `ashlar umount DIR`: unmounts, and ends a daemon that nothing uses.
 
 use std::fs;
 use std::path::Path;
@@ -72,9 +72,9 @@ pub fn end_daemon(place: &Place) -> Result<bool, CliError> {
     }
     let daemon = Awaited::new(status.pid);
     let supervisor = parent_of(status.pid).map(Awaited::new);
-    // Where the connection ends without an answer, so does the daemon.
+    // If the connection ends without an answer, the daemon has ended.
     if let Ok(Some(Reply::Error(_))) = ask(place, &Request::Shutdown) {
-        // Another session is there, or came just now: it keeps the daemon.
+        // Another session exists, or came just now: it keeps the daemon.
         return Ok(false);
     }
     for process in std::iter::once(daemon).chain(supervisor) {
@@ -83,13 +83,15 @@ pub fn end_daemon(place: &Place) -> Result<bool, CliError> {
     Ok(true)
 }
 
-/// A daemon that a person or a service manager runs has no limit to its lingering, and stays.
+/// Whether a mount has started the daemon. A daemon that a person or a service manager runs has no limit to its
+/// lingering, and stays.
 fn was_started_by_mount(pid: u32) -> bool {
     fs::read(format!("/proc/{pid}/cmdline"))
         .is_ok_and(|line| line.split(|&byte| byte == 0).any(|word| word == b"--linger-seconds"))
 }
 
-/// The parent of a process, from the fourth word of its `stat`; the second one, its name, may hold anything.
+/// Returns the parent of a process, from the fourth word of its `stat`; the second one, its name, may hold any
+/// characters.
 fn parent_of(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;

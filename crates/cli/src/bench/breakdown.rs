@@ -1,4 +1,4 @@
-//! Where the time of one operation goes.
+//! The breakdown of one operation's time into parts.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::case::Contender;
 
-/// The operations that are taken apart.
+/// The operations that are broken down.
 pub const APPEND: &str = "append 4 KB";
 pub const STAT: &str = "stat";
 pub const CREATE: &str = "create, write 4 KB, close, rename";
@@ -55,22 +55,21 @@ impl Part {
 /// A line: a part of an operation, and its time for each contender, in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Share {
-    /// Which operation.
+    /// The operation.
     pub operation: &'static str,
-    /// Which part, in words.
+    /// The part, in words.
     pub part: &'static str,
-    /// Found by subtraction.
+    /// Whether it was found by subtraction.
     pub is_difference: bool,
     /// Its time.
     pub ns: BTreeMap<Contender, f64>,
 }
 
-/// The lines of all operations, from what was measured; `found` gives what a part takes on a contender, if it was
-/// measured there.
+/// Returns the lines of all operations. `found` returns the time of a part on a contender, if it was measured there.
 pub fn shares(found: &dyn Fn(&'static str, Part, Contender) -> Option<f64>) -> Vec<Share> {
     let mut lines = Vec::new();
     let mut line = |operation, part, is_difference, value: &dyn Fn(Contender) -> Option<f64>| {
-        // Parts that cost next to nothing can come out below nothing.
+        // The difference can be negative for parts that cost next to nothing.
         let ns = Contender::ALL.into_iter().filter_map(|contender| Some((contender, value(contender)?.max(0.0))));
         lines.push(Share { operation, part, is_difference, ns: ns.collect() });
     };

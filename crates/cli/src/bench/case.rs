@@ -1,4 +1,4 @@
-//! Cases and contenders.
+//! The cases of the benchmark, its contenders, and the tasks of workers.
 
 use std::path::PathBuf;
 
@@ -24,7 +24,7 @@ impl Contender {
     /// All of them, in the order of the table's columns.
     pub const ALL: [Self; 4] = [Self::Floor, Self::Run, Self::Fuse, Self::Compared];
 
-    /// Its name, for people and in JSON.
+    /// Returns its name, for people and in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Floor => "floor",
@@ -44,21 +44,21 @@ impl Contender {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Case {
-    /// Writing behind the end.
+    /// Writing after the end of a file.
     Append,
-    /// Writing over what is there.
+    /// Overwriting a file.
     Overwrite,
-    /// Writing behind the end in a process that has run a command.
+    /// Writing after the end, in a process that has run a command.
     Processes,
-    /// Both, going round the update log several times.
+    /// Both, filling the update log several times.
     Sustained,
     /// Reading.
     Read,
-    /// Mapping files, and looking at them.
+    /// Mapping files, and reading them.
     Map,
     /// Making files, by one process and by two.
     Create,
-    /// Making files until the update log was gone round ten times.
+    /// Making files until the update log was filled ten times.
     CreateSustained,
     /// Attributes by name.
     Stat,
@@ -72,7 +72,7 @@ pub enum Case {
     Start,
     /// A shell script of short commands.
     Script,
-    /// Where the time of one operation goes.
+    /// The parts of one operation's time.
     Breakdown,
 }
 
@@ -96,7 +96,7 @@ impl Case {
         Self::Breakdown,
     ];
 
-    /// Its name.
+    /// Returns its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Append => "append",
@@ -117,12 +117,12 @@ impl Case {
         }
     }
 
-    /// Whether it takes minutes, and is done only when it is asked for.
+    /// Whether it takes minutes, and runs only with `--long`.
     pub const fn is_long(self) -> bool {
         matches!(self, Self::CreateSustained)
     }
 
-    /// The contenders with figures in it.
+    /// Returns the contenders that it measures.
     pub fn contenders(self) -> impl Iterator<Item = Contender> {
         let has_floor = matches!(
             self,
@@ -138,16 +138,16 @@ impl Case {
         Contender::ALL.into_iter().filter(move |contender| has_floor || *contender != Contender::Floor)
     }
 
-    /// Whether it measures programs that are started, rather than calls of its own.
+    /// Whether it measures started programs, rather than calls of its own.
     pub const fn starts_programs(self) -> bool {
         matches!(self, Self::Start | Self::Script)
     }
 
-    /// The steps of the contender's processes, one after the other.
+    /// Returns the steps of the contender's processes, one after the other.
     pub const fn steps(self, contender: Contender) -> &'static [Step] {
         match (self, contender) {
             (Self::Read, Contender::Floor) => &[Step::Alone],
-            // Foreign data must have been written by another process.
+            // Data counts as foreign only if another process has written it.
             (Self::Read | Self::Map, _) => &[Step::Before, Step::Alone],
             (Self::Create, Contender::Floor) => &[Step::Alone],
             (Self::Create, _) => &[Step::Alone, Step::Pair],
@@ -157,7 +157,7 @@ impl Case {
     }
 }
 
-/// How many processes do something, and when.
+/// The number of processes of a step, and its purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Step {
     /// One, to prepare for the next step.
@@ -175,33 +175,33 @@ pub struct Task {
     pub case: Case,
     /// The contender.
     pub contender: Contender,
-    /// In which step.
+    /// The step.
     pub step: Step,
-    /// Which one of a pair it is: 0 or 1.
+    /// The worker's number in a pair: 0 or 1.
     pub worker: u64,
-    /// An empty directory to work in; of a pair's, both have the same one.
+    /// An empty directory to work in; both workers of a pair have the same one.
     pub directory: PathBuf,
-    /// A directory for what is not measured.
+    /// A directory for files that are not measured.
     pub aside: PathBuf,
-    /// The arena, where its digest must be waited for.
+    /// The arena, if the worker must wait for its digest.
     pub arena: Option<PathBuf>,
     /// The name of the arena's medium.
     pub medium: String,
     /// The length of an update log.
     pub log_bytes: u64,
-    /// How often sustained cases go round it.
+    /// How often sustained cases fill it.
     pub laps: u64,
-    /// It may take minutes.
+    /// Whether it may take minutes.
     pub is_long: bool,
 }
 
-/// Which of a summary's numbers stands for it.
+/// The number of a summary that the report shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Figure {
-    /// The median: what one operation takes.
+    /// The median: the time of one operation.
     Median,
-    /// The mean: what all of them take, waiting included.
+    /// The mean: the share of each in the whole time, waiting included.
     Mean,
     /// The mean, as operations a second.
     Rate,
@@ -212,31 +212,31 @@ pub enum Figure {
 pub struct Measured {
     /// The operation.
     pub what: String,
-    /// Which number counts.
+    /// The shown number.
     pub figure: Figure,
-    /// How long it took.
+    /// Its times.
     pub summary: Summary,
 }
 
 impl Measured {
-    /// The time of one operation.
+    /// Makes a line for the time of one operation.
     pub fn median(what: impl Into<String>, summary: Summary) -> Self {
         Self { what: what.into(), figure: Figure::Median, summary }
     }
 
-    /// The mean time of many operations.
+    /// Makes a line for the mean time of many operations.
     pub fn mean(what: impl Into<String>, summary: Summary) -> Self {
         Self { what: what.into(), figure: Figure::Mean, summary }
     }
 
-    /// How many are done in a second.
+    /// Makes a line for the operations in a second.
     pub fn rate(what: impl Into<String>, summary: Summary) -> Self {
         Self { what: what.into(), figure: Figure::Rate, summary }
     }
 }
 
-/// The line of two processes that did the same at once: as many operations as both, in the time of the slower one. A
-/// percentile is the greater of the two.
+/// Returns the line of two processes that did the same at once: as many operations as both, in the time of the slower
+/// one. A percentile is the greater of the two.
 pub fn together(mut one: Measured, other: &Measured) -> Measured {
     let (a, b) = (&mut one.summary, &other.summary);
     let elapsed = (a.mean_ns * a.count as f64).max(b.mean_ns * b.count as f64);

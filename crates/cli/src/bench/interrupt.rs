@@ -1,4 +1,6 @@
-//! Signals that end the benchmark: as events that are waited for beside others, so that everything is taken away first.
+//! Signals that end the benchmark, as events to wait for beside others.
+//!
+//! So the benchmark removes everything before it ends.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -9,7 +11,7 @@ use signal_hook::low_level::pipe;
 
 use crate::error::CliError;
 
-/// Whether a signal came that ends programs.
+/// Whether a signal that ends programs has come.
 #[derive(Debug)]
 pub struct Interrupt {
     /// Signals write a byte into the other end. Nothing reads it, so the first one counts for good.
@@ -37,8 +39,8 @@ impl Interrupt {
         }
     }
 
-    /// Waits until one of the descriptors has something to read, or has ended; says which ones. Fails if a signal comes
-    /// first.
+    /// Waits until some of the descriptors have something to read, or have ended; returns which ones. Fails if a signal
+    /// comes first.
     pub fn wait_for(&self, descriptors: &[impl AsFd]) -> Result<Vec<bool>, CliError> {
         loop {
             self.check()?;

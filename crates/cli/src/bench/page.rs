@@ -1,5 +1,6 @@
-//! How two processes wait for each other: by words in memory that they share, which they watch, or by pipes, on which
-//! they sleep.
+//! Turns of two processes: by shared memory that they watch, or by pipes.
+//!
+//! On a pipe a waiting process sleeps.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -11,13 +12,13 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 /// The file's length.
 const BYTES: u64 = 4096;
-/// How many are here.
+/// The word that counts the processes that have arrived.
 const HERE: u64 = 0;
-/// Whose turn it is, on a cache line of its own.
+/// The word that names the process whose turn it is, on a cache line of its own.
 const TURN: u64 = 64;
 /// A process whose partner is gone must end.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// So often the word is looked at before the core is offered to others.
+/// How often the word is read before the core is yielded.
 const SPINS: u32 = 1000;
 
 /// A page of shared memory.
@@ -28,7 +29,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// Makes the file that holds it, and the pipes of a [`Bell`] beside it; or makes them anew.
+    /// Makes the page's file, and the pipes of a [`Bell`] beside it; replaces old ones.
     pub fn make(path: &Path) -> io::Result<()> {
         for pipe in [0, 1].map(|worker| Bell::pipe(path, worker)) {
             let _ = std::fs::remove_file(&pipe);
@@ -46,7 +47,7 @@ impl Page {
         Ok(Self { memory, has_cores })
     }
 
-    /// Waits until both processes are here.
+    /// Waits until both processes have arrived.
     pub fn meet(&self) -> io::Result<()> {
         loop {
             let here = self.load(HERE)?;
@@ -57,12 +58,12 @@ impl Page {
         self.wait(HERE, 2)
     }
 
-    /// Waits for one's turn.
+    /// Waits for the worker's turn.
     pub fn wait_for_turn(&self, worker: u64) -> io::Result<()> {
         self.wait(TURN, worker)
     }
 
-    /// Gives the turn to the other one.
+    /// Gives the turn to the other worker.
     pub fn hand_over(&self, worker: u64) -> io::Result<()> {
         self.memory.store_u64(TURN, 1 - worker).map_err(outside)
     }
@@ -71,8 +72,8 @@ impl Page {
         self.memory.load_u64(at).map_err(outside)
     }
 
-    /// Watches a word, which is the fastest way if a core is free. If none is, the process that changes the word needs
-    /// this one.
+    /// Watches a word, which is the fastest way if a core is free. If none is, this process yields to the one that
+    /// changes the word.
     fn wait(&self, at: u64, value: u64) -> io::Result<()> {
         let spins = if self.has_cores { SPINS } else { 1 };
         let mut deadline = None;
@@ -107,17 +108,17 @@ impl Bell {
 
     /// Opens the pipes beside a page.
     pub fn open(page: &Path, worker: u64) -> io::Result<Self> {
-        // A pipe that is opened for both does not wait until its other end is opened.
+        // A pipe that is opened for both reading and writing does not wait until its other end is opened.
         let open = |worker| OpenOptions::new().read(true).write(true).open(Self::pipe(page, worker));
         Ok(Self { own: open(worker)?, others: open(1 - worker)? })
     }
 
-    /// Wakes the other one.
+    /// Wakes the other worker.
     pub fn ring(&mut self) -> io::Result<()> {
         self.others.write_all(&[1])
     }
 
-    /// Sleeps until the other one rings.
+    /// Sleeps until the other worker rings.
     pub fn sleep(&mut self) -> io::Result<()> {
         self.own.read_exact(&mut [0])
     }

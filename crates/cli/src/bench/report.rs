@@ -1,4 +1,4 @@
-//! The result, for people and for machines.
+//! The result of the benchmark, for people and in JSON.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::timing::{Summary, median};
 use super::worker::{ONE_PROCESS, TWO_PROCESSES};
 use crate::table::{grouped, table};
 
-/// Where and how it was measured.
+/// The conditions of the measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Setting {
     /// The version of this program.
@@ -31,13 +31,13 @@ pub struct Setting {
     pub rounds: u64,
     /// Cores that this process may use.
     pub processors: usize,
-    /// Whether FUSE over io_uring is switched on; `None` where the kernel has none.
+    /// Whether FUSE over io_uring is switched on; `None` if the kernel has none.
     pub rings: Option<bool>,
-    /// The time of one reading of the clock: it is in each time of a single operation.
+    /// The time of one reading of the clock, which is part of each time of a single operation.
     pub clock_ns: f64,
 }
 
-/// A line: what was done, and how long each contender took in each round.
+/// A line: the operation, and each contender's times in each round.
 #[derive(Debug)]
 struct Line {
     case: Case,
@@ -47,7 +47,7 @@ struct Line {
 }
 
 impl Line {
-    /// How long it took on a contender in each round: the number that stands for it.
+    /// Returns a contender's shown number in each round.
     fn times(&self, contender: Contender) -> Vec<f64> {
         let time = |summary: &Summary| match self.figure {
             Figure::Median => summary.p50_ns,
@@ -60,13 +60,13 @@ impl Line {
         median(self.times(contender).into_iter())
     }
 
-    /// How much longer one takes than another: the median of the rounds' ratios.
+    /// Returns how much longer one takes than another: the median of the rounds' ratios.
     fn ratio(&self, one: Contender, other: Contender) -> Option<f64> {
         let (ours, theirs) = (self.times(one), self.times(other));
         median(ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs))
     }
 
-    /// All of it, for JSON.
+    /// Returns all numbers, for JSON.
     fn numbers(&self) -> LineNumbers<'_> {
         let of = |contender| Some((contender, self.over_rounds(contender)?));
         LineNumbers {
@@ -81,7 +81,7 @@ impl Line {
         }
     }
 
-    /// Medians over the rounds; of the longest, the longest.
+    /// Returns medians over the rounds; for the longest time, the longest of all.
     fn over_rounds(&self, contender: Contender) -> Option<Numbers> {
         let rounds = self.rounds.get(&contender)?;
         let of = |number: fn(&Summary) -> f64| median(rounds.iter().map(number));
@@ -139,23 +139,23 @@ struct Document<'a> {
     breakdown: Vec<Share>,
 }
 
-/// All that was measured.
+/// All results.
 #[derive(Debug)]
 pub struct Report {
     setting: Setting,
     lines: Vec<Line>,
 }
 
-/// The columns, but for what is compared with, which has the name of its type.
+/// The columns, except the compared file system's, which is named by its type.
 const SHOWN: [Contender; 3] = [Contender::Run, Contender::Fuse, Contender::Compared];
 
 impl Report {
-    /// Nothing yet.
+    /// Makes an empty report.
     pub fn new(setting: Setting) -> Self {
         Self { setting, lines: Vec::new() }
     }
 
-    /// Notes what a contender took in a round. Within a round each has its turn, so the rounds of all line up.
+    /// Adds a contender's line of a round. Within a round each contender has its turn, so the rounds of all line up.
     pub fn add(&mut self, case: Case, contender: Contender, measured: Measured) {
         let Measured { what, figure, summary } = measured;
         let at = self.lines.iter().position(|line| line.case == case && line.what == what).unwrap_or_else(|| {
@@ -190,7 +190,7 @@ impl Report {
         Some(Scaling { what: "2 processes, times as fast as 1", times: times.collect() })
     }
 
-    /// For machines.
+    /// Returns the report in JSON.
     pub fn json(&self) -> Result<String, serde_json::Error> {
         let document = Document {
             setting: &self.setting,
@@ -201,7 +201,7 @@ impl Report {
         serde_json::to_string_pretty(&document)
     }
 
-    /// For people.
+    /// Returns the report for people.
     pub fn text(&self) -> String {
         let Setting { directory, arena, medium, log_bytes, compared, compared_kind, .. } = &self.setting;
         let Setting { rounds, processors, rings, clock_ns, .. } = &self.setting;
@@ -237,7 +237,7 @@ impl Report {
         text
     }
 
-    /// All contenders side by side.
+    /// Formats the comparison of all contenders.
     fn comparison(&self, name: &str) -> String {
         let cell = |line: &Line, contender| {
             line.over_rounds(contender).map_or(NONE.to_owned(), |numbers| match line.figure {
@@ -266,7 +266,7 @@ impl Report {
         table(&["CASE", "FLOOR", "RUN", "FUSE", name, "RUN/FLOOR", &last, "FUSE/RUN"], &rows)
     }
 
-    /// How far single operations are from the median.
+    /// Formats how far single operations are from the median.
     fn percentiles(&self, name: &str) -> String {
         let mut batched = 0;
         let mut row = |line: &Line| {
@@ -282,8 +282,8 @@ impl Report {
             }
             cells
         };
-        // Cases that run once per round have none, and the files of one process stand there as single operations
-        // already.
+        // Cases that run once per round have no percentiles, and the files of one process are shown as single
+        // operations already.
         let is_shown =
             |line: &&Line| line.what != ONE_PROCESS && line.rounds.values().flatten().any(|summary| summary.count > 1);
         let rows: Vec<_> = self.lines().filter(is_shown).map(&mut row).collect();
@@ -302,7 +302,7 @@ impl Report {
 /// The sign for a missing number.
 const NONE: &str = "-";
 
-/// A ratio, with as many digits as tell something.
+/// Formats a ratio, with as many digits as are significant.
 fn ratio(value: f64) -> String {
     match value {
         ..0.095 => format!("{value:.4}"),
@@ -311,7 +311,7 @@ fn ratio(value: f64) -> String {
     }
 }
 
-/// A time in the unit that suits it.
+/// Formats a time in a suitable unit.
 fn time(ns: f64) -> String {
     match ns {
         ..1e3 => format!("{ns:.0} ns"),

@@ -1,5 +1,6 @@
-//! The floor of a write: the same bytes copied into memory of the update log's size, checksummed and persisted, and
-//! nothing else.
+//! The floor of a write: memory of the update log's size, and nothing else.
+//!
+//! The same bytes are copied into it, checksummed and persisted.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -8,7 +9,7 @@ use std::io;
 use ashlar_pmem::{Crc32c, FetchedAhead, HugePages, Mapping, MappingAccess, Medium, Persistent, huge};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// Memory that is written from its beginning to its end, and again.
+/// Memory that is written from its beginning to its end, again and again.
 #[derive(Debug)]
 pub struct Ring {
     memory: Mapping,
@@ -17,28 +18,28 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Mapped shared memory of `bytes`, each page of it touched, in huge pages where there are such. It is persisted as
-    /// a medium of this name is.
+    /// Maps shared memory of `bytes`, and touches each page of it, in huge pages if there are any. Bytes are persisted
+    /// as on a medium of this name.
     pub fn new(bytes: u64, medium: &str) -> io::Result<Self> {
         let file = File::from(memfd_create("ashlar-bench", MemfdFlags::CLOEXEC)?);
         file.set_len(bytes)?;
-        // Memory stands in for persistent memory: it is flushed by the same instructions.
+        // Memory replaces persistent memory: it is flushed by the same instructions.
         let medium = if medium.contains("pmem") { Medium::emulated_pmem() } else { Medium::MEMORY };
         let memory = Mapping::map(&file, bytes, MappingAccess::ReadWrite, medium).map_err(io::Error::other)?;
         for page in (0..bytes).step_by(4096) {
             memory.store_u64(page, 1).map_err(io::Error::other)?;
         }
-        // As those of a log.
+        // The same as for a log.
         if huge::is_allowed() {
             let used = HugePages::new(bytes);
             used.note_used(0..bytes);
-            // Where the kernel makes none, a log has none either.
+            // If the kernel makes none, a log has none either.
             while used.make_one(&memory).is_some() {}
         }
         Ok(Self { memory, at: 0, ahead: FetchedAhead::default() })
     }
 
-    /// Where the next bytes go.
+    /// Returns the place of the next bytes.
     fn next(&mut self, length: usize) -> u64 {
         if self.at + length as u64 > self.memory.len() {
             self.at = 0;
@@ -63,7 +64,7 @@ impl Ring {
         Ok(())
     }
 
-    /// All that a log must do with bytes: copies them in, checksums them, persists them, in one go as a log does.
+    /// Does all that a log must do with bytes: copies, checksums and persists them, in one go as a log does.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let (at, length) = (self.next(bytes.len()), bytes.len() as u64);
         let (mut sum, is_fetched) = (Crc32c::default(), self.ahead.covers(at + length));
@@ -76,7 +77,7 @@ impl Ring {
     }
 }
 
-/// The checksum of a record.
+/// Computes the checksum of a record.
 pub fn checksum(bytes: &[u8]) {
     black_box(Crc32c::of(black_box(bytes)));
 }

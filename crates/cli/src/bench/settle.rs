@@ -1,4 +1,4 @@
-//! Waiting for the digest and the work behind it: it must not burden the next contender.
+//! Waits for the digest and the work behind it, so that they burden no other contender.
 
 use std::time::{Duration, Instant};
 
@@ -6,13 +6,13 @@ use crate::arena::Place;
 use crate::error::CliError;
 use crate::launch::daemon_status;
 
-/// Others may use the file system too, and then its logs are never empty.
+/// How long to wait. Other processes may use the file system too, and then its logs are never empty.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often it is looked.
+/// How often the state is read.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits until all that is in the logs is in its place, and that in huge pages as far as it goes there. Where others
-/// write on, it gives up.
+/// Waits until all records of the logs are applied and committed, and as many as possible are in huge pages. If other
+/// processes go on writing, it gives up.
 pub fn settle(place: &Place) -> Result<(), CliError> {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {

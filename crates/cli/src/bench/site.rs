@@ -1,7 +1,7 @@
-//! The places of measurement: a directory on a mounted Ashlar, or a mount of its own, and the directory to compare
-//! with.
+//! The directories that are measured: one on Ashlar, and one to compare with.
 //!
-//! Everything that was made is removed at the end, however the end comes.
+//! The first one is on a mounted Ashlar, or on a mount of the benchmark's own. Everything that the benchmark made is
+//! removed at the end, whatever ends it.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -23,15 +23,15 @@ use crate::{mount, mounts, umount};
 /// The default directory to compare with.
 const TMPFS: &str = "/dev/shm";
 const TMPFS_MAGIC: u64 = 0x0102_1994;
-/// The space that the cases take, apart from a sustained run.
+/// The space that the cases take, without sustained ones.
 const SPACE: u64 = 256 << 20;
-/// The data that a mount of its own has room for: twice what is needed, since blocks are free only behind the digest.
+/// How much room a mount of its own has: twice the need, since blocks are free only after the digest.
 const SPACE_FACTOR: u64 = 2;
-/// An arena that is busy with programs that were just killed is tried again for so long, and so often.
+/// How long, and how often, an arena is tried again that is busy with programs that were just killed.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A directory that goes with its content.
+/// A directory that is removed with its content when it is dropped.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
@@ -46,7 +46,7 @@ impl Scratch {
         Ok(Self { path, is_kept: false })
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -57,7 +57,7 @@ impl Drop for Scratch {
         if self.is_kept {
             return;
         }
-        // Programs that were killed just now may have made something in it meanwhile.
+        // Programs that were just killed may have made something in it meanwhile.
         let deadline = Instant::now() + PATIENCE;
         while let Err(error) = fs::remove_dir_all(&self.path) {
             if error.kind() != ErrorKind::DirectoryNotEmpty || Instant::now() > deadline {
@@ -75,7 +75,7 @@ impl Drop for Scratch {
 struct OwnMount {
     place: Place,
     point: PathBuf,
-    // They go behind the mount's own end.
+    // They are removed after the mount has ended.
     scratches: [Scratch; 2],
 }
 
@@ -85,7 +85,7 @@ impl OwnMount {
             (Scratch::make(Path::new(TMPFS), "arena")?, Scratch::make(&std::env::temp_dir(), "mount")?);
         let arena = memory.path().join("arena");
         let place = Place::at(arena.clone())?;
-        // The kernel's table knows it by its real path.
+        // The kernel's table has its real path.
         let own = Self { place, point: canonical(point.path())?, scratches: [memory, point] };
         mount::run(&MountArguments {
             directory: own.point.clone(),
@@ -126,14 +126,14 @@ impl Drop for OwnMount {
     }
 }
 
-/// The places of a benchmark.
+/// The directories of a benchmark.
 #[derive(Debug)]
 pub struct Site {
-    /// On Ashlar; removed before the mount is.
+    /// The one on Ashlar; removed before the mount is.
     pub ashlar: Scratch,
-    /// On what is compared with.
+    /// The one to compare with.
     pub compared: Scratch,
-    /// The kind of that file system.
+    /// The type of its file system.
     pub kind: String,
     /// Ashlar's arena.
     pub place: Place,
@@ -145,7 +145,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// Makes everything ready. Sustained cases will go round the log `laps` times.
+    /// Prepares all directories. Sustained cases will fill the log `laps` times.
     pub fn prepare(arguments: &BenchArguments, laps: u64) -> Result<Self, CliError> {
         let (compared, kind) = compared(arguments.compare.as_deref())?;
         let log_bytes = ashlar_daemon::Config::new(PathBuf::new()).log_bytes;
@@ -168,7 +168,7 @@ impl Site {
         Ok(Self { ashlar, compared, kind, place, medium: status.medium, log_bytes, _own: own })
     }
 
-    /// Waits until what Ashlar does in the background is done.
+    /// Waits until Ashlar's background work is done.
     pub fn settle(&self) -> Result<(), CliError> {
         settle(&self.place)
     }
@@ -185,7 +185,7 @@ fn canonical(directory: &Path) -> Result<PathBuf, CliError> {
     Ok(path)
 }
 
-/// The directory to compare with, and the type of its file system.
+/// Returns the directory to compare with, and the type of its file system.
 fn compared(asked: Option<&Path>) -> Result<(PathBuf, String), CliError> {
     if let Some(directory) = asked {
         let path = canonical(directory)?;
@@ -197,11 +197,11 @@ fn compared(asked: Option<&Path>) -> Result<(PathBuf, String), CliError> {
     if is_tmpfs { Ok((path, "tmpfs".to_owned())) } else { Err(CliError::NoTmpfs(path)) }
 }
 
-/// The type of the file system that a path is in, as the kernel's table has it.
+/// Returns the type of the file system that a path is in, as the kernel's table has it.
 fn kind_of(path: &Path) -> String {
     let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
     let holds = |point: &[u8]| path.starts_with(Path::new(std::ffi::OsStr::from_bytes(point)));
-    // Of those that are mounted on one directory, the last one shows, and stands first here.
+    // Of several mounts on one directory the last one shows, and is first here.
     let mut nearest: Option<(usize, String)> = None;
     for line in mount_lines(&table).filter(|line| holds(&line.point)) {
         if nearest.as_ref().is_none_or(|(length, _)| line.point.len() > *length) {

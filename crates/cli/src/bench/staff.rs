@@ -1,4 +1,4 @@
-//! Starting workers, and hearing what they have measured.
+//! Starts workers, and reads their measurements.
 
 use std::io::Read;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -11,7 +11,7 @@ use super::interrupt::Interrupt;
 use crate::error::CliError;
 use crate::launch::this_program;
 
-/// A worker leads a process group, in which are the programs that it starts. All of it ends with this.
+/// A worker leads a process group, which includes the programs that it starts. Dropping it ends the whole group.
 struct Worker {
     child: Child,
     output: Option<ChildStdout>,
@@ -20,7 +20,7 @@ struct Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It's not waited for yet, so its number is still its own. One that has ended is as dead as it shall be.
+        // No thread has waited for it yet, so its number is still its own. If it has ended, the signal has no effect.
         if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
             let _ = kill_process_group(group, Signal::KILL);
         }
@@ -45,7 +45,7 @@ impl Worker {
         Ok(Self { child, output, said: Vec::new() })
     }
 
-    /// Reads what is there of its words. Says whether they are complete.
+    /// Reads the worker's output so far. Returns whether it is complete.
     fn listen(&mut self) -> Result<bool, CliError> {
         let Some(output) = &mut self.output else { return Ok(true) };
         let mut bytes = [0; 4096];
@@ -54,7 +54,7 @@ impl Worker {
         Ok(count == 0)
     }
 
-    /// Its figures.
+    /// Returns its measurements.
     fn outcome(&mut self, task: &Task) -> Result<Vec<Measured>, CliError> {
         let failed = |words| CliError::Measuring { case: task.case.name(), contender: task.contender.name(), words };
         let status = self.child.wait().map_err(CliError::system("waiting for a worker"))?;
@@ -65,13 +65,13 @@ impl Worker {
     }
 }
 
-/// Whether programs that this one starts are under `ashlar run`, all of them.
+/// Whether all programs that this one starts are under `ashlar run`.
 pub fn is_under_run() -> bool {
     std::env::var_os(MOUNTS_VARIABLE).is_some()
 }
 
-/// Has the tasks done, all at once, and gives what each has measured. Where one fails, or a signal comes, all are
-/// ended.
+/// Lets workers do the tasks, all at once, and returns each worker's measurements. If one fails, or a signal comes, all
+/// are ended.
 pub fn employ(tasks: &[Task], interrupt: &Interrupt) -> Result<Vec<Vec<Measured>>, CliError> {
     let mut workers = tasks.iter().map(Worker::start).collect::<Result<Vec<_>, _>>()?;
     let mut outcomes = vec![None; tasks.len()];

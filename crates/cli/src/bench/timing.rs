@@ -1,4 +1,4 @@
-//! Times of many operations, put into four numbers.
+//! Summarises the times of many operations in four numbers.
 
 use std::hint::black_box;
 use std::io;
@@ -6,34 +6,33 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-/// An operation that is faster than this is timed in batches: reading the clock would be a good part of what is
-/// measured.
+/// The time below which an operation is timed in batches: reading the clock would be a good part of the result.
 const CLOCK_SHARE_NS: f64 = 1000.0;
-/// How many operations make a batch then.
+/// How many operations make such a batch.
 const BATCH: usize = 32;
-/// The part of the operations by which that is decided, and the most of them. They count for the mean alone.
+/// The part of the operations by which this is decided, and the most of them. They count for the mean alone.
 const TRIAL_PART: usize = 8;
 const TRIAL_MAX: usize = 256;
 
-/// The time of so many operations, in nanoseconds for each.
+/// The times of some operations, in nanoseconds for each.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// How many there were.
+    /// The number of operations.
     pub count: u64,
-    /// How many were timed at once: where it is more than one, percentiles are those of the batches' means.
+    /// How many were timed at once. If it is more than one, percentiles are those of the batches' means.
     pub batch: u64,
     /// The median.
     pub p50_ns: f64,
-    /// One in a hundred takes longer.
+    /// The 99th percentile.
     pub p99_ns: f64,
     /// The longest.
     pub max_ns: f64,
-    /// Of all of them, from the first to the last.
+    /// The mean of all of them, from the first to the last.
     pub mean_ns: f64,
 }
 
 impl Summary {
-    /// Of times that were taken one by one.
+    /// Summarises times that were taken one by one.
     pub fn of(times: &mut [f64]) -> Self {
         let mean = times.iter().sum::<f64>() / times.len().max(1) as f64;
         Self::new(times, 1, times.len(), mean)
@@ -50,13 +49,13 @@ impl Summary {
     }
 }
 
-/// Does an operation `count` times, with its number.
+/// Runs an operation `count` times, with its number.
 ///
 /// # Errors
 /// The operation's first.
 pub fn measure(count: usize, mut operation: impl FnMut(usize) -> io::Result<()>) -> io::Result<Summary> {
     let trial = (count / TRIAL_PART).clamp(1, TRIAL_MAX);
-    // Written to beforehand, so that it costs no page faults in between.
+    // The memory is written to beforehand, so that it causes no page faults in between.
     let mut times = vec![1.0; count];
     let start = Instant::now();
     let mut last = start;
@@ -80,7 +79,7 @@ pub fn measure(count: usize, mut operation: impl FnMut(usize) -> io::Result<()>)
     Ok(Summary::new(&mut times[..taken], batch, count, mean))
 }
 
-/// The time of one reading of the clock, which is in each time that was taken by itself.
+/// Returns the time of one reading of the clock, which is part of each single time.
 pub fn clock_ns() -> f64 {
     const READINGS: u32 = 10_000;
     let start = Instant::now();
@@ -90,7 +89,7 @@ pub fn clock_ns() -> f64 {
     start.elapsed().as_nanos() as f64 / f64::from(READINGS)
 }
 
-/// The middle of some values, or between the two in the middle.
+/// Returns the median of some values.
 pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<_> = values.collect();
     values.sort_by(f64::total_cmp);

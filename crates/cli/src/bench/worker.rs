@@ -1,7 +1,7 @@
-//! `ashlar bench-worker TASK`: the process that does what is measured, once, on one contender.
+//! `ashlar bench-worker TASK`: does one task of a case, once, on one contender.
 //!
-//! It is started plainly or under `ashlar run`, and works on files as any program does: through libc, by the standard
-//! library.
+//! The process is started plainly or under `ashlar run`, and works on files as any program does: through libc, by the
+//! standard library.
 
 mod breakdown;
 mod data;
@@ -24,12 +24,12 @@ use crate::error::CliError;
 
 pub use names::{ONE_PROCESS, TWO_PROCESSES};
 
-/// The name of the page that a pair of workers shares, in the directory aside.
+/// The name of the page that a pair of workers shares, in the directory `aside`.
 pub const PAGE: &str = "page";
-/// Writes that warm up.
+/// Bytes of a write that warms up the log.
 const LARGE: usize = 1 << 20;
 
-/// Does a task, and prints what was measured, or what went wrong, as JSON.
+/// Does a task, and prints its measurements, or its error, as JSON.
 pub fn run(arguments: &BenchWorkerArguments) -> Result<ExitCode, CliError> {
     let task: Task = serde_json::from_str(&arguments.task).map_err(CliError::system("reading the task"))?;
     let outcome = perform(&task).map_err(|error| error.to_string());
@@ -62,7 +62,7 @@ impl Task {
         self.contender == Contender::Floor
     }
 
-    /// Waits until the update logs are empty, where there are any.
+    /// Waits until the update logs are empty, if there are any.
     fn settle(&self) -> Result<(), CliError> {
         match &self.arena {
             Some(arena) => settle(&Place::at(arena.clone())?),
@@ -70,7 +70,7 @@ impl Task {
         }
     }
 
-    /// Goes round the update log once, so that all its pages are in the page table of its writer, and empties it.
+    /// Fills the update log once, so that all its pages are in the page table of its writer, and empties it.
     fn warm_log(&self) -> Result<(), CliError> {
         if self.arena.is_none() {
             return Ok(());
@@ -91,7 +91,7 @@ fn create(path: &Path) -> Result<File, CliError> {
     File::options().read(true).write(true).create_new(true).open(path).map_err(system("making", path))
 }
 
-/// Looks at what was found, so that it is found.
+/// Uses the attributes, so that the compiler keeps the call.
 fn look(found: io::Result<fs::Metadata>) -> io::Result<()> {
     black_box(found?);
     Ok(())

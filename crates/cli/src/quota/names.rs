@@ -1,4 +1,4 @@
-//! Names of users and groups, and their numbers.
+//! Converts names of users and groups to numbers and back.
 
 use std::process::Command;
 
@@ -6,12 +6,12 @@ use ashlar_types::QuotaKey;
 
 use crate::error::CliError;
 
-/// The number of a user, by name or number.
+/// Returns the number of a user, by name or number.
 pub fn user(text: &str) -> Result<u32, CliError> {
     number("passwd", text).ok_or_else(|| CliError::NoSuchUser(text.to_owned()))
 }
 
-/// The number of a group, by name or number.
+/// Returns the number of a group, by name or number.
 pub fn group(text: &str) -> Result<u32, CliError> {
     number("group", text).ok_or_else(|| CliError::NoSuchGroup(text.to_owned()))
 }
@@ -21,7 +21,7 @@ fn number(database: &str, text: &str) -> Option<u32> {
     text.parse().ok().or_else(|| field(&entry(database, text)?, 2)?.parse().ok())
 }
 
-/// The entry of a user or a group, wherever the system has it from.
+/// Returns the entry of a user or a group, from whatever database the system uses.
 fn entry(database: &str, key: &str) -> Option<String> {
     if let Ok(found) = Command::new("getent").args([database, key]).output() {
         return String::from_utf8(found.stdout).ok().filter(|line| !line.is_empty());
@@ -35,7 +35,7 @@ fn field(line: &str, index: usize) -> Option<&str> {
     line.trim_end().split(':').nth(index)
 }
 
-/// Its name, without its kind; a subtree whose directory is gone has its number.
+/// Returns the name, without its kind; the number for a subtree whose directory is gone.
 pub fn bare(key: QuotaKey, path: Option<&[u8]>) -> String {
     let named = |database: &str, number: u32| {
         let number = number.to_string();
@@ -49,7 +49,7 @@ pub fn bare(key: QuotaKey, path: Option<&[u8]>) -> String {
     }
 }
 
-/// Its name, with its kind.
+/// Returns the name, with its kind.
 pub fn describe(key: QuotaKey, path: Option<&[u8]>) -> String {
     let kind = match key {
         QuotaKey::User(_) => "user",

@@ -1,8 +1,7 @@
-//! A tree of files that counts against a quota of its own: found in a mount, and walked.
+//! A tree of files with a quota of its own: finds it in a mount, and walks it.
 //!
-//! The walk goes from the top down: what is made in a directory counts as the directory does, so behind the walk
-//! nothing is left out. A name that moves within its directory meanwhile may be passed over; so the walk is repeated
-//! until it finds nothing.
+//! The walk goes from the top down. A new file counts as its directory does, so no file is left out behind the walk. A
+//! name that moves within its directory meanwhile may be skipped. So the walk is repeated until it changes nothing.
 
 use std::fs;
 use std::io;
@@ -17,9 +16,9 @@ use rustix::io::Errno;
 use crate::error::CliError;
 use crate::{mounts, progress};
 
-/// A walk that finds something each time is a race with another process, and must end.
+/// The most walks. A walk that changes something each time races with another process, and must end.
 const WALKS_MAX: usize = 10;
-/// How often the number of files is shown anew.
+/// After so many files the number on the terminal is updated.
 const SHOWN_EVERY: u64 = 100;
 
 /// The tree below a directory.
@@ -40,7 +39,7 @@ fn system(what: &str, path: &Path) -> impl FnOnce(io::Error) -> CliError + use<>
 }
 
 impl Subtree {
-    /// The tree below a directory, which must be in an Ashlar that is mounted.
+    /// Opens the tree below a directory, which must be in a mounted Ashlar.
     pub fn open(directory: &Path) -> Result<Self, CliError> {
         let path = fs::canonicalize(directory).map_err(system("looking at", directory))?;
         let metadata = fs::metadata(&path).map_err(system("looking at", &path))?;
@@ -52,7 +51,7 @@ impl Subtree {
         Ok(Self { directory: path, number: metadata.ino(), arena: record.arena, device: metadata.dev(), is_root })
     }
 
-    /// The quota that the tree counts against without one of its own: its parent directory's.
+    /// Returns the quota that the tree counts against without one of its own: its parent directory's.
     fn inherited(&self) -> Result<u64, CliError> {
         match self.directory.parent().filter(|_| !self.is_root) {
             None => Ok(0),
@@ -66,12 +65,12 @@ impl Subtree {
         Ok(found == self.number)
     }
 
-    /// Has all of it count against its own quota, but for trees in it that have quotas of their own.
+    /// Makes all of it count against its own quota, except trees in it that have quotas of their own.
     pub fn enter(&self) -> Result<(), CliError> {
         self.convert(self.inherited()?, self.number)
     }
 
-    /// Has all of it count as the directory above it does.
+    /// Makes all of it count as the directory above it does.
     pub fn leave(&self) -> Result<(), CliError> {
         self.convert(self.number, self.inherited()?)
     }
@@ -93,7 +92,7 @@ impl Subtree {
         result
     }
 
-    /// Goes over the tree once; says how much counted otherwise before.
+    /// Walks the tree once; returns how many inodes changed.
     fn walk(&self, from: u64, to: u64, bar: &ProgressBar) -> Result<u64, CliError> {
         let (mut changed, mut seen) = (0, 0);
         let mut waiting = vec![self.directory.clone()];
@@ -119,10 +118,10 @@ impl Subtree {
         Ok(changed)
     }
 
-    /// Has one inode count otherwise, if it counted so before.
+    /// Changes the quota of one inode from `from` to `to`, if it counts against `from`.
     fn visit(&self, path: &Path, from: u64, to: u64) -> Result<Visit, CliError> {
         let found = match quota_of(path) {
-            // It is gone, or a file system of another kind is mounted there.
+            // The file is gone, or a file system of another kind is mounted there.
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::Unsupported) => {
                 return Ok(Visit::Foreign);
             }
@@ -158,7 +157,7 @@ enum Visit {
     Foreign,
 }
 
-/// Against which quota an inode counts; 0: none.
+/// Returns the quota that an inode counts against; 0 for none.
 fn quota_of(path: &Path) -> Result<u64, io::Error> {
     let mut value = [0; 32];
     match lgetxattr(path, XATTR_QUOTA, &mut value[..]) {

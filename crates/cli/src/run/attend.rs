@@ -1,5 +1,6 @@
-//! A program that runs as a child, while nothing of that shows: signals reach it, and what becomes of it becomes of
-//! this process.
+//! Runs a program as a child as if it had replaced this process.
+//!
+//! Signals reach the child, and this process ends as the child ends.
 
 use std::fs;
 use std::io;
@@ -19,7 +20,7 @@ use signal_hook::iterator::exfiltrator::origin::Origin;
 
 use crate::error::CliError;
 
-/// Signals that another process may send to a program whose process number is that of its parent.
+/// Signals that another process may send to this process when it means the program, whose parent it is.
 const PASSED: [i32; 8] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH];
 /// The exit status of shells for a program that a signal has ended, less the signal.
 const SIGNALLED: i32 = 128;
@@ -33,20 +34,21 @@ pub enum End {
     Signalled(i32),
 }
 
-/// A program that runs.
+/// A running program.
 pub struct Attended {
     child: Child,
     is_over: Arc<AtomicBool>,
 }
 
-/// Starts a program. Processes that it starts and leaves behind become this process's children, and so are recognised.
+/// Starts a program. This process adopts the processes that the program starts and leaves behind, so they count as its
+/// descendants.
 ///
 /// # Errors
 /// Those of running it.
 pub fn start(command: &mut Command) -> io::Result<Attended> {
     set_child_subreaper(Some(getpid()))?;
     let ignored = ignored_signals();
-    // A signal that this process ignores the program must ignore too, as 'nohup' wants it.
+    // A signal that this process ignores must be ignored by the program too, as 'nohup' needs.
     let mut signals =
         SignalsInfo::<WithOrigin>::new(PASSED.iter().filter(|&&signal| ignored & 1 << (signal - 1) == 0))?;
     let child = command.spawn()?;
@@ -56,7 +58,7 @@ pub fn start(command: &mut Command) -> io::Result<Attended> {
         for origin in signals.forever() {
             if !ends.load(Ordering::Acquire) && is_to_be_passed(&origin) {
                 if let Some(signal) = Signal::from_named_raw(origin.signal) {
-                    // It fails only where the program is gone.
+                    // It fails only if the program is gone.
                     let _ = kill_process(pid, signal);
                 }
             }
@@ -66,7 +68,7 @@ pub fn start(command: &mut Command) -> io::Result<Attended> {
 }
 
 impl Attended {
-    /// Waits for the program's end, and buries others meanwhile.
+    /// Waits for the program's end, and reaps adopted children meanwhile.
     ///
     /// # Errors
     /// Those of the operating system.
@@ -90,14 +92,14 @@ impl Attended {
 }
 
 impl End {
-    /// Ends this process as the program has ended, as far as that can be.
+    /// Ends this process as the program has ended, as far as possible.
     pub fn follow(self) -> ExitCode {
         match self {
             Self::Exited(code) => ExitCode::from(code as u8),
             Self::Signalled(signal) => {
-                // The program has left its memory for inspection, if that is enabled, and not this one.
+                // The program has dumped its memory, if that is enabled; this process need not.
                 let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
-                // One that does not end a process returns.
+                // A signal whose default action does not end a process returns.
                 let _ = signal_hook::low_level::emulate_default_handler(signal);
                 ExitCode::from((SIGNALLED + signal) as u8)
             }
@@ -109,14 +111,14 @@ fn end_of(status: ExitStatus) -> Option<End> {
     status.code().map(End::Exited).or_else(|| status.signal().map(End::Signalled))
 }
 
-/// Whether the program has not had a signal itself: the kernel sends those of the terminal to the whole process group,
-/// and a process of that group that signals this one has mostly signalled all of it.
+/// Whether the program has not had the signal itself. The kernel sends a terminal's signals to the whole process group,
+/// and a process of that group that signals this one has mostly signalled the whole group.
 fn is_to_be_passed(origin: &Origin) -> bool {
     let Some(sender) = origin.process.and_then(|process| Pid::from_raw(process.pid)) else { return false };
     getpgid(Some(sender)).map_or(true, |group| group != getpgrp())
 }
 
-/// The signals that this process ignores: signal N is bit N - 1.
+/// Returns the signals that this process ignores: signal N is bit N - 1.
 fn ignored_signals() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -129,7 +131,7 @@ mod tests {
 
     #[test]
     fn what_is_ignored_is_found() {
-        // Rust programs ignore SIGPIPE, and nothing else.
+        // Rust programs ignore SIGPIPE, and no other signal.
         assert_eq!(ignored_signals() & (1 << 12 | 1 << 14), 1 << 12);
     }
 

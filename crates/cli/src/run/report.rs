@@ -1,4 +1,6 @@
-//! The report of `ashlar run --report`: how often each call on an Ashlar was accelerated, delegated and missed.
+//! The report of `ashlar run --report`: how calls on an Ashlar were served.
+//!
+//! It says how often each was accelerated, delegated and missed.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -16,21 +18,21 @@ use super::system_calls;
 use crate::error::CliError;
 use crate::table::{grouped, table};
 
-/// With what names of files of counts begin; the process follows.
+/// The prefix of names of files of counts; the process number follows.
 const PREFIX: &str = "ashlar-report-";
-/// Longer values the kernel does not hand over.
+/// The longest value of an attribute that the kernel hands over.
 const ATTRIBUTE_MAX: usize = 64 << 10;
 
-/// The file that the processes of a run count in. It goes when this does.
+/// The file in which the processes of a run count their calls. Dropping it removes the file.
 pub struct Counts {
     path: PathBuf,
     file: File,
-    /// The mounts, each with why it does not count what reaches it, if it doesn't.
+    /// The mounts, each with the reason why it does not count its requests, if it doesn't.
     mounts: Vec<(PathBuf, Option<String>)>,
 }
 
 impl Counts {
-    /// Makes the file, and has the mounts count.
+    /// Makes the file, and makes the mounts count.
     ///
     /// # Errors
     /// Those of making a file.
@@ -40,8 +42,7 @@ impl Counts {
         let failed = || CliError::system(format!("making {} for the report", path.display()));
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path).map_err(failed())?;
         let mut counts = Self { path: path.clone(), file, mounts: Vec::new() };
-        // All of it is there from the beginning: where there is no memory, that shows here, and not in the middle of a
-        // program.
+        // The whole file is allocated now. If memory is short, that shows here, and not in the middle of a program.
         let made = fallocate(&counts.file, FallocateFlags::empty(), 0, REPORT_BYTES as u64);
         made.map_err(std::io::Error::from).map_err(failed())?;
         let device = |mount: &PathBuf| fs::metadata(mount).map_or(0, |found| found.dev());
@@ -56,7 +57,7 @@ impl Counts {
         Ok(counts)
     }
 
-    /// The path that programs get.
+    /// Returns the path that programs get.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -95,7 +96,7 @@ impl Counts {
 
 impl Drop for Counts {
     fn drop(&mut self) {
-        // A process that has it mapped goes on counting, without a reader.
+        // A process that has the file mapped goes on counting, without a reader.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -138,7 +139,7 @@ impl Line {
     }
 }
 
-/// The counts.
+/// The result of a run.
 #[derive(Debug, Serialize)]
 pub struct Report {
     command: String,
@@ -152,14 +153,14 @@ pub struct Report {
     missed: u64,
     /// Of all calls.
     missed_percent: f64,
-    /// Whose calls were missed.
+    /// The programs whose calls were missed.
     missed_by: Vec<By>,
-    /// Mounts that did not say what reached them, and why not.
+    /// Mounts that did not report their requests, and why.
     unknown: Vec<(PathBuf, String)>,
     fuse_requests: Requests,
 }
 
-/// A program of which calls were missed.
+/// A program whose calls were missed.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 struct By {
     missed: u64,
@@ -232,7 +233,7 @@ impl Report {
         }
     }
 
-    /// For people.
+    /// Returns the report for people.
     pub fn text(&self) -> String {
         let mut text = format!("ashlar: calls on Ashlar by {}\n", self.command);
         let all = Line {
@@ -275,15 +276,15 @@ impl Report {
         text
     }
 
-    /// For programs.
+    /// Returns the report for programs.
     ///
     /// # Errors
-    /// None that can be met.
+    /// None in practice.
     pub fn json(&self) -> Result<String, CliError> {
         serde_json::to_string_pretty(self).map(|text| text + "\n").map_err(CliError::system("writing JSON"))
     }
 
-    /// Writes it where it's wanted: to a file, or to standard error.
+    /// Writes the report to a file, or to standard error.
     ///
     /// # Errors
     /// Those of writing.
@@ -320,7 +321,7 @@ fn cells(line: &Line) -> Vec<String> {
     ]
 }
 
-/// A time in three digits or so.
+/// Formats a time in about three digits.
 fn time(ns: u64) -> String {
     match ns {
         0..=999 => format!("{ns} ns"),
@@ -330,7 +331,7 @@ fn time(ns: u64) -> String {
     }
 }
 
-/// A share of all calls. A share above nothing is never shown as nothing.
+/// Formats a share of all calls. A share above 0 is never shown as 0.
 fn share(part: u64, whole: u64) -> String {
     let percent = 100.0 * part as f64 / whole.max(1) as f64;
     match part {

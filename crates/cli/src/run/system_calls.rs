@@ -1,6 +1,6 @@
 //! The names of system calls, on x86-64.
 
-/// The name of a call.
+/// Returns the name of a call.
 pub fn name(number: usize) -> String {
     let found = RUNS.iter().find_map(|(first, names)| names.split_ascii_whitespace().nth(number.checked_sub(*first)?));
     found.map_or_else(|| format!("call {number}"), str::to_owned)

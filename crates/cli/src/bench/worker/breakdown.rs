@@ -1,4 +1,4 @@
-//! Where the time of one operation goes: its parts, each measured by itself.
+//! Measures each part of one operation by itself.
 
 use std::fs::{self, File};
 use std::hint::black_box;
@@ -13,7 +13,8 @@ use crate::bench::timing::{Summary, measure};
 use crate::error::CliError;
 
 const PAGE: usize = 4096;
-/// Of each part. The appends together fill no quarter of an update log of the usual length, so they meet no digest.
+/// How often each part is measured. The appends together fill no quarter of an update log of the usual length, so they
+/// meet no digest.
 const COUNT: usize = 2000;
 const FILES: usize = 500;
 

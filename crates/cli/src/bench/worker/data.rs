@@ -1,4 +1,4 @@
-//! Writing and reading.
+//! Measures writing, reading and mapping.
 
 use std::fs::{self, File};
 use std::hint::black_box;
@@ -17,30 +17,30 @@ use crate::error::CliError;
 
 /// Bytes of a write.
 const SIZES: [(&str, usize); 3] = [("128 B", 128), ("4 KB", 4 << 10), ("64 KB", 64 << 10)];
-/// A record has a header besides.
+/// Bytes of a record's header, which a write takes besides its own.
 const HEADER: usize = 56;
 /// The part of the log that writes may fill which do not wait for the digest: it begins by itself at a quarter.
 const QUIET_PART: usize = 5;
-/// More small writes than these tell nothing new.
+/// The most small writes: more of them give no other result.
 const WRITES_MAX: usize = 16_384;
-/// Overwritten pieces of a file.
+/// The number of pieces of an overwritten file.
 const PIECES: usize = 64;
 /// Bytes of the files that are read, and of a read.
 const READ_BYTES: usize = 64 << 20;
-/// How often they are read through before reads are timed: the processor's outermost cache fills up over some passes
-/// where others use it too.
+/// How often they are read through before reads are timed. If other processes use the processor's outermost cache too,
+/// it fills up over some passes.
 const WARM_PASSES: usize = 8;
 const PAGE: usize = 4096;
 /// Bytes of the files that are mapped, and how often.
 const MAPPED: [(&str, usize); 2] = [("1 MB", 1 << 20), ("16 MB", 16 << 20)];
 const MAPPINGS: usize = 50;
 
-/// How many writes of a size stay within a third of what the log takes before the digest begins.
+/// Returns how many writes of a size stay within a third of the log's part that is free before the digest begins.
 fn quiet_count(task: &Task, bytes: usize) -> usize {
     (task.log_bytes as usize / QUIET_PART / SIZES.len() / (bytes + HEADER)).clamp(4, WRITES_MAX)
 }
 
-/// How many writes of a size go round the log as often as is wanted.
+/// Returns how many writes of a size fill the log as often as the task wants.
 fn sustained_count(task: &Task, bytes: usize) -> usize {
     (task.laps * task.log_bytes) as usize / (bytes + HEADER)
 }
@@ -56,7 +56,8 @@ pub fn append(task: &Task) -> Result<Vec<Measured>, CliError> {
     measured.into_iter().collect()
 }
 
-/// An open file is shared with processes that are made meanwhile, or handed over to the kernel.
+/// Measures appends after the process has run a command. Its open file is then shared with new processes, or handed
+/// over to the kernel.
 pub fn after_a_command(task: &Task) -> Result<Vec<Measured>, CliError> {
     if !task.is_floor() {
         task.warm_log()?;
@@ -75,7 +76,7 @@ pub fn after_a_command(task: &Task) -> Result<Vec<Measured>, CliError> {
     Ok(vec![Measured::median(format!("append {label}, after a command was run"), summary?)])
 }
 
-/// Writes so many times behind the end.
+/// Writes `count` times after the end.
 fn appended(task: &Task, bytes: usize, count: usize) -> Result<Summary, CliError> {
     let data = vec![7; bytes];
     if task.is_floor() {
@@ -86,7 +87,7 @@ fn appended(task: &Task, bytes: usize, count: usize) -> Result<Summary, CliError
     measure(count, |_| file.write_all(&data)).map_err(system("writing", &path))
 }
 
-/// The same bytes, copied, checksummed and persisted.
+/// Measures the floor: the same bytes, copied, checksummed and persisted.
 fn floor(task: &Task, data: &[u8], count: usize) -> Result<Summary, CliError> {
     let ring = Ring::new(task.log_bytes, &task.medium);
     let mut ring = ring.map_err(CliError::system("mapping memory"))?;
@@ -114,7 +115,7 @@ fn prepare_pieces(task: &Task, bytes: usize) -> Result<(), CliError> {
     create(&path)?.write_all(&vec![1; PIECES * bytes]).map_err(system("writing", &path))
 }
 
-/// Writes so many times over what [`prepare_pieces`] has written.
+/// Overwrites `count` times the pieces that [`prepare_pieces`] has written.
 fn overwritten(task: &Task, bytes: usize, count: usize) -> Result<Summary, CliError> {
     let data = vec![7; bytes];
     if task.is_floor() {
@@ -133,7 +134,7 @@ pub fn sustained(task: &Task) -> Result<Vec<Measured>, CliError> {
     let mut measured = Vec::new();
     for (label, bytes) in SIZES {
         let count = sustained_count(task, bytes);
-        // Small writes are a million for each lap: minutes, where each of them is a request to the mount.
+        // Each lap has a million small writes: minutes, if each of them is a request to the mount.
         if !task.is_long && bytes < PAGE {
             continue;
         }
@@ -151,7 +152,7 @@ pub fn sustained(task: &Task) -> Result<Vec<Measured>, CliError> {
     Ok(measured)
 }
 
-/// Removes what a case has written before the next one begins.
+/// Removes the files of a case before the next one begins.
 fn remove(task: &Task, path: &Path) -> Result<(), CliError> {
     if task.is_floor() {
         return Ok(());
@@ -224,7 +225,7 @@ pub fn map(task: &Task) -> Result<Vec<Measured>, CliError> {
     Ok(measured)
 }
 
-/// The floor of reads: the same bytes copied in the same order.
+/// Measures the floor of reads: the same bytes copied in the same order.
 fn copied(source: &[u8], order: &[usize]) -> Result<Summary, CliError> {
     let mut buffer = [0; PAGE];
     let copy = |page: usize| {
@@ -236,7 +237,7 @@ fn copied(source: &[u8], order: &[usize]) -> Result<Summary, CliError> {
     warm(order, copy).map_err(CliError::system("copying"))
 }
 
-/// The time of `read` with pages in this order, after all were read some times.
+/// Measures `read` with pages in this order, after all were read some times.
 fn warm(order: &[usize], mut read: impl FnMut(usize) -> std::io::Result<()>) -> std::io::Result<Summary> {
     for _ in 0..WARM_PASSES {
         order.iter().try_for_each(|page| read(*page))?;
@@ -244,7 +245,7 @@ fn warm(order: &[usize], mut read: impl FnMut(usize) -> std::io::Result<()>) -> 
     measure(order.len(), |number| read(order[number]))
 }
 
-/// The content of files that are read.
+/// Returns the content of files that are read.
 fn source() -> Vec<u8> {
     (0..READ_BYTES).map(|at| (at / 7) as u8).collect()
 }
@@ -253,13 +254,13 @@ fn write_source(path: &Path) -> Result<(), CliError> {
     write_part(path, READ_BYTES)
 }
 
-/// Writes the first bytes of that.
+/// Writes the first bytes of that content.
 fn write_part(path: &Path, bytes: usize) -> Result<(), CliError> {
     let mut file = create(path)?;
     source()[..bytes].chunks(LARGE).try_for_each(|part| file.write_all(part)).map_err(system("writing", path))
 }
 
-/// The numbers below `count` in an order of no pattern, the same each time.
+/// Returns the numbers below `count` in an order without a pattern, the same each time.
 fn shuffled(count: usize) -> Vec<usize> {
     let mut all: Vec<usize> = (0..count).collect();
     let mut state = 0x9e37_79b9_7f4a_7c15u64;

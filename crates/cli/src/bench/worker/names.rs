@@ -1,4 +1,4 @@
-//! Files made, looked at, opened and listed.
+//! Measures making, stating, opening and listing files.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use crate::error::CliError;
 
 /// The size of a new file's content.
 const CONTENT: usize = 4096;
-/// The update log's bytes for one new file at most: the content and the records of four calls.
+/// The most bytes of the update log for one new file: the content and the records of four calls.
 const LOGGED: usize = CONTENT + 512;
 /// The part of the log that two processes may fill together without waiting for the digest; through a mount they share
 /// one log.
@@ -21,15 +21,15 @@ const QUIET_PART: usize = 5;
 const FILES_MAX: usize = 2000;
 /// Names that files are renamed to in a sustained run: each file replaces one before it, so that space stays bounded.
 const NAMES: usize = 1000;
-/// How often a sustained run goes round the log.
+/// How often a sustained run fills the log.
 const LAPS: u64 = 10;
-/// Entries of the directory that is looked at.
+/// Entries of the directory whose files are read.
 const ENTRIES: usize = 1000;
 const STATS: usize = 20_000;
 const OPENS: usize = 10_000;
 const LISTINGS: usize = 200;
 
-/// Makes a file as programs do that replace files safely: under another name, written, closed, renamed.
+/// Makes a file as programs do that replace files safely: writes it under another name, closes it, renames it.
 fn make(fresh: &Path, name: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = File::options().write(true).create_new(true).open(fresh)?;
     file.write_all(content)?;
@@ -37,7 +37,7 @@ fn make(fresh: &Path, name: &Path, content: &[u8]) -> io::Result<()> {
     fs::rename(fresh, name)
 }
 
-/// Makes so many files in a directory of the process's own, under so many names.
+/// Makes `count` files in a directory of the process's own, under `names` names.
 fn made(task: &Task, count: usize, names: usize) -> Result<Summary, CliError> {
     let content = vec![9; CONTENT];
     if task.is_floor() {
@@ -67,7 +67,7 @@ pub fn create(task: &Task) -> Result<Vec<Measured>, CliError> {
     })
 }
 
-/// The lines whose ratio says what a second process brings.
+/// The lines whose ratio shows the gain of a second process.
 pub const ONE_PROCESS: &str = "the same, 1 process";
 pub const TWO_PROCESSES: &str = "the same, 2 processes";
 
@@ -78,7 +78,7 @@ pub fn create_sustained(task: &Task) -> Result<Vec<Measured>, CliError> {
     Ok(vec![Measured::mean("create, write, close, rename: 10 times round the log", summary)])
 }
 
-/// A directory of files, all of them looked at.
+/// Makes a directory of files, and stats all of them.
 fn entries(task: &Task) -> Result<(PathBuf, Vec<PathBuf>), CliError> {
     let directory = task.directory.join("directory");
     fs::create_dir(&directory).map_err(system("making", &directory))?;

@@ -1,4 +1,4 @@
-//! The cost of starting programs.
+//! Measures starting programs.
 
 use std::fs;
 use std::io;
@@ -11,13 +11,13 @@ use crate::bench::case::{Contender, Measured, Task};
 use crate::bench::timing::Summary;
 use crate::error::CliError;
 
-/// How often a program is started, and how often before that counts.
+/// How often a program is started, and how often before its time counts.
 const STARTS: usize = 40;
 const WARM_UP: usize = 3;
 /// Rounds of the script, five commands each.
 const ROUNDS: usize = 200;
 
-/// A program as the contender starts it.
+/// Returns the command by which the contender starts a program.
 fn command(task: &Task, program: &str, directory: &Path) -> Result<Command, CliError> {
     let mut command = if task.contender == Contender::Run {
         let mut command = Command::new(ashlar_launch::find_installed(ashlar_launch::COMMAND)?);
@@ -30,7 +30,7 @@ fn command(task: &Task, program: &str, directory: &Path) -> Result<Command, CliE
     Ok(command)
 }
 
-/// Runs it to its end, and says how long that took.
+/// Runs it to its end, and returns how long that took.
 fn time(command: &mut Command) -> Result<f64, CliError> {
     let start = Instant::now();
     let name = command.get_program().to_string_lossy().into_owned();
@@ -42,7 +42,7 @@ fn time(command: &mut Command) -> Result<f64, CliError> {
     Err(CliError::system(name)(io::Error::other(format!("it ended with {status}"))))
 }
 
-/// `true`, where it has nothing to do with the file system, and in the directory.
+/// Measures `true`, outside the file system and in the measured directory.
 pub fn start(task: &Task) -> Result<Vec<Measured>, CliError> {
     let mut measured = Vec::new();
     for (what, directory) in [("start 'true', elsewhere", Path::new("/")), ("start 'true', there", &task.directory)] {
@@ -56,7 +56,7 @@ pub fn start(task: &Task) -> Result<Vec<Measured>, CliError> {
     Ok(measured)
 }
 
-/// A shell's day: two of five commands it does itself, the others are programs.
+/// Measures a shell script: the shell runs two of five commands itself, the others are programs.
 pub fn script(task: &Task) -> Result<Vec<Measured>, CliError> {
     let path = task.aside.join("script");
     let round =

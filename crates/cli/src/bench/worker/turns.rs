@@ -1,4 +1,4 @@
-//! Two processes that append to one file in turn: the lease moves with each append.
+//! Two processes append to one file in turn: the lease moves with each append.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -10,10 +10,10 @@ use crate::bench::timing::{Summary, measure};
 use crate::error::CliError;
 
 const BYTES: usize = 64;
-/// Turns of each. A lease that moves takes a message, and so a good part of a millisecond on a busy machine.
+/// Turns of each process. A lease that moves takes a message, and so a good part of a millisecond on a busy machine.
 const TURNS: usize = 1000;
 
-/// How the turn is handed over.
+/// A way to hand over the turn.
 trait Turn {
     fn wait(&mut self, worker: u64) -> io::Result<()>;
     fn hand_over(&mut self, worker: u64) -> io::Result<()>;
@@ -39,7 +39,7 @@ impl Turn for Bell {
     }
 }
 
-/// Both append once, one after the other; the floor is the turn alone, handed there and back.
+/// Both append once, one after the other. The floor is the turn alone, handed there and back.
 pub fn turns(task: &Task) -> Result<Vec<Measured>, CliError> {
     let path = task.aside.join(PAGE);
     let mut page = Page::open(&path).map_err(system("opening", &path))?;
@@ -72,7 +72,7 @@ pub fn turns(task: &Task) -> Result<Vec<Measured>, CliError> {
 fn in_turn(task: &Task, turn: &mut dyn Turn, mut file: Option<&mut File>) -> io::Result<Summary> {
     let data = [b'a' + task.worker as u8; BYTES];
     measure(TURNS, |_| {
-        // The first one's time is from its append to the moment at which it may append again.
+        // The first worker's time is from its append to the moment at which it may append again.
         if task.worker == 1 {
             turn.wait(task.worker)?;
         }
