@@ -63,11 +63,11 @@ impl fmt::Display for ArenaChoice {
 
 /// The location of an arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ArenaLocation {
     directory: PathBuf,
 }
 
-impl Place {
+impl ArenaLocation {
     /// Returns the location that `choice` names. An existing directory is named by its real path, so that one arena has
     /// one name.
     pub fn new(choice: &ArenaChoice) -> Result<Self, CliError> {
@@ -127,14 +127,14 @@ impl Place {
     }
 
     /// Makes the arena if none exists. The result says whether it was made.
-    pub fn prepare(&self, size: Option<Size>, emulate_pmem: bool) -> Result<Prepared, CliError> {
+    pub fn prepare(&self, size: Option<Size>, emulate_pmem: bool) -> Result<PreparedArena, CliError> {
         let unfinished = self.directory.join(UNFINISHED);
         if self.exists() {
             let summary = self.probe()?;
             if unfinished.exists() {
-                self.finish(&unfinished)?;
+                self.format_store(&unfinished)?;
             }
-            return Ok(Prepared { made: false, summary });
+            return Ok(PreparedArena { made: false, summary });
         }
         let options = ArenaOptions { size_bytes: self.size_for_new(size)?, emulate_pmem };
         fs::create_dir_all(&self.directory)
@@ -150,11 +150,11 @@ impl Place {
             let _ = fs::remove_dir(&self.directory);
             self.creation_error(error, options.size_bytes)
         })?);
-        self.finish(&unfinished)?;
-        Ok(Prepared { made: true, summary: self.probe()? })
+        self.format_store(&unfinished)?;
+        Ok(PreparedArena { made: true, summary: self.probe()? })
     }
 
-    fn finish(&self, unfinished: &Path) -> Result<(), CliError> {
+    fn format_store(&self, unfinished: &Path) -> Result<(), CliError> {
         let arena = Arc::new(self.open()?);
         match Store::open(Arc::clone(&arena)) {
             Ok(_) => {}
@@ -229,9 +229,9 @@ fn default_size(free: Size) -> Size {
     Size((free.0 / 2).min(SIZE_DEFAULT_MAX) / ARENA_BYTES_MIN * ARENA_BYTES_MIN)
 }
 
-/// The outcome of [`Place::prepare`].
+/// The outcome of [`ArenaLocation::prepare`].
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedArena {
     /// Whether it was made now.
     pub made: bool,
     /// Its description.
@@ -269,19 +269,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn standard_places_have_names_and_others_are_directories() {
+    fn standard_arenas_have_names_others_are_directories() {
         assert_eq!("disk".parse(), Ok(ArenaChoice::Disk));
         assert_eq!("memory".parse(), Ok(ArenaChoice::Memory));
         assert_eq!("./memory".parse(), Ok(ArenaChoice::Directory("./memory".into())));
         assert!("".parse::<ArenaChoice>().is_err());
-        let place = Place::new(&ArenaChoice::Directory("/nowhere/arena".into())).expect("a place");
+        let place = ArenaLocation::new(&ArenaChoice::Directory("/nowhere/arena".into())).expect("a place");
         assert_eq!(place.socket(), Path::new("/nowhere/arena/socket"));
     }
 
     #[test]
     fn path_too_long_for_a_socket_is_refused_first() {
         let directory = PathBuf::from("/").join("x".repeat(120));
-        assert!(matches!(Place::at(directory), Err(CliError::PathTooLong(_))));
+        assert!(matches!(ArenaLocation::at(directory), Err(CliError::PathTooLong(_))));
     }
 
     #[test]
@@ -292,9 +292,9 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_holds_no_arena_is_named_in_the_error() {
+    fn directory_without_an_arena_is_named_in_the_error() {
         let directory = tempfile::tempdir().expect("a directory");
-        let place = Place::at(directory.path().to_owned()).expect("a place");
+        let place = ArenaLocation::at(directory.path().to_owned()).expect("a place");
         assert!(!place.exists());
         assert!(matches!(place.probe(), Err(CliError::NoArena(_))));
         let small = place.prepare(Some(Size(4096)), false);

@@ -89,7 +89,7 @@ pub enum QuotaVerb {
 /// The user, group or subtree of a quota.
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
-pub struct WhoArguments {
+pub struct AccountArguments {
     /// All files of a user, by name or number
     #[arg(long, value_name = "USER")]
     pub user: Option<String>,
@@ -103,7 +103,7 @@ pub struct WhoArguments {
 
 /// The arena of a quota.
 #[derive(Args, Clone, Debug)]
-pub struct WhereArguments {
+pub struct QuotaArenaArguments {
     /// A directory that an Ashlar is mounted on
     #[arg(value_name = "MOUNT")]
     pub mount: Option<PathBuf>,
@@ -117,7 +117,7 @@ pub struct WhereArguments {
 pub struct QuotaSetArguments {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub who: WhoArguments,
+    pub account: AccountArguments,
     /// The most space, such as 10G, or 'none'; holes take none
     #[arg(long, value_name = "SIZE", required_unless_present = "files")]
     pub space: Option<SpaceLimit>,
@@ -126,7 +126,7 @@ pub struct QuotaSetArguments {
     pub files: Option<FilesLimit>,
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub at: WhereArguments,
+    pub of_arena: QuotaArenaArguments,
 }
 
 /// `ashlar quota show`.
@@ -134,7 +134,7 @@ pub struct QuotaSetArguments {
 pub struct QuotaShowArguments {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub at: WhereArguments,
+    pub of_arena: QuotaArenaArguments,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -145,10 +145,10 @@ pub struct QuotaShowArguments {
 pub struct QuotaRemoveArguments {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub who: WhoArguments,
+    pub account: AccountArguments,
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub at: WhereArguments,
+    pub of_arena: QuotaArenaArguments,
 }
 
 /// The arena of a verb.
@@ -386,7 +386,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_grammar_is_sound() {
+    fn grammar_is_sound() {
         Arguments::command().debug_assert();
     }
 
@@ -400,12 +400,12 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_is_of_one_and_limits_something() {
+    fn quota_has_one_account_and_a_limit() {
         let parse = |words: &[&str]| Arguments::try_parse_from([&["ashlar", "quota"], words].concat());
         let set = parse(&["set", "--user", "ann", "--space", "10G", "--files", "none", "/mnt"]).expect("understood");
         let Verb::Quota(QuotaVerb::Set(set)) = set.verb else { panic!("not set") };
         assert_eq!(set.space, Some(SpaceLimit(Some(Size(10 << 30)))));
-        assert_eq!((set.files, set.at.mount), (Some(FilesLimit(None)), Some("/mnt".into())));
+        assert_eq!((set.files, set.of_arena.mount), (Some(FilesLimit(None)), Some("/mnt".into())));
         for wrong in [
             &["set", "--user", "ann"][..],
             &["set", "--space", "10G"],
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_can_be_waited_for() {
+    fn interval_can_be_waited_for() {
         let parse = |interval: &str| Arguments::try_parse_from(["ashlar", "top", "--interval", interval]);
         let Verb::Top(top) = parse("0.5").expect("understood").verb else { panic!("not top") };
         assert_eq!(top.interval(), Duration::from_millis(500));
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_behind_the_program_are_its_own() {
+    fn flags_after_the_program_are_its_own() {
         let parse = |words: &[&str]| Arguments::parse_from([&["ashlar", "run"], words].concat());
         let Verb::Run(run) = parse(&["--report-json", "--", "make", "--report"]).verb else { panic!("not run") };
         assert!(run.wants_report() && run.report_json && !run.report);
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_that_is_none_is_refused() {
+    fn unknown_flag_is_refused() {
         let error = Arguments::try_parse_from(["ashlar", "mount", "--sized", "1G", "/mnt"]).expect_err("refused");
         assert_eq!(error.exit_code(), 2);
         assert!(error.to_string().contains("--size"), "the nearest flag is named: {error}");

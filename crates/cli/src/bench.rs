@@ -9,15 +9,15 @@
 
 mod breakdown;
 mod case;
+mod digest_wait;
+mod directories;
+mod floor_log;
 mod interrupt;
-mod page;
 mod report;
-mod ring;
-mod settle;
-mod site;
-mod staff;
 mod timing;
+mod turn_page;
 mod worker;
+mod worker_processes;
 
 use std::fs;
 use std::process::ExitCode;
@@ -27,11 +27,11 @@ use indicatif::ProgressBar;
 use crate::arguments::BenchArguments;
 use crate::error::CliError;
 use crate::progress;
-use case::{Case, Contender, Measured, Step, Task, together};
+use case::{Case, Contender, Measurement, Step, WorkerTask, together};
+use directories::BenchDirectories;
 use interrupt::Interrupt;
-use page::Page;
-use report::{Report, Setting};
-use site::Site;
+use report::{BenchReport, Setting};
+use turn_page::TurnPage;
 
 pub use worker::run as run_worker;
 
@@ -41,14 +41,14 @@ const LAPS_LONG: u64 = 10;
 
 /// Measures, and prints the results.
 pub fn run(arguments: &BenchArguments) -> Result<ExitCode, CliError> {
-    if staff::is_under_run() {
+    if worker_processes::is_under_run() {
         return Err(CliError::BenchUnderRun);
     }
-    let cases = chosen(arguments)?;
+    let cases = chosen_cases(arguments)?;
     let laps = if arguments.long { LAPS_LONG } else { LAPS };
     let interrupt = Interrupt::catch()?;
-    let site = Site::prepare(arguments, laps)?;
-    let mut report = Report::new(setting(&site, arguments));
+    let directories = BenchDirectories::prepare(arguments, laps)?;
+    let mut report = BenchReport::new(bench_setting(&directories, arguments));
     let turns = |case: Case| case.contenders().count() as u64;
     let bar = progress::bar("", cases.iter().copied().map(turns).sum::<u64>() * arguments.rounds);
     for round in 0..arguments.rounds {
@@ -59,13 +59,14 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, CliError> {
             for contender in contenders {
                 interrupt.check()?;
                 bar.set_message(format!("{} on {}, round {}", case.name(), contender.name(), round + 1));
-                let turn = Turn { site: &site, case: *case, contender, laps, is_long: arguments.long };
-                turn.take(&interrupt, &mut report)?;
+                let turn =
+                    ContenderTurn { directories: &directories, case: *case, contender, laps, is_long: arguments.long };
+                turn.run_turn(&interrupt, &mut report)?;
                 bar.inc(1);
             }
         }
     }
-    finish(&bar, site);
+    remove_directories(&bar, directories);
     if arguments.json {
         println!("{}", report.json().map_err(CliError::system("writing JSON"))?);
     } else {
@@ -75,37 +76,38 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, CliError> {
 }
 
 /// Removes everything before the result is printed.
-fn finish(bar: &ProgressBar, site: Site) {
+fn remove_directories(bar: &ProgressBar, directories: BenchDirectories) {
     bar.finish_and_clear();
-    drop(site);
+    drop(directories);
 }
 
 /// Returns the cases that the user asked for.
-fn chosen(arguments: &BenchArguments) -> Result<Vec<Case>, CliError> {
+fn chosen_cases(arguments: &BenchArguments) -> Result<Vec<Case>, CliError> {
     let mut cases = Case::ALL.to_vec();
     cases.retain(|case| arguments.long || !case.is_long());
-    let is_meant = |case: &Case, word: &String| case.name().contains(word.as_str());
-    if let Some(word) = arguments.cases.iter().find(|word| !cases.iter().any(|case| is_meant(case, word))) {
+    let is_named = |case: &Case, word: &String| case.name().contains(word.as_str());
+    if let Some(word) = arguments.cases.iter().find(|word| !cases.iter().any(|case| is_named(case, word))) {
         let names: Vec<_> = cases.iter().map(|case| case.name()).collect();
         return Err(CliError::NoSuchCase { word: word.clone(), cases: names.join(", ") });
     }
     if !arguments.cases.is_empty() {
-        cases.retain(|case| arguments.cases.iter().any(|word| is_meant(case, word)));
+        cases.retain(|case| arguments.cases.iter().any(|word| is_named(case, word)));
     }
     Ok(cases)
 }
 
-fn setting(site: &Site, arguments: &BenchArguments) -> Setting {
-    let parent =
-        |scratch: &site::Scratch| scratch.path().parent().map_or_else(String::new, |it| it.display().to_string());
+fn bench_setting(directories: &BenchDirectories, arguments: &BenchArguments) -> Setting {
+    let parent = |scratch: &directories::Scratch| {
+        scratch.path().parent().map_or_else(String::new, |it| it.display().to_string())
+    };
     Setting {
         version: env!("CARGO_PKG_VERSION"),
-        directory: parent(&site.ashlar),
-        arena: site.place.directory().display().to_string(),
-        medium: site.medium.clone(),
-        log_bytes: site.log_bytes,
-        compared: parent(&site.compared),
-        compared_kind: site.kind.clone(),
+        directory: parent(&directories.ashlar),
+        arena: directories.place.directory().display().to_string(),
+        medium: directories.medium.clone(),
+        log_bytes: directories.log_bytes,
+        compared: parent(&directories.compared),
+        compared_kind: directories.kind.clone(),
         rounds: arguments.rounds,
         processors: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         rings: ashlar_fuse::rings_are_on(),
@@ -114,12 +116,12 @@ fn setting(site: &Site, arguments: &BenchArguments) -> Setting {
 }
 
 /// Lets workers do the tasks. Tasks that two processes did at once are one line.
-fn employ(tasks: &[Task], interrupt: &Interrupt) -> Result<Vec<Measured>, CliError> {
-    let mut outcomes = staff::employ(tasks, interrupt)?.into_iter();
+fn measure(tasks: &[WorkerTask], interrupt: &Interrupt) -> Result<Vec<Measurement>, CliError> {
+    let mut outcomes = worker_processes::run_workers(tasks, interrupt)?.into_iter();
     let first = outcomes.next().unwrap_or_default();
     let second = outcomes.next().unwrap_or_default();
     let other = |what: &str| second.iter().find(|measured| measured.what == what);
-    let both = |measured: Measured| match other(&measured.what) {
+    let both = |measured: Measurement| match other(&measured.what) {
         Some(other) => together(measured, other),
         None => measured,
     };
@@ -127,32 +129,32 @@ fn employ(tasks: &[Task], interrupt: &Interrupt) -> Result<Vec<Measured>, CliErr
 }
 
 /// A contender's turn in a case.
-struct Turn<'a> {
-    site: &'a Site,
+struct ContenderTurn<'a> {
+    directories: &'a BenchDirectories,
     case: Case,
     contender: Contender,
     laps: u64,
     is_long: bool,
 }
 
-impl Turn<'_> {
-    fn take(&self, interrupt: &Interrupt, report: &mut Report) -> Result<(), CliError> {
-        let root = if self.contender.is_ashlar() { &self.site.ashlar } else { &self.site.compared };
-        let (directory, aside) = (root.path().join("turn"), self.site.compared.path().join("aside"));
+impl ContenderTurn<'_> {
+    fn run_turn(&self, interrupt: &Interrupt, report: &mut BenchReport) -> Result<(), CliError> {
+        let root = if self.contender.is_ashlar() { &self.directories.ashlar } else { &self.directories.compared };
+        let (directory, aside) = (root.path().join("turn"), self.directories.compared.path().join("aside"));
         for path in [&directory, &aside] {
             fs::create_dir(path).map_err(CliError::system(format!("making {}", path.display())))?;
         }
         for step in self.case.steps(self.contender) {
-            let task = |worker| Task {
+            let task = |worker| WorkerTask {
                 case: self.case,
                 contender: self.contender,
                 step: *step,
                 worker,
                 directory: directory.clone(),
                 aside: aside.clone(),
-                arena: self.contender.is_ashlar().then(|| self.site.place.directory().to_owned()),
-                medium: self.site.medium.clone(),
-                log_bytes: self.site.log_bytes,
+                arena: self.contender.is_ashlar().then(|| self.directories.place.directory().to_owned()),
+                medium: self.directories.medium.clone(),
+                log_bytes: self.directories.log_bytes,
                 laps: self.laps,
                 is_long: self.is_long,
             };
@@ -160,15 +162,15 @@ impl Turn<'_> {
             if *step == Step::Pair {
                 tasks.push(task(1));
                 let page = aside.join(worker::PAGE);
-                Page::make(&page).map_err(CliError::system(format!("making {}", page.display())))?;
+                TurnPage::make(&page).map_err(CliError::system(format!("making {}", page.display())))?;
             }
-            for measured in employ(&tasks, interrupt)? {
+            for measured in measure(&tasks, interrupt)? {
                 report.add(self.case, self.contender, measured);
             }
         }
         for path in [&directory, &aside] {
             fs::remove_dir_all(path).map_err(CliError::system(format!("removing {}", path.display())))?;
         }
-        if self.contender.is_ashlar() { self.site.settle() } else { Ok(()) }
+        if self.contender.is_ashlar() { self.directories.wait_for_digest() } else { Ok(()) }
     }
 }

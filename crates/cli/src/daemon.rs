@@ -9,10 +9,10 @@ use std::process::ExitCode;
 use ashlar_daemon::{Config, DaemonError, RESTART_EXIT};
 use tracing_subscriber::EnvFilter;
 
-use crate::arena::{Place, survives};
+use crate::arena::{ArenaLocation, survives};
 use crate::arguments::{DaemonArguments, SharedFsArguments};
+use crate::background::{leave_terminal, this_program};
 use crate::error::CliError;
-use crate::launch::{leave_terminal, this_program};
 use crate::size::Size;
 
 /// Runs the supervisor, and SharedFS under it.
@@ -21,9 +21,9 @@ pub fn run(arguments: &DaemonArguments) -> Result<ExitCode, CliError> {
     if arguments.background {
         leave_terminal()?;
     }
-    let place = Place::new(&arguments.arena.arena)?;
+    let place = ArenaLocation::new(&arguments.arena.arena)?;
     let prepared = place.prepare(arguments.create.size, arguments.create.emulate_pmem)?;
-    let place = Place::at(place.directory().to_owned())?;
+    let place = ArenaLocation::at(place.directory().to_owned())?;
     if !arguments.background {
         // The arena is opened and closed again. So an arena in use is reported here, with the next step, and not in a
         // log.
@@ -43,7 +43,7 @@ pub fn run(arguments: &DaemonArguments) -> Result<ExitCode, CliError> {
 /// Runs SharedFS itself.
 pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError> {
     start_log();
-    end_with_any_thread();
+    abort_on_panic();
     let mut config = Config::new(&arguments.arena);
     config.linger_seconds = arguments.linger_seconds;
     config.helper = helper_command(&arguments.arena);
@@ -69,13 +69,13 @@ pub fn helper_command(arena: &Path) -> Vec<OsString> {
 pub fn run_helper() -> Result<ExitCode, CliError> {
     start_log();
     let line = std::io::stdin().as_fd().try_clone_to_owned();
-    ashlar_helper::run(line.map_err(CliError::system("taking the line to who has errands"))?.into());
+    ashlar_helper::run(line.map_err(CliError::system("opening the connection to the starter"))?.into());
     Ok(ExitCode::SUCCESS)
 }
 
 /// Ends the whole process if one of its threads panics: a broken invariant. The others would wait for that thread for
 /// ever, while a new start recovers from the logs.
-pub fn end_with_any_thread() {
+pub fn abort_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         report(panic);

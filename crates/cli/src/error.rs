@@ -64,10 +64,10 @@ pub enum CliError {
     #[error("there is no group {0}; name one that 'getent group' lists, or give a number")]
     NoSuchGroup(String),
     /// The account has no limit.
-    #[error("{0} has no limit; 'ashlar quota show' lists who has")]
+    #[error("{0} has no limit; 'ashlar quota show' lists all limits")]
     NoQuota(String),
     /// Programs use the mount.
-    #[error("{path} is busy{users}; end what uses it, or take it away with 'ashlar umount --lazy {path}'", path = .path.display())]
+    #[error("{path} is busy{users}; end the programs that use it, or detach it with 'ashlar umount --lazy {path}'", path = .path.display())]
     Busy {
         /// The mount point.
         path: PathBuf,
@@ -138,7 +138,7 @@ pub enum CliError {
         error: ArenaError,
     },
     /// The metadata store can't be opened.
-    #[error("arena {arena}: {error}; 'ashlar fsck --arena {arena}' tells more", arena = .arena.display())]
+    #[error("arena {arena}: {error}; 'ashlar fsck --arena {arena}' shows more", arena = .arena.display())]
     Store {
         /// The arena.
         arena: PathBuf,
@@ -234,7 +234,7 @@ pub enum CliError {
         words: String,
     },
     /// A signal ended the benchmark.
-    #[error("interrupted; what was made for it is taken away")]
+    #[error("interrupted; the files made for it are removed")]
     Interrupted,
     /// The mount process failed with this message.
     #[error("{0}")]

@@ -16,11 +16,11 @@
 
 mod arena;
 mod arguments;
+mod background;
 mod bench;
-mod check;
 mod daemon;
 mod error;
-mod launch;
+mod fsck;
 mod mount;
 mod mount_process;
 mod mounts;
@@ -55,7 +55,7 @@ fn serve(arguments: &Arguments) -> Result<ExitCode, CliError> {
         Verb::Run(run) => run::run(run),
         Verb::Status(status) => status::run(status),
         Verb::Top(top) => top::run(top),
-        Verb::Fsck(fsck) => check::run(fsck),
+        Verb::Fsck(fsck) => fsck::run(fsck),
         Verb::Daemon(daemon) => daemon::run(daemon),
         Verb::Arena(ArenaVerb::Resize(resize)) => resize::run(resize),
         Verb::Quota(verb) => quota::run(verb),

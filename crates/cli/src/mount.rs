@@ -8,10 +8,10 @@ use std::process::{Command, ExitCode};
 use ashlar_types::{Errno, RING_SWITCH};
 use ashlar_wire::StatusReply;
 
-use crate::arena::{Place, Prepared, survives};
+use crate::arena::{ArenaLocation, PreparedArena, survives};
 use crate::arguments::{MountArguments, MountProcessArguments};
+use crate::background::{ensure_daemon, start_reporting, this_program};
 use crate::error::CliError;
-use crate::launch::{ensure_daemon, start_reporting, this_program};
 use crate::size::Size;
 use crate::{mount_process, mounts};
 
@@ -23,31 +23,31 @@ pub fn run(arguments: &MountArguments) -> Result<ExitCode, CliError> {
     if !Path::new("/dev/fuse").exists() {
         return Err(CliError::NoFuseDevice);
     }
-    let directory = mounts::resolve(&arguments.directory)?;
-    mounts::end_dead(&directory);
+    let directory = mounts::resolve_mount_point(&arguments.directory)?;
+    mounts::end_dead_mount(&directory);
     check_mount_point(&directory)?;
     // This is known only before the mount covers the directory.
-    let hides = holds_something(&directory);
-    let place = Place::new(&arguments.arena.arena)?;
+    let hides = is_not_empty(&directory);
+    let place = ArenaLocation::new(&arguments.arena.arena)?;
     let prepared = place.prepare(arguments.create.size, arguments.create.emulate_pmem)?;
     // The directory may exist only now, and may have been named through a symbolic link.
-    let place = Place::at(place.directory().to_owned())?;
+    let place = ArenaLocation::at(place.directory().to_owned())?;
     let (daemon, started) = ensure_daemon(&place)?;
     let process = MountProcessArguments {
         directory: directory.clone(),
         arena: place.directory().to_owned(),
         read_only: arguments.read_only,
     };
-    let say = || {
+    let print_summary = || {
         if !arguments.quiet {
-            print!("{}", story(&place, arguments, &prepared, &daemon, started, &directory, hides));
+            print!("{}", summary(&place, arguments, &prepared, &daemon, started, &directory, hides));
         }
     };
     if arguments.foreground {
-        return mount_process::serve(&process, &say);
+        return mount_process::serve(&process, &print_summary);
     }
     start_in_background(&process, &place)?;
-    say();
+    print_summary();
     Ok(ExitCode::SUCCESS)
 }
 
@@ -68,7 +68,7 @@ fn check_mount_point(directory: &Path) -> Result<(), CliError> {
 }
 
 /// Whether a mount on `directory` hides files.
-fn holds_something(directory: &Path) -> bool {
+fn is_not_empty(directory: &Path) -> bool {
     fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some())
 }
 
@@ -77,7 +77,7 @@ fn is_dead(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|number| Errno(number).is_of_dead_mount())
 }
 
-fn start_in_background(process: &MountProcessArguments, place: &Place) -> Result<(), CliError> {
+fn start_in_background(process: &MountProcessArguments, place: &ArenaLocation) -> Result<(), CliError> {
     let mut command = Command::new(this_program()?);
     command.arg("mount-process").arg(&process.directory).arg("--arena").arg(&process.arena);
     if process.read_only {
@@ -89,10 +89,10 @@ fn start_in_background(process: &MountProcessArguments, place: &Place) -> Result
 }
 
 /// Returns the summary to print: the mount, the arena, the daemon.
-fn story(
-    place: &Place,
+fn summary(
+    place: &ArenaLocation,
     arguments: &MountArguments,
-    prepared: &Prepared,
+    prepared: &PreparedArena,
     daemon: &StatusReply,
     started: bool,
     directory: &Path,
@@ -113,7 +113,7 @@ fn story(
         text += "note      the arena was there and was not made with --emulate-pmem\n";
     }
     if hides {
-        text += &format!("note      {} was not empty; what is in it shows again after umount\n", directory.display());
+        text += &format!("note      {} was not empty; its files are visible again after umount\n", directory.display());
     }
     if ashlar_fuse::rings_are_on() == Some(false) {
         text += "note      this kernel can hand requests over several times as fast (FUSE over io_uring), and has that switched off:\n";
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mount_points_are_directories_that_are_there() {
+    fn mount_points_are_existing_directories() {
         let directory = tempfile::tempdir().expect("a directory");
         assert!(check_mount_point(directory.path()).is_ok());
         assert!(matches!(check_mount_point(&directory.path().join("none")), Err(CliError::NoDirectory(_))));
@@ -138,10 +138,10 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_point_that_is_not_empty_is_seen() {
+    fn mount_point_that_is_not_empty_is_noticed() {
         let directory = tempfile::tempdir().expect("a directory");
-        assert!(!holds_something(directory.path()));
+        assert!(!is_not_empty(directory.path()));
         fs::write(directory.path().join("file"), b"").expect("a file");
-        assert!(holds_something(directory.path()));
+        assert!(is_not_empty(directory.path()));
     }
 }

@@ -14,10 +14,10 @@ use ashlar_wire::{PATIENCE_VARIABLE, SessionKind, patience_ms};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::arena::Place;
+use crate::arena::ArenaLocation;
 use crate::arguments::MountProcessArguments;
+use crate::background::{READY, leave_terminal};
 use crate::error::CliError;
-use crate::launch::{READY, leave_terminal};
 use crate::{daemon, mounts};
 
 /// Serves a mount in the background: reports on standard output, once, and runs until it is unmounted.
@@ -34,9 +34,9 @@ pub fn run(arguments: &MountProcessArguments) -> Result<ExitCode, CliError> {
 
 /// Serves a mount until it is unmounted; `ready` is called when programs can use it.
 pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<ExitCode, CliError> {
-    daemon::end_with_any_thread();
+    daemon::abort_on_panic();
     let directory = &arguments.directory;
-    let place = Place::at(arguments.arena.clone())?;
+    let place = ArenaLocation::at(arguments.arena.clone())?;
     let said = std::env::var_os(PATIENCE_VARIABLE);
     let session = LibFs::connect(&Options {
         socket: place.socket(),
@@ -77,7 +77,7 @@ fn unmount_on_signal(directory: &Path) -> Result<(), CliError> {
         for _ in signals.forever() {
             if ashlar_fuse::unmount(&directory, false).is_err() && mounts::is_mounted(&directory) {
                 eprintln!(
-                    "ashlar: {} is busy{}; it goes when they end",
+                    "ashlar: {} is busy{}; it ends when its programs end",
                     directory.display(),
                     mounts::users_of(&directory)
                 );

@@ -23,7 +23,7 @@ pub fn record_of(directory: &Path) -> Option<MountRecord> {
 
 /// Returns the mount that a path is in; the path must exist. The mount is the innermost one; another file system may
 /// lie in between.
-pub fn of(path: &Path) -> Result<MountRecord, CliError> {
+pub fn mount_of(path: &Path) -> Result<MountRecord, CliError> {
     let metadata = fs::metadata(path).map_err(CliError::system(format!("looking at {}", path.display())))?;
     let is_there = |record: &MountRecord| {
         is_mounted(&record.directory) && fs::metadata(&record.directory).is_ok_and(|root| root.dev() == metadata.dev())
@@ -46,7 +46,7 @@ fn topmost<'a>(table: &'a [u8], directory: &Path) -> Option<MountLine<'a>> {
 }
 
 /// Returns the path of `directory` as the kernel's table has it. The mount on it is not asked: it may be dead.
-pub fn resolve(directory: &Path) -> Result<PathBuf, CliError> {
+pub fn resolve_mount_point(directory: &Path) -> Result<PathBuf, CliError> {
     let absolute = std::path::absolute(directory).map_err(CliError::system("finding the current directory"))?;
     let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else { return Ok(absolute) };
     let parent = fs::canonicalize(parent).map_err(|_| CliError::NoDirectory(directory.to_owned()))?;
@@ -65,9 +65,9 @@ pub fn resolve(directory: &Path) -> Result<PathBuf, CliError> {
 ///
 /// Most often the mount reports that it is dead. But if a helper waits for one of its requests, which no process
 /// answers any more, every process that asks something of that mount waits as well.
-pub fn end_dead(directory: &Path) {
+pub fn end_dead_mount(directory: &Path) {
     let Some(record) = dead_record_of(directory) else { return };
-    if !answers(directory)
+    if !is_answering(directory)
         && let Err(errno) = ashlar_helper::end_connection(record.device)
     {
         eprintln!("ashlar: the dead mount on {} does not answer, and can't be ended: {errno}", directory.display());
@@ -77,7 +77,7 @@ pub fn end_dead(directory: &Path) {
 }
 
 /// Whether the mount on a directory answers within [`PATIENCE`], whatever the answer.
-fn answers(directory: &Path) -> bool {
+fn is_answering(directory: &Path) -> bool {
     let (answered, answer) = std::sync::mpsc::channel();
     let asked = directory.to_owned();
     let ask = move || {
@@ -120,7 +120,7 @@ mod tests {
         42 22 0:42 / /mnt/c rw - tmpfs none rw\n";
 
     #[test]
-    fn the_topmost_mount_counts_and_names_are_unescaped() {
+    fn topmost_mount_counts_and_names_are_unescaped() {
         assert!(is_mounted_in(TABLE, Path::new("/mnt/a b")));
         assert!(!is_mounted_in(TABLE, Path::new("/mnt/c")), "a tmpfs lies on it");
         assert!(!is_mounted_in(TABLE, Path::new("/mnt")));
@@ -130,12 +130,12 @@ mod tests {
     }
 
     #[test]
-    fn names_are_made_whole_without_touching_the_mount() {
+    fn paths_are_resolved_without_touching_the_mount() {
         let directory = tempfile::tempdir().expect("a directory");
         let real = fs::canonicalize(directory.path()).expect("its real path");
         std::os::unix::fs::symlink(&real, real.join("link")).expect("a link");
-        assert_eq!(resolve(&real.join("x")).expect("resolved"), real.join("x"));
-        assert_eq!(resolve(&real.join("link")).expect("resolved"), real);
-        assert!(matches!(resolve(&real.join("none/x")), Err(CliError::NoDirectory(_))));
+        assert_eq!(resolve_mount_point(&real.join("x")).expect("resolved"), real.join("x"));
+        assert_eq!(resolve_mount_point(&real.join("link")).expect("resolved"), real);
+        assert!(matches!(resolve_mount_point(&real.join("none/x")), Err(CliError::NoDirectory(_))));
     }
 }

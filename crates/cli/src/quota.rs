@@ -12,12 +12,12 @@ use ashlar_types::{BLOCK_BYTES, Errno, InodeId, QuotaAmount, QuotaId, QuotaKey, 
 use ashlar_wire::{QuotaStatus, Reply, Request};
 use serde::Serialize;
 
-use crate::arena::{ArenaChoice, Place};
+use crate::arena::{ArenaChoice, ArenaLocation};
 use crate::arguments::{
-    QuotaRemoveArguments, QuotaSetArguments, QuotaShowArguments, QuotaVerb, WhereArguments, WhoArguments,
+    AccountArguments, QuotaArenaArguments, QuotaRemoveArguments, QuotaSetArguments, QuotaShowArguments, QuotaVerb,
 };
+use crate::background::{ask, ensure_daemon};
 use crate::error::CliError;
-use crate::launch::{ask, ensure_daemon};
 use crate::mounts;
 use crate::size::Size;
 use crate::table::{grouped, table};
@@ -26,34 +26,34 @@ use tree::Subtree;
 /// Runs a verb on quotas.
 pub fn run(verb: &QuotaVerb) -> Result<ExitCode, CliError> {
     if !rustix::process::geteuid().is_root() {
-        return Err(CliError::NotRoot { what: "looking after quotas" });
+        return Err(CliError::NotRoot { what: "managing quotas" });
     }
     match verb {
-        QuotaVerb::Set(arguments) => set(arguments),
-        QuotaVerb::Show(arguments) => show(arguments),
-        QuotaVerb::Remove(arguments) => remove(arguments),
+        QuotaVerb::Set(arguments) => set_quota(arguments),
+        QuotaVerb::Show(arguments) => show_quotas(arguments),
+        QuotaVerb::Remove(arguments) => remove_quota(arguments),
     }
 }
 
 /// The account or subtree of a quota, and its arena.
 enum Subject {
-    Account(QuotaKey, Place),
-    Tree(Subtree, Place),
+    Account(QuotaKey, ArenaLocation),
+    Tree(Subtree, ArenaLocation),
 }
 
 impl Subject {
-    fn new(who: &WhoArguments, at: &WhereArguments) -> Result<Self, CliError> {
-        if let Some(directory) = &who.subtree {
+    fn new(account: &AccountArguments, arena: &QuotaArenaArguments) -> Result<Self, CliError> {
+        if let Some(directory) = &account.subtree {
             let tree = Subtree::open(directory)?;
-            let place = Place::at(tree.arena.clone())?;
+            let place = ArenaLocation::at(tree.arena.clone())?;
             return Ok(Self::Tree(tree, place));
         }
-        let key = match (&who.user, &who.group) {
-            (Some(user), _) => QuotaKey::User(names::user(user)?),
-            (None, Some(group)) => QuotaKey::Group(names::group(group)?),
-            (None, None) => return Err(CliError::NoQuota("nobody".to_owned())),
+        let key = match (&account.user, &account.group) {
+            (Some(user), _) => QuotaKey::User(names::user_id(user)?),
+            (None, Some(group)) => QuotaKey::Group(names::group_id(group)?),
+            (None, None) => return Err(CliError::NoQuota("an unnamed account".to_owned())),
         };
-        Ok(Self::Account(key, place(at)?))
+        Ok(Self::Account(key, arena_location(arena)?))
     }
 
     fn key(&self) -> QuotaKey {
@@ -63,7 +63,7 @@ impl Subject {
         }
     }
 
-    fn place(&self) -> &Place {
+    fn place(&self) -> &ArenaLocation {
         match self {
             Self::Account(_, place) | Self::Tree(_, place) => place,
         }
@@ -71,57 +71,57 @@ impl Subject {
 
     fn name(&self) -> String {
         match self {
-            Self::Account(key, _) => names::describe(*key, None),
+            Self::Account(key, _) => names::account_label(*key, None),
             Self::Tree(tree, _) => tree.directory.display().to_string(),
         }
     }
 }
 
 /// Returns the arena behind a mount, or the one that is named.
-fn place(at: &WhereArguments) -> Result<Place, CliError> {
-    let place = match (&at.mount, &at.arena) {
+fn arena_location(arena: &QuotaArenaArguments) -> Result<ArenaLocation, CliError> {
+    let place = match (&arena.mount, &arena.arena) {
         (Some(mount), _) => {
-            let directory = mounts::resolve(mount)?;
+            let directory = mounts::resolve_mount_point(mount)?;
             let record = mounts::record_of(&directory).ok_or(CliError::NotMounted(directory))?;
-            Place::at(record.arena)?
+            ArenaLocation::at(record.arena)?
         }
-        (None, choice) => Place::new(choice.as_ref().unwrap_or(&ArenaChoice::Disk))?,
+        (None, choice) => ArenaLocation::new(choice.as_ref().unwrap_or(&ArenaChoice::Disk))?,
     };
     place.probe()?;
     ensure_daemon(&place)?;
     Ok(place)
 }
 
-fn call(place: &Place, request: &Request) -> Result<Reply, CliError> {
+fn ask_daemon(place: &ArenaLocation, request: &Request) -> Result<Reply, CliError> {
     match ask(place, request)?.ok_or_else(|| CliError::NoDaemon(place.directory().to_owned()))? {
-        Reply::Error(Errno::EPERM | Errno::EACCES) => Err(CliError::NotRoot { what: "looking after quotas" }),
-        Reply::Error(error) => Err(CliError::Refused { what: "look after quotas", error, log: place.daemon_log() }),
+        Reply::Error(Errno::EPERM | Errno::EACCES) => Err(CliError::NotRoot { what: "managing quotas" }),
+        Reply::Error(error) => Err(CliError::Refused { what: "manage quotas", error, log: place.daemon_log() }),
         reply => Ok(reply),
     }
 }
 
-fn all(place: &Place) -> Result<Vec<QuotaStatus>, CliError> {
-    match call(place, &Request::Quotas)? {
+fn all_quotas(place: &ArenaLocation) -> Result<Vec<QuotaStatus>, CliError> {
+    match ask_daemon(place, &Request::Quotas)? {
         Reply::Quotas(quotas) => Ok(quotas),
         _ => Err(CliError::Misunderstood),
     }
 }
 
 /// Returns use and limits; both are empty if SharedFS has no account for it.
-fn status(place: &Place, key: QuotaKey) -> Result<QuotaStatus, CliError> {
+fn status(place: &ArenaLocation, key: QuotaKey) -> Result<QuotaStatus, CliError> {
     let nothing = QuotaStatus { key, used: QuotaAmount::default(), limits: QuotaLimits::default(), path: None };
-    Ok(all(place)?.into_iter().find(|status| status.key == key).unwrap_or(nothing))
+    Ok(all_quotas(place)?.into_iter().find(|status| status.key == key).unwrap_or(nothing))
 }
 
-fn set_limits(place: &Place, key: QuotaKey, limits: QuotaLimits) -> Result<(), CliError> {
-    match call(place, &Request::SetQuota { key, limits })? {
+fn set_limits(place: &ArenaLocation, key: QuotaKey, limits: QuotaLimits) -> Result<(), CliError> {
+    match ask_daemon(place, &Request::SetQuota { key, limits })? {
         Reply::Done => Ok(()),
         _ => Err(CliError::Misunderstood),
     }
 }
 
-fn set(arguments: &QuotaSetArguments) -> Result<ExitCode, CliError> {
-    let subject = Subject::new(&arguments.who, &arguments.at)?;
+fn set_quota(arguments: &QuotaSetArguments) -> Result<ExitCode, CliError> {
+    let subject = Subject::new(&arguments.account, &arguments.of_arena)?;
     let (place, key) = (subject.place(), subject.key());
     let before = status(place, key)?.limits;
     let blocks = arguments.space.map_or(before.blocks, |space| space.0.map(|size| size.0 / BLOCK_BYTES));
@@ -130,12 +130,12 @@ fn set(arguments: &QuotaSetArguments) -> Result<ExitCode, CliError> {
     if let Subject::Tree(tree, _) = &subject {
         // Limits exist only after a complete walk, and files that were made since count by themselves.
         if before.is_none() {
-            tree.enter()?;
+            tree.join_quota()?;
         }
     }
     set_limits(place, key, limits)?;
     let now = status(place, key)?;
-    println!("{}: {}", subject.name(), sentence(&now));
+    println!("{}: {}", subject.name(), usage_sentence(&now));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -147,7 +147,7 @@ fn size(blocks: u64) -> String {
     Size(bytes(blocks)).to_string()
 }
 
-fn sentence(status: &QuotaStatus) -> String {
+fn usage_sentence(status: &QuotaStatus) -> String {
     let part = |used: String, limit: Option<String>| match limit {
         Some(limit) => format!("{used} of {limit}"),
         None => format!("{used} (no limit)"),
@@ -157,11 +157,11 @@ fn sentence(status: &QuotaStatus) -> String {
     format!("{space} used, {files} files")
 }
 
-fn remove(arguments: &QuotaRemoveArguments) -> Result<ExitCode, CliError> {
-    let subject = Subject::new(&arguments.who, &arguments.at)?;
+fn remove_quota(arguments: &QuotaRemoveArguments) -> Result<ExitCode, CliError> {
+    let subject = Subject::new(&arguments.account, &arguments.of_arena)?;
     let (place, key) = (subject.place(), subject.key());
     let is_tree = match &subject {
-        Subject::Tree(tree, _) => tree.is_entered()?,
+        Subject::Tree(tree, _) => tree.is_in_quota()?,
         Subject::Account(..) => false,
     };
     if status(place, key)?.limits.is_none() && !is_tree {
@@ -169,7 +169,7 @@ fn remove(arguments: &QuotaRemoveArguments) -> Result<ExitCode, CliError> {
     }
     set_limits(place, key, QuotaLimits::default())?;
     if let Subject::Tree(tree, _) = &subject {
-        tree.leave()?;
+        tree.leave_quota()?;
     }
     println!("{}: no limit any more", subject.name());
     Ok(ExitCode::SUCCESS)
@@ -177,7 +177,7 @@ fn remove(arguments: &QuotaRemoveArguments) -> Result<ExitCode, CliError> {
 
 /// One line of `show --json`.
 #[derive(Serialize)]
-struct Line {
+struct QuotaLine {
     kind: &'static str,
     id: u64,
     name: String,
@@ -187,7 +187,7 @@ struct Line {
     files_limit: Option<u64>,
 }
 
-impl Line {
+impl QuotaLine {
     fn new(status: &QuotaStatus) -> Self {
         let (kind, id) = match status.key {
             QuotaKey::User(uid) => ("user", u64::from(uid)),
@@ -197,7 +197,7 @@ impl Line {
         Self {
             kind,
             id,
-            name: names::bare(status.key, status.path.as_deref()),
+            name: names::account_name(status.key, status.path.as_deref()),
             space_used_bytes: bytes(status.used.blocks),
             space_limit_bytes: status.limits.blocks.map(bytes),
             files_used: status.used.inodes,
@@ -206,11 +206,11 @@ impl Line {
     }
 }
 
-fn show(arguments: &QuotaShowArguments) -> Result<ExitCode, CliError> {
-    let place = place(&arguments.at)?;
-    let quotas = all(&place)?;
+fn show_quotas(arguments: &QuotaShowArguments) -> Result<ExitCode, CliError> {
+    let place = arena_location(&arguments.of_arena)?;
+    let quotas = all_quotas(&place)?;
     if arguments.json {
-        let lines: Vec<_> = quotas.iter().map(Line::new).collect();
+        let lines: Vec<_> = quotas.iter().map(QuotaLine::new).collect();
         let text = serde_json::to_string_pretty(&serde_json::json!({ "quotas": lines }));
         println!("{}", text.map_err(CliError::system("writing JSON"))?);
         return Ok(ExitCode::SUCCESS);
@@ -221,9 +221,9 @@ fn show(arguments: &QuotaShowArguments) -> Result<ExitCode, CliError> {
 
 fn text(quotas: &[QuotaStatus]) -> String {
     let rows: Vec<_> = quotas.iter().map(row).collect();
-    let mut text = table(&["SPACE", "LIMIT", "FULL", "FILES", "LIMIT", "FULL", "WHO"], &rows);
+    let mut text = table(&["SPACE", "LIMIT", "FULL", "FILES", "LIMIT", "FULL", "ACCOUNT"], &rows);
     if quotas.iter().all(|status| status.limits.is_none()) {
-        text += "nobody is limited; 'ashlar quota set --user NAME --space 10G' limits somebody\n";
+        text += "no account has a limit; 'ashlar quota set --user NAME --space 10G' sets one\n";
     }
     text
 }
@@ -242,7 +242,7 @@ fn row(status: &QuotaStatus) -> Vec<String> {
         grouped(status.used.inodes),
         status.limits.inodes.map_or_else(none, grouped),
         full(status.used.inodes, status.limits.inodes),
-        names::describe(status.key, status.path.as_deref()),
+        names::account_label(status.key, status.path.as_deref()),
     ]
 }
 
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_uses_how_much_stands_in_a_table() {
+    fn use_of_accounts_is_shown_in_a_table() {
         let status = |key, path: Option<&str>, limits| QuotaStatus {
             key,
             used: QuotaAmount { blocks: 256, inodes: 1500 },
@@ -264,8 +264,8 @@ mod tests {
         for part in ["1.0 MiB", "2.0 MiB", "50 %", "1,500", "subtree /home/a", "user 123456"] {
             assert!(shown.contains(part), "{part} is missing:\n{shown}");
         }
-        assert!(!shown.contains("nobody"));
+        assert!(!shown.contains("no account"));
         let shown = text(&[status(QuotaKey::Group(123_456), None, QuotaLimits::default())]);
-        assert!(shown.contains("nobody is limited") && shown.contains("group 123456"), "{shown}");
+        assert!(shown.contains("no account has a limit") && shown.contains("group 123456"), "{shown}");
     }
 }

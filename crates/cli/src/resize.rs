@@ -5,16 +5,16 @@ use std::process::ExitCode;
 use ashlar_types::Errno;
 use ashlar_wire::{Reply, Request};
 
-use crate::arena::Place;
+use crate::arena::ArenaLocation;
 use crate::arguments::ResizeArguments;
+use crate::background::{ask, daemon_status, ensure_daemon};
 use crate::error::CliError;
-use crate::launch::{ask, daemon_status, ensure_daemon};
 use crate::progress;
 use crate::size::Size;
 
 /// Changes an arena's size through its daemon, which is started for this if none runs.
 pub fn run(arguments: &ResizeArguments) -> Result<ExitCode, CliError> {
-    let place = Place::new(&arguments.arena.arena)?;
+    let place = ArenaLocation::new(&arguments.arena.arena)?;
     let before = Size(place.probe()?.size_bytes);
     ensure_daemon(&place)?;
     let spinner = progress::spinner(&format!("changing the arena from {before} to {}", arguments.size));

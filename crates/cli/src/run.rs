@@ -1,6 +1,6 @@
 //! `ashlar run PROGRAM…`: runs a program, and all that it starts, with LibFS.
 
-mod attend;
+mod child_program;
 mod report;
 mod system_calls;
 
@@ -11,7 +11,7 @@ use ashlar_wire::REPORT_VARIABLE;
 
 use crate::arguments::RunArguments;
 use crate::error::CliError;
-use crate::run::report::Counts;
+use crate::run::report::RunCounts;
 
 /// Runs the program in place of this one, or as its child if a report is wanted. If nothing is mounted, the program
 /// runs as it is.
@@ -26,20 +26,20 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, CliError> {
 
 fn run_with_report(arguments: &RunArguments, prepared: PreparedProgram) -> Result<ExitCode, CliError> {
     let PreparedProgram { mut command, mounts } = prepared;
-    let counts = Counts::begin(mounts)?;
+    let counts = RunCounts::begin_count(mounts)?;
     command.env(REPORT_VARIABLE, counts.path());
-    let attended = match attend::start(&mut command) {
-        Ok(attended) => attended,
+    let child = match child_program::start_child(&mut command) {
+        Ok(child) => child,
         Err(error) => return Ok(report_not_run(command.get_program(), &error)),
     };
-    let end = attended.wait()?;
+    let end = child.wait()?;
     let words: Vec<_> = arguments.command.iter().map(|word| word.to_string_lossy()).collect();
     let written = counts
-        .end(words.join(" "))
+        .end_count(words.join(" "))
         .and_then(|report| report.write(arguments.report_to.as_deref(), arguments.report_json));
     if let Err(error) = written {
         // The caller gets the program's own result.
         eprintln!("ashlar: {error}");
     }
-    Ok(end.follow())
+    Ok(end.end_alike())
 }

@@ -7,10 +7,10 @@ use ashlar_pmem::Medium;
 use ashlar_wire::{SessionStatus, StatusReply};
 use serde::Serialize;
 
-use crate::arena::{ArenaChoice, Place, survives};
+use crate::arena::{ArenaChoice, ArenaLocation, survives};
 use crate::arguments::StatusArguments;
+use crate::background::daemon_status;
 use crate::error::CliError;
-use crate::launch::daemon_status;
 use crate::size::Size;
 use crate::table::{grouped, table};
 
@@ -29,7 +29,7 @@ struct ArenaReport {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct StatusDocument {
     version: &'static str,
     arenas: Vec<ArenaReport>,
 }
@@ -37,11 +37,11 @@ struct Report {
 /// Shows arenas, sessions and counters.
 pub fn run(arguments: &StatusArguments) -> Result<ExitCode, CliError> {
     let arenas: Vec<_> = match &arguments.arena {
-        Some(_) => places(arguments.arena.as_ref())?.iter().map(look_at).collect::<Result<_, _>>()?,
-        None => places(None)?.iter().map(look_at_one_of_several).collect(),
+        Some(_) => chosen_arenas(arguments.arena.as_ref())?.iter().map(report_arena).collect::<Result<_, _>>()?,
+        None => chosen_arenas(None)?.iter().map(report_one_of_several).collect(),
     };
     if arguments.json {
-        let report = Report { version: env!("CARGO_PKG_VERSION"), arenas };
+        let report = StatusDocument { version: env!("CARGO_PKG_VERSION"), arenas };
         let text = serde_json::to_string_pretty(&report).map_err(CliError::system("writing JSON"))?;
         println!("{text}");
     } else if arenas.is_empty() {
@@ -54,28 +54,28 @@ pub fn run(arguments: &StatusArguments) -> Result<ExitCode, CliError> {
 }
 
 /// Returns the requested arena, or all mounted ones and the standard ones that exist.
-pub fn places(wanted: Option<&ArenaChoice>) -> Result<Vec<Place>, CliError> {
+pub fn chosen_arenas(wanted: Option<&ArenaChoice>) -> Result<Vec<ArenaLocation>, CliError> {
     if let Some(choice) = wanted {
-        let place = Place::new(choice)?;
+        let place = ArenaLocation::new(choice)?;
         return if place.exists() { Ok(vec![place]) } else { Err(CliError::NoArena(place.directory().to_owned())) };
     }
-    let mut places = Vec::new();
+    let mut chosen_arenas = Vec::new();
     for choice in [ArenaChoice::Disk, ArenaChoice::Memory] {
-        places.extend(Some(Place::new(&choice)?).filter(Place::exists));
+        chosen_arenas.extend(Some(ArenaLocation::new(&choice)?).filter(ArenaLocation::exists));
     }
     for record in live_records() {
-        let place = Place::at(record.arena)?;
-        if !places.contains(&place) {
-            places.push(place);
+        let place = ArenaLocation::at(record.arena)?;
+        if !chosen_arenas.contains(&place) {
+            chosen_arenas.push(place);
         }
     }
-    Ok(places)
+    Ok(chosen_arenas)
 }
 
 /// Reads the report of one of several arenas. If its daemon gives no answer, as one of another version, the others are
 /// still shown.
-fn look_at_one_of_several(place: &Place) -> ArenaReport {
-    look_at(place).unwrap_or_else(|error| ArenaReport {
+fn report_one_of_several(place: &ArenaLocation) -> ArenaReport {
+    report_arena(place).unwrap_or_else(|error| ArenaReport {
         arena: place.directory().display().to_string(),
         medium: "unknown".into(),
         survives: survives("unknown"),
@@ -86,7 +86,7 @@ fn look_at_one_of_several(place: &Place) -> ArenaReport {
     })
 }
 
-fn look_at(place: &Place) -> Result<ArenaReport, CliError> {
+fn report_arena(place: &ArenaLocation) -> Result<ArenaReport, CliError> {
     let daemon = daemon_status(place)?;
     let records = live_records().into_iter().filter(|record| record.arena == place.directory());
     let probed = place.probe();

@@ -11,13 +11,13 @@ use ashlar_types::{BLOCK_BYTES, QuotaKey, SessionId};
 use ashlar_wire::{OperationCounts, OperationKind, SessionKind, SessionStatus, StatusReply};
 use serde::Serialize;
 
-use crate::arena::Place;
+use crate::arena::ArenaLocation;
 use crate::arguments::TopArguments;
+use crate::background::daemon_status;
 use crate::error::CliError;
-use crate::launch::daemon_status;
 use crate::quota::names;
 use crate::size::Size;
-use crate::status::{percent, places};
+use crate::status::{chosen_arenas, percent};
 use crate::table::{grouped, table};
 
 /// Moves the cursor to the top and clears the terminal.
@@ -31,7 +31,7 @@ const HEADER_LINES: usize = 4;
 /// Shows the work of sessions until it is interrupted, or once.
 pub fn run(arguments: &TopArguments) -> Result<ExitCode, CliError> {
     let mut users = HashMap::new();
-    let mut before = look(arguments)?;
+    let mut before = take_sample(arguments)?;
     if before.arenas.is_empty() {
         return Err(CliError::NothingRuns);
     }
@@ -39,15 +39,15 @@ pub fn run(arguments: &TopArguments) -> Result<ExitCode, CliError> {
     let is_terminal = output.is_terminal() && !arguments.once && !arguments.json;
     loop {
         std::thread::sleep(arguments.interval());
-        let now = look(arguments)?;
+        let now = take_sample(arguments)?;
         let passed = now.at.duration_since(before.at);
         let arenas: Vec<_> = now
             .arenas
             .iter()
             .map(|(place, status)| {
                 let earlier = before.arenas.iter().find(|(earlier, _)| earlier == place).map(|(_, status)| status);
-                Pace::new(earlier, status, passed, &mut |uid| {
-                    users.entry(uid).or_insert_with(|| names::bare(QuotaKey::User(uid), None)).clone()
+                ArenaPace::new(earlier, status, passed, &mut |uid| {
+                    users.entry(uid).or_insert_with(|| names::account_name(QuotaKey::User(uid), None)).clone()
                 })
             })
             .collect();
@@ -55,7 +55,7 @@ pub fn run(arguments: &TopArguments) -> Result<ExitCode, CliError> {
             let interval = Interval { seconds: passed.as_secs_f64(), arenas };
             serde_json::to_string(&interval).map_err(CliError::system("writing JSON"))? + "\n"
         } else {
-            let lines = if is_terminal { lines_of_terminal() } else { usize::MAX };
+            let lines = if is_terminal { terminal_lines() } else { usize::MAX };
             let start = if is_terminal { HOME } else { "" };
             let texts: Vec<_> = arenas.iter().map(|arena| arena.text(lines / arenas.len().max(1))).collect();
             format!("{start}{}{}", texts.join("\n"), if is_terminal || arguments.once { "" } else { "\n" })
@@ -73,23 +73,23 @@ pub fn run(arguments: &TopArguments) -> Result<ExitCode, CliError> {
 }
 
 /// The state of all arenas at one moment.
-struct Moment {
+struct StatusSample {
     at: Instant,
-    arenas: Vec<(Place, StatusReply)>,
+    arenas: Vec<(ArenaLocation, StatusReply)>,
 }
 
 /// Asks all daemons that run. A daemon that is being restarted is missing in one sample, and back in the next.
-fn look(arguments: &TopArguments) -> Result<Moment, CliError> {
+fn take_sample(arguments: &TopArguments) -> Result<StatusSample, CliError> {
     let mut arenas = Vec::new();
-    for place in places(arguments.arena.as_ref())? {
+    for place in chosen_arenas(arguments.arena.as_ref())? {
         if let Ok(Some(status)) = daemon_status(&place) {
             arenas.push((place, status));
         }
     }
-    Ok(Moment { at: Instant::now(), arenas })
+    Ok(StatusSample { at: Instant::now(), arenas })
 }
 
-fn lines_of_terminal() -> usize {
+fn terminal_lines() -> usize {
     rustix::termios::tcgetwinsize(std::io::stdout()).map_or(LINES_DEFAULT, |size| usize::from(size.ws_row))
 }
 
@@ -97,12 +97,12 @@ fn lines_of_terminal() -> usize {
 #[derive(Serialize)]
 struct Interval {
     seconds: f64,
-    arenas: Vec<Pace>,
+    arenas: Vec<ArenaPace>,
 }
 
 /// The work of an arena and its sessions in an interval; numbers are for one second.
 #[derive(Debug, Serialize)]
-struct Pace {
+struct ArenaPace {
     arena: String,
     medium: String,
     blocks_total: u64,
@@ -207,7 +207,7 @@ impl Rates {
     }
 }
 
-impl Pace {
+impl ArenaPace {
     fn new(
         earlier: Option<&StatusReply>,
         now: &StatusReply,
@@ -364,8 +364,8 @@ mod tests {
         }
     }
 
-    fn pace(before: Option<&StatusReply>, now: &StatusReply) -> Pace {
-        Pace::new(before, now, Duration::from_secs(2), &mut |uid| format!("user{uid}"))
+    fn pace(before: Option<&StatusReply>, now: &StatusReply) -> ArenaPace {
+        ArenaPace::new(before, now, Duration::from_secs(2), &mut |uid| format!("user{uid}"))
     }
 
     #[test]

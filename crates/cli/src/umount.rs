@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use ashlar_fuse::MountError;
 use ashlar_wire::{Reply, Request};
 
-use crate::arena::Place;
+use crate::arena::ArenaLocation;
 use crate::arguments::UmountArguments;
+use crate::background::{AwaitedProcess, ask, daemon_status, ensure_daemon};
 use crate::error::CliError;
-use crate::launch::{Awaited, ask, daemon_status, ensure_daemon};
 use crate::{mounts, progress};
 
 /// Unmounts, waits until everything is digested, and ends a daemon that a mount has started and that nothing uses.
@@ -18,21 +18,21 @@ pub fn run(arguments: &UmountArguments) -> Result<ExitCode, CliError> {
     if !rustix::process::geteuid().is_root() {
         return Err(CliError::NotRoot { what: "unmounting a file system" });
     }
-    let directory = mounts::resolve(&arguments.directory)?;
+    let directory = mounts::resolve_mount_point(&arguments.directory)?;
     if !mounts::is_mounted(&directory) {
         return Err(CliError::NotMounted(directory));
     }
-    mounts::end_dead(&directory);
+    mounts::end_dead_mount(&directory);
     let record = mounts::record_of(&directory);
-    let process = record.as_ref().map(|record| Awaited::new(record.pid));
-    let place = record.map(|record| Place::at(record.arena)).transpose()?;
+    let process = record.as_ref().map(|record| AwaitedProcess::new(record.pid));
+    let place = record.map(|record| ArenaLocation::at(record.arena)).transpose()?;
     if let Some(place) = &place {
         // A daemon that was killed together with its supervisor is needed once more, to digest the session's log.
         ensure_daemon(place)?;
     }
     unmount(&directory, arguments.lazy)?;
     if arguments.lazy {
-        say(
+        print_unless_quiet(
             arguments,
             &format!("{} is out of the tree; it ends when the last program has closed its files", directory.display()),
         );
@@ -45,11 +45,11 @@ pub fn run(arguments: &UmountArguments) -> Result<ExitCode, CliError> {
     let ended = place.as_ref().map_or(Ok(false), end_daemon)?;
     spinner.finish_and_clear();
     let also = if ended { ", and nothing is left running" } else { "" };
-    say(arguments, &format!("unmounted {}{also}", directory.display()));
+    print_unless_quiet(arguments, &format!("unmounted {}{also}", directory.display()));
     Ok(ExitCode::SUCCESS)
 }
 
-fn say(arguments: &UmountArguments, words: &str) {
+fn print_unless_quiet(arguments: &UmountArguments, words: &str) {
     if !arguments.quiet {
         println!("{words}");
     }
@@ -65,13 +65,13 @@ fn unmount(directory: &Path, lazy: bool) -> Result<(), CliError> {
 }
 
 /// Ends an unused daemon, if a mount has started it. Returns whether it ended.
-pub fn end_daemon(place: &Place) -> Result<bool, CliError> {
+pub fn end_daemon(place: &ArenaLocation) -> Result<bool, CliError> {
     let Some(status) = daemon_status(place).unwrap_or(None) else { return Ok(true) };
     if !was_started_by_mount(status.pid) {
         return Ok(false);
     }
-    let daemon = Awaited::new(status.pid);
-    let supervisor = parent_of(status.pid).map(Awaited::new);
+    let daemon = AwaitedProcess::new(status.pid);
+    let supervisor = parent_of(status.pid).map(AwaitedProcess::new);
     // If the connection ends without an answer, the daemon has ended.
     if let Ok(Some(Reply::Error(_))) = ask(place, &Request::Shutdown) {
         // Another session exists, or came just now: it keeps the daemon.
@@ -83,7 +83,7 @@ pub fn end_daemon(place: &Place) -> Result<bool, CliError> {
     Ok(true)
 }
 
-/// Whether a mount has started the daemon. A daemon that a person or a service manager runs has no limit to its
+/// Whether a mount has started the daemon. A daemon that a person or a service manager started has no limit to its
 /// lingering, and stays.
 fn was_started_by_mount(pid: u32) -> bool {
     fs::read(format!("/proc/{pid}/cmdline"))
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn only_daemons_with_a_limit_were_started_by_a_mount() {
+    fn only_daemons_with_a_limit_are_of_a_mount() {
         assert!(!was_started_by_mount(std::process::id()));
     }
 }

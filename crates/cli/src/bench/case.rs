@@ -170,7 +170,7 @@ pub enum Step {
 
 /// A worker's task.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Task {
+pub struct WorkerTask {
     /// The case.
     pub case: Case,
     /// The contender.
@@ -209,7 +209,7 @@ pub enum Figure {
 
 /// A line of the report, of one contender in one round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Measured {
+pub struct Measurement {
     /// The operation.
     pub what: String,
     /// The shown number.
@@ -218,7 +218,7 @@ pub struct Measured {
     pub summary: Summary,
 }
 
-impl Measured {
+impl Measurement {
     /// Makes a line for the time of one operation.
     pub fn median(what: impl Into<String>, summary: Summary) -> Self {
         Self { what: what.into(), figure: Figure::Median, summary }
@@ -237,7 +237,7 @@ impl Measured {
 
 /// Returns the line of two processes that did the same at once: as many operations as both, in the time of the slower
 /// one. A percentile is the greater of the two.
-pub fn together(mut one: Measured, other: &Measured) -> Measured {
+pub fn together(mut one: Measurement, other: &Measurement) -> Measurement {
     let (a, b) = (&mut one.summary, &other.summary);
     let elapsed = (a.mean_ns * a.count as f64).max(b.mean_ns * b.count as f64);
     a.count += b.count;
@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn two_processes_count_as_both_in_the_slower_one_s_time() {
         let summary = |mean_ns, p99_ns| Summary { count: 100, batch: 1, p50_ns: 5.0, p99_ns, max_ns: 90.0, mean_ns };
-        let both = together(Measured::rate("x", summary(10.0, 50.0)), &Measured::rate("x", summary(30.0, 40.0)));
+        let both = together(Measurement::rate("x", summary(10.0, 50.0)), &Measurement::rate("x", summary(30.0, 40.0)));
         assert_eq!((both.summary.count, both.summary.mean_ns, both.summary.p99_ns), (200, 15.0, 50.0));
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::breakdown::{Share, shares};
-use super::case::{Case, Contender, Figure, Measured};
+use super::case::{Case, Contender, Figure, Measurement};
 use super::timing::{Summary, median};
 use super::worker::{ONE_PROCESS, TWO_PROCESSES};
 use crate::table::{grouped, table};
@@ -39,14 +39,14 @@ pub struct Setting {
 
 /// A line: the operation, and each contender's times in each round.
 #[derive(Debug)]
-struct Line {
+struct ReportLine {
     case: Case,
     what: String,
     figure: Figure,
     rounds: BTreeMap<Contender, Vec<Summary>>,
 }
 
-impl Line {
+impl ReportLine {
     /// Returns a contender's shown number in each round.
     fn times(&self, contender: Contender) -> Vec<f64> {
         let time = |summary: &Summary| match self.figure {
@@ -141,35 +141,35 @@ struct Document<'a> {
 
 /// All results.
 #[derive(Debug)]
-pub struct Report {
+pub struct BenchReport {
     setting: Setting,
-    lines: Vec<Line>,
+    lines: Vec<ReportLine>,
 }
 
 /// The columns, except the compared file system's, which is named by its type.
 const SHOWN: [Contender; 3] = [Contender::Run, Contender::Fuse, Contender::Compared];
 
-impl Report {
+impl BenchReport {
     /// Makes an empty report.
     pub fn new(setting: Setting) -> Self {
         Self { setting, lines: Vec::new() }
     }
 
     /// Adds a contender's line of a round. Within a round each contender has its turn, so the rounds of all line up.
-    pub fn add(&mut self, case: Case, contender: Contender, measured: Measured) {
-        let Measured { what, figure, summary } = measured;
+    pub fn add(&mut self, case: Case, contender: Contender, measured: Measurement) {
+        let Measurement { what, figure, summary } = measured;
         let at = self.lines.iter().position(|line| line.case == case && line.what == what).unwrap_or_else(|| {
             // Rounds begin with different contenders, and some have lines that others lack: each case's lines stay
             // together.
             let behind = self.lines.iter().rposition(|line| line.case == case);
             let at = behind.map_or(self.lines.len(), |last| last + 1);
-            self.lines.insert(at, Line { case, what, figure, rounds: BTreeMap::new() });
+            self.lines.insert(at, ReportLine { case, what, figure, rounds: BTreeMap::new() });
             at
         });
         self.lines[at].rounds.entry(contender).or_default().push(summary);
     }
 
-    fn lines(&self) -> impl Iterator<Item = &Line> {
+    fn lines(&self) -> impl Iterator<Item = &ReportLine> {
         self.lines.iter().filter(|line| line.case != Case::Breakdown)
     }
 
@@ -194,7 +194,7 @@ impl Report {
     pub fn json(&self) -> Result<String, serde_json::Error> {
         let document = Document {
             setting: &self.setting,
-            lines: self.lines().map(Line::numbers).collect(),
+            lines: self.lines().map(ReportLine::numbers).collect(),
             scaling: self.scaling(),
             breakdown: self.breakdown(),
         };
@@ -239,14 +239,14 @@ impl Report {
 
     /// Formats the comparison of all contenders.
     fn comparison(&self, name: &str) -> String {
-        let cell = |line: &Line, contender| {
+        let cell = |line: &ReportLine, contender| {
             line.over_rounds(contender).map_or(NONE.to_owned(), |numbers| match line.figure {
                 Figure::Rate => format!("{} /s", grouped(numbers.value.round() as u64)),
                 Figure::Median | Figure::Mean => time(numbers.value),
             })
         };
         let factor = |value: Option<f64>| value.map_or(NONE.to_owned(), ratio);
-        let row = |line: &Line| {
+        let row = |line: &ReportLine| {
             let mut cells = vec![line.what.clone()];
             cells.extend(Contender::ALL.map(|contender| cell(line, contender)));
             cells.push(factor(line.ratio(Contender::Run, Contender::Floor)));
@@ -269,7 +269,7 @@ impl Report {
     /// Formats how far single operations are from the median.
     fn percentiles(&self, name: &str) -> String {
         let mut batched = 0;
-        let mut row = |line: &Line| {
+        let mut row = |line: &ReportLine| {
             let mut cells = vec![line.what.clone()];
             for contender in SHOWN {
                 let Some(numbers) = line.over_rounds(contender) else {
@@ -284,8 +284,9 @@ impl Report {
         };
         // Cases that run once per round have no percentiles, and the files of one process are shown as single
         // operations already.
-        let is_shown =
-            |line: &&Line| line.what != ONE_PROCESS && line.rounds.values().flatten().any(|summary| summary.count > 1);
+        let is_shown = |line: &&ReportLine| {
+            line.what != ONE_PROCESS && line.rounds.values().flatten().any(|summary| summary.count > 1)
+        };
         let rows: Vec<_> = self.lines().filter(is_shown).map(&mut row).collect();
         let third = format!("{name} p50");
         let header = ["CASE", "RUN p50", "p99", "max", "FUSE p50", "p99", "max", &third, "p99", "max"];
@@ -327,7 +328,7 @@ mod tests {
 
     use super::*;
 
-    fn report() -> Report {
+    fn report() -> BenchReport {
         let setting = Setting {
             version: "0",
             directory: "/mnt".into(),
@@ -341,7 +342,7 @@ mod tests {
             rings: None,
             clock_ns: 20.0,
         };
-        Report::new(setting)
+        BenchReport::new(setting)
     }
 
     fn summary(ns: f64) -> Summary {
@@ -352,8 +353,8 @@ mod tests {
     fn figure_is_median_of_rounds_ratio_is_median_of_ratios() {
         let mut report = report();
         for (run, fuse) in [(100.0, 300.0), (200.0, 2000.0), (150.0, 900.0)] {
-            report.add(Case::Stat, Contender::Run, Measured::median("stat", summary(run)));
-            report.add(Case::Stat, Contender::Fuse, Measured::median("stat", summary(fuse)));
+            report.add(Case::Stat, Contender::Run, Measurement::median("stat", summary(run)));
+            report.add(Case::Stat, Contender::Fuse, Measurement::median("stat", summary(fuse)));
         }
         let line = &report.lines[0];
         assert_eq!((line.time(Contender::Run), line.time(Contender::Fuse)), (Some(150.0), Some(900.0)));
@@ -370,10 +371,10 @@ mod tests {
     #[test]
     fn lines_of_a_case_stay_together() {
         let mut report = report();
-        report.add(Case::Create, Contender::Floor, Measured::rate(ONE_PROCESS, summary(10.0)));
-        report.add(Case::Stat, Contender::Run, Measured::median("stat", summary(1.0)));
-        report.add(Case::Create, Contender::Run, Measured::rate(ONE_PROCESS, summary(100.0)));
-        report.add(Case::Create, Contender::Run, Measured::rate(TWO_PROCESSES, summary(60.0)));
+        report.add(Case::Create, Contender::Floor, Measurement::rate(ONE_PROCESS, summary(10.0)));
+        report.add(Case::Stat, Contender::Run, Measurement::median("stat", summary(1.0)));
+        report.add(Case::Create, Contender::Run, Measurement::rate(ONE_PROCESS, summary(100.0)));
+        report.add(Case::Create, Contender::Run, Measurement::rate(TWO_PROCESSES, summary(60.0)));
         let cases: Vec<_> = report.lines.iter().map(|line| line.case).collect();
         assert_eq!(cases, [Case::Create, Case::Create, Case::Stat]);
         let text = report.text();

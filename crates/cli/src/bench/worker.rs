@@ -16,9 +16,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::ExitCode;
 
-use super::case::{Case, Contender, Measured, Task};
-use super::settle::settle;
-use crate::arena::Place;
+use super::case::{Case, Contender, Measurement, WorkerTask};
+use super::digest_wait::wait_for_digest;
+use crate::arena::ArenaLocation;
 use crate::arguments::BenchWorkerArguments;
 use crate::error::CliError;
 
@@ -31,13 +31,13 @@ const LARGE: usize = 1 << 20;
 
 /// Does a task, and prints its measurements, or its error, as JSON.
 pub fn run(arguments: &BenchWorkerArguments) -> Result<ExitCode, CliError> {
-    let task: Task = serde_json::from_str(&arguments.task).map_err(CliError::system("reading the task"))?;
+    let task: WorkerTask = serde_json::from_str(&arguments.task).map_err(CliError::system("reading the task"))?;
     let outcome = perform(&task).map_err(|error| error.to_string());
     println!("{}", serde_json::to_string(&outcome).map_err(CliError::system("writing JSON"))?);
     Ok(ExitCode::SUCCESS)
 }
 
-fn perform(task: &Task) -> Result<Vec<Measured>, CliError> {
+fn perform(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     match task.case {
         Case::Append => data::append(task),
         Case::Overwrite => data::overwrite(task),
@@ -57,15 +57,15 @@ fn perform(task: &Task) -> Result<Vec<Measured>, CliError> {
     }
 }
 
-impl Task {
+impl WorkerTask {
     fn is_floor(&self) -> bool {
         self.contender == Contender::Floor
     }
 
     /// Waits until the update logs are empty, if there are any.
-    fn settle(&self) -> Result<(), CliError> {
+    fn wait_for_digest(&self) -> Result<(), CliError> {
         match &self.arena {
-            Some(arena) => settle(&Place::at(arena.clone())?),
+            Some(arena) => wait_for_digest(&ArenaLocation::at(arena.clone())?),
             None => Ok(()),
         }
     }
@@ -83,7 +83,7 @@ impl Task {
         }
         drop(file);
         fs::remove_file(&path).map_err(system("removing", &path))?;
-        self.settle()
+        self.wait_for_digest()
     }
 }
 

@@ -7,16 +7,16 @@ use ashlar_types::QuotaKey;
 use crate::error::CliError;
 
 /// Returns the number of a user, by name or number.
-pub fn user(text: &str) -> Result<u32, CliError> {
-    number("passwd", text).ok_or_else(|| CliError::NoSuchUser(text.to_owned()))
+pub fn user_id(text: &str) -> Result<u32, CliError> {
+    find_id("passwd", text).ok_or_else(|| CliError::NoSuchUser(text.to_owned()))
 }
 
 /// Returns the number of a group, by name or number.
-pub fn group(text: &str) -> Result<u32, CliError> {
-    number("group", text).ok_or_else(|| CliError::NoSuchGroup(text.to_owned()))
+pub fn group_id(text: &str) -> Result<u32, CliError> {
+    find_id("group", text).ok_or_else(|| CliError::NoSuchGroup(text.to_owned()))
 }
 
-fn number(database: &str, text: &str) -> Option<u32> {
+fn find_id(database: &str, text: &str) -> Option<u32> {
     // A number need not have a name.
     text.parse().ok().or_else(|| field(&entry(database, text)?, 2)?.parse().ok())
 }
@@ -36,7 +36,7 @@ fn field(line: &str, index: usize) -> Option<&str> {
 }
 
 /// Returns the name, without its kind; the number for a subtree whose directory is gone.
-pub fn bare(key: QuotaKey, path: Option<&[u8]>) -> String {
+pub fn account_name(key: QuotaKey, path: Option<&[u8]>) -> String {
     let named = |database: &str, number: u32| {
         let number = number.to_string();
         entry(database, &number).and_then(|line| field(&line, 0).map(str::to_owned)).unwrap_or(number)
@@ -50,13 +50,13 @@ pub fn bare(key: QuotaKey, path: Option<&[u8]>) -> String {
 }
 
 /// Returns the name, with its kind.
-pub fn describe(key: QuotaKey, path: Option<&[u8]>) -> String {
+pub fn account_label(key: QuotaKey, path: Option<&[u8]>) -> String {
     let kind = match key {
         QuotaKey::User(_) => "user",
         QuotaKey::Group(_) => "group",
         QuotaKey::Subtree(_) => "subtree",
     };
-    format!("{kind} {}", bare(key, path))
+    format!("{kind} {}", account_name(key, path))
 }
 
 #[cfg(test)]
@@ -64,13 +64,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_numbers_are_taken_alike() {
-        assert_eq!(user("root").ok(), Some(0));
-        assert_eq!(group("root").ok(), Some(0));
-        assert_eq!(user("12345").ok(), Some(12345));
-        assert!(matches!(user("no such user"), Err(CliError::NoSuchUser(_))));
-        assert!(matches!(group("-1"), Err(CliError::NoSuchGroup(_))));
-        assert_eq!(describe(QuotaKey::User(0), None), "user root");
-        assert_eq!(describe(QuotaKey::Group(4_000_000_000), None), "group 4000000000");
+    fn names_and_numbers_are_both_accepted() {
+        assert_eq!(user_id("root").ok(), Some(0));
+        assert_eq!(group_id("root").ok(), Some(0));
+        assert_eq!(user_id("12345").ok(), Some(12345));
+        assert!(matches!(user_id("no such user"), Err(CliError::NoSuchUser(_))));
+        assert!(matches!(group_id("-1"), Err(CliError::NoSuchGroup(_))));
+        assert_eq!(account_label(QuotaKey::User(0), None), "user root");
+        assert_eq!(account_label(QuotaKey::Group(4_000_000_000), None), "group 4000000000");
     }
 }

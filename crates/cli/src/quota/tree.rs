@@ -46,7 +46,7 @@ impl Subtree {
         if !metadata.is_dir() {
             return Err(CliError::NoTree(path));
         }
-        let record = mounts::of(&path)?;
+        let record = mounts::mount_of(&path)?;
         let is_root = record.directory == path;
         Ok(Self { directory: path, number: metadata.ino(), arena: record.arena, device: metadata.dev(), is_root })
     }
@@ -60,26 +60,26 @@ impl Subtree {
     }
 
     /// Whether its top counts against its own quota.
-    pub fn is_entered(&self) -> Result<bool, CliError> {
+    pub fn is_in_quota(&self) -> Result<bool, CliError> {
         let found = quota_of(&self.directory).map_err(system("reading the quota of", &self.directory))?;
         Ok(found == self.number)
     }
 
     /// Makes all of it count against its own quota, except trees in it that have quotas of their own.
-    pub fn enter(&self) -> Result<(), CliError> {
+    pub fn join_quota(&self) -> Result<(), CliError> {
         self.convert(self.inherited()?, self.number)
     }
 
     /// Makes all of it count as the directory above it does.
-    pub fn leave(&self) -> Result<(), CliError> {
+    pub fn leave_quota(&self) -> Result<(), CliError> {
         self.convert(self.number, self.inherited()?)
     }
 
     fn convert(&self, from: u64, to: u64) -> Result<(), CliError> {
-        let bar = progress::spinner(&format!("counting what is in {}", self.directory.display()));
+        let bar = progress::spinner(&format!("counting the files in {}", self.directory.display()));
         let mut result = Ok(());
         for _ in 0..WALKS_MAX {
-            match self.walk(from, to, &bar) {
+            match self.walk_once(from, to, &bar) {
                 Ok(0) => break,
                 Ok(_) => {}
                 Err(error) => {
@@ -93,10 +93,10 @@ impl Subtree {
     }
 
     /// Walks the tree once; returns how many inodes changed.
-    fn walk(&self, from: u64, to: u64, bar: &ProgressBar) -> Result<u64, CliError> {
+    fn walk_once(&self, from: u64, to: u64, bar: &ProgressBar) -> Result<u64, CliError> {
         let (mut changed, mut seen) = (0, 0);
         let mut waiting = vec![self.directory.clone()];
-        changed += u64::from(self.visit(&self.directory, from, to)? == Visit::Changed);
+        changed += u64::from(self.convert_inode(&self.directory, from, to)? == Conversion::Changed);
         while let Some(directory) = waiting.pop() {
             let entries = match fs::read_dir(&directory) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -104,13 +104,13 @@ impl Subtree {
             };
             for entry in entries {
                 let path = entry.map_err(system("reading", &directory))?.path();
-                let visit = self.visit(&path, from, to)?;
-                changed += u64::from(visit == Visit::Changed);
+                let visit = self.convert_inode(&path, from, to)?;
+                changed += u64::from(visit == Conversion::Changed);
                 seen += 1;
                 if seen % SHOWN_EVERY == 0 {
-                    bar.set_message(format!("counting what is in {}: {seen} files", self.directory.display()));
+                    bar.set_message(format!("counting the files in {}: {seen} files", self.directory.display()));
                 }
-                if visit != Visit::Foreign && self.is_directory_here(&path) {
+                if visit != Conversion::Foreign && self.is_directory_here(&path) {
                     waiting.push(path);
                 }
             }
@@ -119,23 +119,23 @@ impl Subtree {
     }
 
     /// Changes the quota of one inode from `from` to `to`, if it counts against `from`.
-    fn visit(&self, path: &Path, from: u64, to: u64) -> Result<Visit, CliError> {
+    fn convert_inode(&self, path: &Path, from: u64, to: u64) -> Result<Conversion, CliError> {
         let found = match quota_of(path) {
             // The file is gone, or a file system of another kind is mounted there.
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::Unsupported) => {
-                return Ok(Visit::Foreign);
+                return Ok(Conversion::Foreign);
             }
             found => found.map_err(system("reading the quota of", path))?,
         };
         if found == to {
-            return Ok(Visit::Unchanged);
+            return Ok(Conversion::Unchanged);
         }
         if found != from || self.is_elsewhere(path) {
-            return Ok(Visit::Foreign);
+            return Ok(Conversion::Foreign);
         }
         match lsetxattr(path, XATTR_QUOTA, to.to_string().as_bytes(), XattrFlags::empty()) {
-            Ok(()) => Ok(Visit::Changed),
-            Err(Errno::NOENT) => Ok(Visit::Foreign),
+            Ok(()) => Ok(Conversion::Changed),
+            Err(Errno::NOENT) => Ok(Conversion::Foreign),
             Err(error) => Err(system("setting the quota of", path)(error.into())),
         }
     }
@@ -150,7 +150,7 @@ impl Subtree {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Visit {
+enum Conversion {
     Changed,
     Unchanged,
     /// It counts against another quota, and so does all in it.

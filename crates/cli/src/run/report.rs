@@ -19,26 +19,26 @@ use crate::error::CliError;
 use crate::table::{grouped, table};
 
 /// The prefix of names of files of counts; the process number follows.
-const PREFIX: &str = "ashlar-report-";
+const COUNTS_PREFIX: &str = "ashlar-report-";
 /// The longest value of an attribute that the kernel hands over.
 const ATTRIBUTE_MAX: usize = 64 << 10;
 
 /// The file in which the processes of a run count their calls. Dropping it removes the file.
-pub struct Counts {
+pub struct RunCounts {
     path: PathBuf,
     file: File,
     /// The mounts, each with the reason why it does not count its requests, if it doesn't.
     mounts: Vec<(PathBuf, Option<String>)>,
 }
 
-impl Counts {
+impl RunCounts {
     /// Makes the file, and makes the mounts count.
     ///
     /// # Errors
     /// Those of making a file.
-    pub fn begin(mounts: Vec<PathBuf>) -> Result<Self, CliError> {
-        remove_left_over();
-        let path = Path::new(REPORT_DIRECTORY).join(format!("{PREFIX}{}", std::process::id()));
+    pub fn begin_count(mounts: Vec<PathBuf>) -> Result<Self, CliError> {
+        remove_stale_counts();
+        let path = Path::new(REPORT_DIRECTORY).join(format!("{COUNTS_PREFIX}{}", std::process::id()));
         let failed = || CliError::system(format!("making {} for the report", path.display()));
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path).map_err(failed())?;
         let mut counts = Self { path: path.clone(), file, mounts: Vec::new() };
@@ -51,7 +51,7 @@ impl Counts {
         let attribute = format!("{REPORT_BEGIN}{}", counts.name());
         let begin = |mount: PathBuf| {
             let answer = getxattr(&mount, &attribute, &mut [0u8; 1][..]);
-            (mount, answer.err().map(why_not))
+            (mount, answer.err().map(mount_problem))
         };
         counts.mounts = mounts.into_iter().map(begin).collect();
         Ok(counts)
@@ -70,7 +70,7 @@ impl Counts {
     ///
     /// # Errors
     /// Those of reading the file.
-    pub fn end(mut self, command: String) -> Result<Report, CliError> {
+    pub fn end_count(mut self, command: String) -> Result<RunReport, CliError> {
         let mut missed = Vec::new();
         for (mount, trouble) in &mut self.mounts {
             if trouble.is_some() {
@@ -82,7 +82,7 @@ impl Counts {
                     Some(reply) => missed.push(reply),
                     None => *trouble = Some("it is served by another version of ashlar".into()),
                 },
-                Err(error) => *trouble = Some(why_not(error)),
+                Err(error) => *trouble = Some(mount_problem(error)),
             }
         }
         let mut content = vec![0; REPORT_THREADS];
@@ -90,18 +90,18 @@ impl Counts {
         self.file.read_exact_at(&mut content, 0).map_err(reading())?;
         let (calls, programs) = decode_report(&content).ok_or(CliError::Misunderstood)?;
         let unknown = self.mounts.iter().filter_map(|(mount, trouble)| Some((mount.clone(), trouble.clone()?)));
-        Ok(Report::new(command, &calls, programs, &missed, unknown.collect()))
+        Ok(RunReport::new(command, &calls, programs, &missed, unknown.collect()))
     }
 }
 
-impl Drop for Counts {
+impl Drop for RunCounts {
     fn drop(&mut self) {
         // A process that has the file mapped goes on counting, without a reader.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-fn why_not(error: rustix::io::Errno) -> String {
+fn mount_problem(error: rustix::io::Errno) -> String {
     match error {
         rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP => "it is served by another version of ashlar".into(),
         rustix::io::Errno::AGAIN => "too many reports are made there at once".into(),
@@ -110,11 +110,11 @@ fn why_not(error: rustix::io::Errno) -> String {
 }
 
 /// Removes files of runs that were killed.
-fn remove_left_over() {
+fn remove_stale_counts() {
     let Ok(files) = fs::read_dir(REPORT_DIRECTORY) else { return };
     for file in files.flatten() {
         let name = file.file_name();
-        let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.parse::<u32>().ok());
+        let pid = name.to_str().and_then(|name| name.strip_prefix(COUNTS_PREFIX)?.parse::<u32>().ok());
         if pid.is_some_and(|pid| pid == std::process::id() || !Path::new(&format!("/proc/{pid}")).exists()) {
             // It may be another user's.
             let _ = fs::remove_file(file.path());
@@ -124,7 +124,7 @@ fn remove_left_over() {
 
 /// One line of the table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-struct Line {
+struct CallLine {
     call: String,
     accelerated: u64,
     accelerated_ns: u64,
@@ -133,7 +133,7 @@ struct Line {
     missed: u64,
 }
 
-impl Line {
+impl CallLine {
     fn calls(&self) -> u64 {
         self.accelerated.saturating_add(self.delegated).saturating_add(self.missed)
     }
@@ -141,11 +141,11 @@ impl Line {
 
 /// The result of a run.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct RunReport {
     command: String,
     /// Processes that began with the library.
     programs: u64,
-    calls: Vec<Line>,
+    calls: Vec<CallLine>,
     accelerated: u64,
     accelerated_ns: u64,
     delegated: u64,
@@ -154,15 +154,15 @@ pub struct Report {
     /// Of all calls.
     missed_percent: f64,
     /// The programs whose calls were missed.
-    missed_by: Vec<By>,
+    missed_by: Vec<MissedBy>,
     /// Mounts that did not report their requests, and why.
     unknown: Vec<(PathBuf, String)>,
-    fuse_requests: Requests,
+    fuse_requests: RequestCounts,
 }
 
 /// A program whose calls were missed.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-struct By {
+struct MissedBy {
     missed: u64,
     program: String,
     has_library: bool,
@@ -170,14 +170,14 @@ struct By {
 
 /// The requests that reached the mounts.
 #[derive(Debug, Default, Serialize)]
-struct Requests {
+struct RequestCounts {
     delegated: u64,
     missed: u64,
     memory: u64,
     read_ahead: u64,
 }
 
-impl Report {
+impl RunReport {
     fn new(
         command: String,
         counts: &[CallCounts],
@@ -185,9 +185,10 @@ impl Report {
         replies: &[MissedReply],
         unknown: Vec<(PathBuf, String)>,
     ) -> Self {
-        let mut lines: Vec<Line> = counts.iter().enumerate().map(|(number, counts)| line(number, counts)).collect();
-        let mut other = Line { call: "not known".into(), ..Line::default() };
-        let mut requests = Requests::default();
+        let mut lines: Vec<CallLine> =
+            counts.iter().enumerate().map(|(number, counts)| call_line(number, counts)).collect();
+        let mut other = CallLine { call: "not known".into(), ..CallLine::default() };
+        let mut requests = RequestCounts::default();
         let mut missed_by = Vec::new();
         for reply in replies {
             for &(call, count) in &reply.calls {
@@ -200,7 +201,7 @@ impl Report {
             add(&mut requests.missed, reply.missed());
             add(&mut requests.memory, reply.memory);
             add(&mut requests.read_ahead, reply.behind);
-            let by = |program: &MissedProgram| By {
+            let by = |program: &MissedProgram| MissedBy {
                 missed: program.requests,
                 program: program.name.clone(),
                 has_library: program.has_library,
@@ -211,11 +212,11 @@ impl Report {
         lines.retain(|line| line.calls() > 0);
         lines.sort_by_key(|line| std::cmp::Reverse(line.calls()));
         missed_by.sort_by(|a, b| b.cmp(a));
-        let sum = |of: fn(&Line) -> u64| lines.iter().map(of).fold(0, u64::saturating_add);
+        let sum = |of: fn(&CallLine) -> u64| lines.iter().map(of).fold(0, u64::saturating_add);
         let (accelerated, delegated, missed) =
             (sum(|line| line.accelerated), sum(|line| line.delegated), sum(|line| line.missed));
         let (accelerated_ns, delegated_ns) = (sum(|line| line.accelerated_ns), sum(|line| line.delegated_ns));
-        let all = sum(Line::calls);
+        let all = sum(CallLine::calls);
         let missed_percent = if all == 0 { 0.0 } else { 100.0 * missed as f64 / all as f64 };
         Self {
             command,
@@ -236,7 +237,7 @@ impl Report {
     /// Returns the report for people.
     pub fn text(&self) -> String {
         let mut text = format!("ashlar: calls on Ashlar by {}\n", self.command);
-        let all = Line {
+        let all = CallLine {
             call: "all".into(),
             accelerated: self.accelerated,
             accelerated_ns: self.accelerated_ns,
@@ -244,7 +245,7 @@ impl Report {
             delegated_ns: self.delegated_ns,
             missed: self.missed,
         };
-        let rows: Vec<_> = self.calls.iter().chain([&all]).map(cells).collect();
+        let rows: Vec<_> = self.calls.iter().chain([&all]).map(line_cells).collect();
         text += &table(&["CALL", "ACCELERATED", "TIME", "DELEGATED", "TIME", "MISSED"], &rows);
         let of_all = |part: u64| share(part, all.calls());
         text += &format!(
@@ -299,8 +300,8 @@ impl Report {
     }
 }
 
-fn line(number: usize, counts: &CallCounts) -> Line {
-    Line {
+fn call_line(number: usize, counts: &CallCounts) -> CallLine {
+    CallLine {
         call: system_calls::name(number),
         accelerated: counts.accelerated,
         accelerated_ns: counts.accelerated_ns,
@@ -310,7 +311,7 @@ fn line(number: usize, counts: &CallCounts) -> Line {
     }
 }
 
-fn cells(line: &Line) -> Vec<String> {
+fn line_cells(line: &CallLine) -> Vec<String> {
     vec![
         line.call.clone(),
         grouped(line.accelerated),
@@ -345,7 +346,7 @@ fn share(part: u64, whole: u64) -> String {
 mod tests {
     use super::*;
 
-    fn report() -> Report {
+    fn report() -> RunReport {
         let mut counts = vec![CallCounts::default(); REPORT_CALLS];
         counts[0] = CallCounts { accelerated: 9_990, accelerated_ns: 4_000_000, delegated: 5, delegated_ns: 90_000 };
         counts[257] = CallCounts { accelerated: 2, accelerated_ns: 900, ..CallCounts::default() };
@@ -355,7 +356,7 @@ mod tests {
             reply(vec![(257, 2)], vec![program("busybox", false, 2)]),
             reply(vec![(-1, 1)], vec![program("python3", true, 1)]),
         ];
-        Report::new("make test".into(), &counts, 3, &replies, vec![("/mnt/b".into(), "it is busy".into())])
+        RunReport::new("make test".into(), &counts, 3, &replies, vec![("/mnt/b".into(), "it is busy".into())])
     }
 
     #[test]
@@ -389,7 +390,7 @@ mod tests {
 
     #[test]
     fn a_run_without_a_call_has_missed_none() {
-        let report = Report::new("true".into(), &[], 1, &[], vec![]);
+        let report = RunReport::new("true".into(), &[], 1, &[], vec![]);
         assert_eq!(report.missed_percent, 0.0);
         assert!(report.text().contains("missed 0 %"), "{}", report.text());
     }

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use super::{create, look, system};
 use crate::bench::breakdown::{APPEND, CREATE, Part, STAT};
-use crate::bench::case::{Contender, Measured, Task};
-use crate::bench::ring::{Ring, checksum};
+use crate::bench::case::{Contender, Measurement, WorkerTask};
+use crate::bench::floor_log::{FloorLog, checksum};
 use crate::bench::timing::{Summary, measure};
 use crate::error::CliError;
 
@@ -18,20 +18,20 @@ const PAGE: usize = 4096;
 const COUNT: usize = 2000;
 const FILES: usize = 500;
 
-pub fn breakdown(task: &Task) -> Result<Vec<Measured>, CliError> {
+pub fn breakdown(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     task.warm_log()?;
     let mut parts = append(task)?;
-    task.settle()?;
+    task.wait_for_digest()?;
     parts.extend(stat(task)?);
     parts.extend(files(task)?);
     Ok(parts)
 }
 
-fn part(operation: &str, part: Part, summary: Summary) -> Measured {
-    Measured::median(format!("{operation}: {}", part.name()), summary)
+fn part(operation: &str, part: Part, summary: Summary) -> Measurement {
+    Measurement::median(format!("{operation}: {}", part.name()), summary)
 }
 
-fn append(task: &Task) -> Result<Vec<Measured>, CliError> {
+fn append(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     let path = task.directory.join("append");
     let mut file = create(&path)?;
     let data = vec![7; PAGE];
@@ -41,7 +41,7 @@ fn append(task: &Task) -> Result<Vec<Measured>, CliError> {
     let empty = measure(COUNT, |_| stay(&mut file)).map_err(system("asking", &path))?;
     parts.push(part(APPEND, Part::Empty, empty));
     if task.contender == Contender::Run {
-        let mut ring = Ring::new(task.log_bytes, &task.medium).map_err(CliError::system("mapping memory"))?;
+        let mut ring = FloorLog::new(task.log_bytes, &task.medium).map_err(CliError::system("mapping memory"))?;
         let failed = || CliError::system("copying");
         parts.push(part(APPEND, Part::Copy, measure(COUNT, |_| ring.copy(&data)).map_err(failed())?));
         parts.push(part(APPEND, Part::CopyAndFlush, measure(COUNT, |_| ring.persist(&data)).map_err(failed())?));
@@ -54,7 +54,7 @@ fn append(task: &Task) -> Result<Vec<Measured>, CliError> {
     Ok(parts)
 }
 
-fn stat(task: &Task) -> Result<Vec<Measured>, CliError> {
+fn stat(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     let path = task.directory.join("stat");
     let mut file = create(&path)?;
     let failed = || system("looking at", &path);
@@ -71,7 +71,7 @@ fn stay(file: &mut File) -> io::Result<()> {
 }
 
 /// The four calls that make a file, each timed by itself.
-fn files(task: &Task) -> Result<Vec<Measured>, CliError> {
+fn files(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     let directory = task.directory.join("files");
     fs::create_dir(&directory).map_err(system("making", &directory))?;
     let fresh = directory.join("new");

@@ -10,8 +10,8 @@ use std::process::Command;
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
 
 use super::{LARGE, create, system};
-use crate::bench::case::{Measured, Step, Task};
-use crate::bench::ring::Ring;
+use crate::bench::case::{Measurement, Step, WorkerTask};
+use crate::bench::floor_log::FloorLog;
 use crate::bench::timing::{Summary, measure};
 use crate::error::CliError;
 
@@ -36,29 +36,29 @@ const MAPPED: [(&str, usize); 2] = [("1 MB", 1 << 20), ("16 MB", 16 << 20)];
 const MAPPINGS: usize = 50;
 
 /// Returns how many writes of a size stay within a third of the log's part that is free before the digest begins.
-fn quiet_count(task: &Task, bytes: usize) -> usize {
+fn quiet_count(task: &WorkerTask, bytes: usize) -> usize {
     (task.log_bytes as usize / QUIET_PART / SIZES.len() / (bytes + HEADER)).clamp(4, WRITES_MAX)
 }
 
 /// Returns how many writes of a size fill the log as often as the task wants.
-fn sustained_count(task: &Task, bytes: usize) -> usize {
+fn sustained_count(task: &WorkerTask, bytes: usize) -> usize {
     (task.laps * task.log_bytes) as usize / (bytes + HEADER)
 }
 
-pub fn append(task: &Task) -> Result<Vec<Measured>, CliError> {
+pub fn append(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     if !task.is_floor() {
         task.warm_log()?;
     }
     let measured = SIZES.map(|(label, bytes)| {
         let summary = appended(task, bytes, quiet_count(task, bytes))?;
-        Ok(Measured::median(format!("append {label}"), summary))
+        Ok(Measurement::median(format!("append {label}"), summary))
     });
     measured.into_iter().collect()
 }
 
 /// Measures appends after the process has run a command. Its open file is then shared with new processes, or handed
 /// over to the kernel.
-pub fn after_a_command(task: &Task) -> Result<Vec<Measured>, CliError> {
+pub fn after_a_command(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     if !task.is_floor() {
         task.warm_log()?;
     }
@@ -73,11 +73,11 @@ pub fn after_a_command(task: &Task) -> Result<Vec<Measured>, CliError> {
         Command::new("true").status().map_err(CliError::system("running 'true'"))?;
         measure(count, |_| file.write_all(&data)).map_err(system("writing", &path))
     };
-    Ok(vec![Measured::median(format!("append {label}, after a command was run"), summary?)])
+    Ok(vec![Measurement::median(format!("append {label}, after a command was run"), summary?)])
 }
 
 /// Writes `count` times after the end.
-fn appended(task: &Task, bytes: usize, count: usize) -> Result<Summary, CliError> {
+fn appended(task: &WorkerTask, bytes: usize, count: usize) -> Result<Summary, CliError> {
     let data = vec![7; bytes];
     if task.is_floor() {
         return floor(task, &data, count);
@@ -88,35 +88,35 @@ fn appended(task: &Task, bytes: usize, count: usize) -> Result<Summary, CliError
 }
 
 /// Measures the floor: the same bytes, copied, checksummed and persisted.
-fn floor(task: &Task, data: &[u8], count: usize) -> Result<Summary, CliError> {
-    let ring = Ring::new(task.log_bytes, &task.medium);
+fn floor(task: &WorkerTask, data: &[u8], count: usize) -> Result<Summary, CliError> {
+    let ring = FloorLog::new(task.log_bytes, &task.medium);
     let mut ring = ring.map_err(CliError::system("mapping memory"))?;
     measure(count, |_| ring.write(data)).map_err(CliError::system("copying"))
 }
 
-pub fn overwrite(task: &Task) -> Result<Vec<Measured>, CliError> {
+pub fn overwrite(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     if !task.is_floor() {
         SIZES.iter().try_for_each(|(_, bytes)| prepare_pieces(task, *bytes))?;
         task.warm_log()?;
     }
     let measured = SIZES.map(|(label, bytes)| {
         let summary = overwritten(task, bytes, quiet_count(task, bytes))?;
-        Ok(Measured::median(format!("overwrite {label}"), summary))
+        Ok(Measurement::median(format!("overwrite {label}"), summary))
     });
     measured.into_iter().collect()
 }
 
-fn pieces(task: &Task, bytes: usize) -> std::path::PathBuf {
+fn pieces(task: &WorkerTask, bytes: usize) -> std::path::PathBuf {
     task.directory.join(format!("overwrite-{bytes}"))
 }
 
-fn prepare_pieces(task: &Task, bytes: usize) -> Result<(), CliError> {
+fn prepare_pieces(task: &WorkerTask, bytes: usize) -> Result<(), CliError> {
     let path = pieces(task, bytes);
     create(&path)?.write_all(&vec![1; PIECES * bytes]).map_err(system("writing", &path))
 }
 
 /// Overwrites `count` times the pieces that [`prepare_pieces`] has written.
-fn overwritten(task: &Task, bytes: usize, count: usize) -> Result<Summary, CliError> {
+fn overwritten(task: &WorkerTask, bytes: usize, count: usize) -> Result<Summary, CliError> {
     let data = vec![7; bytes];
     if task.is_floor() {
         return floor(task, &data, count);
@@ -127,7 +127,7 @@ fn overwritten(task: &Task, bytes: usize, count: usize) -> Result<Summary, CliEr
     measure(count, |number| file.write_all_at(&data, at(number))).map_err(system("writing", &path))
 }
 
-pub fn sustained(task: &Task) -> Result<Vec<Measured>, CliError> {
+pub fn sustained(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     if !task.is_floor() {
         task.warm_log()?;
     }
@@ -139,33 +139,33 @@ pub fn sustained(task: &Task) -> Result<Vec<Measured>, CliError> {
             continue;
         }
         let summary = appended(task, bytes, count)?;
-        measured.push(Measured::mean(format!("sustained append {label}"), summary));
+        measured.push(Measurement::mean(format!("sustained append {label}"), summary));
         remove(task, &task.directory.join(format!("append-{bytes}")))?;
         if !task.is_floor() {
             prepare_pieces(task, bytes)?;
-            task.settle()?;
+            task.wait_for_digest()?;
         }
         let summary = overwritten(task, bytes, count)?;
-        measured.push(Measured::mean(format!("sustained overwrite {label}"), summary));
+        measured.push(Measurement::mean(format!("sustained overwrite {label}"), summary));
         remove(task, &pieces(task, bytes))?;
     }
     Ok(measured)
 }
 
 /// Removes the files of a case before the next one begins.
-fn remove(task: &Task, path: &Path) -> Result<(), CliError> {
+fn remove(task: &WorkerTask, path: &Path) -> Result<(), CliError> {
     if task.is_floor() {
         return Ok(());
     }
     fs::remove_file(path).map_err(system("removing", path))?;
-    task.settle()
+    task.wait_for_digest()
 }
 
-pub fn read(task: &Task) -> Result<Vec<Measured>, CliError> {
+pub fn read(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     let (own, foreign) = (task.directory.join("own"), task.directory.join("others"));
     if task.step == Step::Before {
         write_source(&foreign)?;
-        task.settle()?;
+        task.wait_for_digest()?;
         return Ok(Vec::new());
     }
     let orders = [("in order", (0..READ_BYTES / PAGE).collect()), ("at random", shuffled(READ_BYTES / PAGE))];
@@ -175,13 +175,13 @@ pub fn read(task: &Task) -> Result<Vec<Measured>, CliError> {
         let source = source();
         for whose in ["own", "others'"] {
             for (how, order) in &orders {
-                measured.push(Measured::median(name(whose, how), copied(&source, order)?));
+                measured.push(Measurement::median(name(whose, how), copied(&source, order)?));
             }
         }
         return Ok(measured);
     }
     write_source(&own)?;
-    task.settle()?;
+    task.wait_for_digest()?;
     for (whose, path) in [("own", &own), ("others'", &foreign)] {
         let file = File::open(path).map_err(system("opening", path))?;
         for (how, order) in &orders {
@@ -192,17 +192,17 @@ pub fn read(task: &Task) -> Result<Vec<Measured>, CliError> {
                 Ok(())
             };
             let summary = warm(order, read).map_err(system("reading", path))?;
-            measured.push(Measured::median(name(whose, how), summary));
+            measured.push(Measurement::median(name(whose, how), summary));
         }
     }
     Ok(measured)
 }
 
-pub fn map(task: &Task) -> Result<Vec<Measured>, CliError> {
+pub fn map(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     let files = MAPPED.map(|(label, bytes)| (label, bytes, task.directory.join(format!("mapped-{bytes}"))));
     if task.step == Step::Before {
         files.iter().try_for_each(|(_, bytes, path)| write_part(path, *bytes))?;
-        task.settle()?;
+        task.wait_for_digest()?;
         return Ok(Vec::new());
     }
     let mut measured = Vec::new();
@@ -220,7 +220,7 @@ pub fn map(task: &Task) -> Result<Vec<Measured>, CliError> {
             Ok(())
         };
         let summary = measure(MAPPINGS, look).map_err(system("mapping", &path))?;
-        measured.push(Measured::median(format!("map {label}, look at each page, unmap"), summary));
+        measured.push(Measurement::median(format!("map {label}, look at each page, unmap"), summary));
     }
     Ok(measured)
 }

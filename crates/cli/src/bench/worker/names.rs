@@ -5,10 +5,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::{PAGE, create as make_file, look, system};
-use crate::bench::case::{Measured, Step, Task};
-use crate::bench::page::Page;
-use crate::bench::ring::Ring;
+use crate::bench::case::{Measurement, Step, WorkerTask};
+use crate::bench::floor_log::FloorLog;
 use crate::bench::timing::{Summary, measure};
+use crate::bench::turn_page::TurnPage;
 use crate::error::CliError;
 
 /// The size of a new file's content.
@@ -38,10 +38,10 @@ fn make(fresh: &Path, name: &Path, content: &[u8]) -> io::Result<()> {
 }
 
 /// Makes `count` files in a directory of the process's own, under `names` names.
-fn made(task: &Task, count: usize, names: usize) -> Result<Summary, CliError> {
+fn made(task: &WorkerTask, count: usize, names: usize) -> Result<Summary, CliError> {
     let content = vec![9; CONTENT];
     if task.is_floor() {
-        let mut ring = Ring::new(task.log_bytes, &task.medium).map_err(CliError::system("mapping memory"))?;
+        let mut ring = FloorLog::new(task.log_bytes, &task.medium).map_err(CliError::system("mapping memory"))?;
         return measure(count, |_| ring.write(&content)).map_err(CliError::system("copying"));
     }
     let directory = task.directory.join(format!("private-{}", task.worker));
@@ -50,7 +50,9 @@ fn made(task: &Task, count: usize, names: usize) -> Result<Summary, CliError> {
     let names: Vec<_> = (0..names).map(|number| directory.join(format!("file-{number}"))).collect();
     task.warm_log()?;
     if task.step == Step::Pair {
-        Page::open(&task.aside.join(PAGE)).and_then(|page| page.meet()).map_err(system("meeting in", &task.aside))?;
+        TurnPage::open(&task.aside.join(PAGE))
+            .and_then(|page| page.meet())
+            .map_err(system("meeting in", &task.aside))?;
     }
     let summary = measure(count, |number| make(&fresh, &names[number % names.len()], &content));
     let summary = summary.map_err(system("making files in", &directory))?;
@@ -58,12 +60,15 @@ fn made(task: &Task, count: usize, names: usize) -> Result<Summary, CliError> {
     Ok(summary)
 }
 
-pub fn create(task: &Task) -> Result<Vec<Measured>, CliError> {
+pub fn create(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     let count = (task.log_bytes as usize / QUIET_PART / 2 / LOGGED).clamp(16, FILES_MAX);
     let summary = made(task, count, count)?;
     Ok(match task.step {
-        Step::Pair => vec![Measured::rate(TWO_PROCESSES, summary)],
-        _ => vec![Measured::median("create, write 4 KB, close, rename", summary), Measured::rate(ONE_PROCESS, summary)],
+        Step::Pair => vec![Measurement::rate(TWO_PROCESSES, summary)],
+        _ => vec![
+            Measurement::median("create, write 4 KB, close, rename", summary),
+            Measurement::rate(ONE_PROCESS, summary),
+        ],
     })
 }
 
@@ -71,47 +76,47 @@ pub fn create(task: &Task) -> Result<Vec<Measured>, CliError> {
 pub const ONE_PROCESS: &str = "the same, 1 process";
 pub const TWO_PROCESSES: &str = "the same, 2 processes";
 
-pub fn create_sustained(task: &Task) -> Result<Vec<Measured>, CliError> {
+pub fn create_sustained(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     // Each file takes more of the log than its content.
     let count = (LAPS * task.log_bytes) as usize / CONTENT;
     let summary = made(task, count, NAMES)?;
-    Ok(vec![Measured::mean("create, write, close, rename: 10 times round the log", summary)])
+    Ok(vec![Measurement::mean("create, write, close, rename: 10 times round the log", summary)])
 }
 
 /// Makes a directory of files, and stats all of them.
-fn entries(task: &Task) -> Result<(PathBuf, Vec<PathBuf>), CliError> {
+fn entries(task: &WorkerTask) -> Result<(PathBuf, Vec<PathBuf>), CliError> {
     let directory = task.directory.join("directory");
     fs::create_dir(&directory).map_err(system("making", &directory))?;
     let names: Vec<_> = (0..ENTRIES).map(|number| directory.join(format!("file-{number}"))).collect();
     for name in &names {
         make_file(name)?;
     }
-    task.settle()?;
+    task.wait_for_digest()?;
     names.iter().try_for_each(|name| fs::metadata(name).map(drop)).map_err(system("looking into", &directory))?;
     Ok((directory, names))
 }
 
-pub fn stat(task: &Task) -> Result<Vec<Measured>, CliError> {
+pub fn stat(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     let (directory, names) = entries(task)?;
     let stat = |number: usize| look(fs::metadata(&names[number % ENTRIES]));
     let summary = measure(STATS, stat).map_err(system("looking into", &directory))?;
-    Ok(vec![Measured::median("stat", summary)])
+    Ok(vec![Measurement::median("stat", summary)])
 }
 
-pub fn open(task: &Task) -> Result<Vec<Measured>, CliError> {
+pub fn open(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     let (directory, names) = entries(task)?;
     let open = |number: usize| File::open(&names[number % ENTRIES]).map(drop);
     names.iter().try_for_each(|name| File::open(name).map(drop)).map_err(system("opening in", &directory))?;
     let summary = measure(OPENS, open).map_err(system("opening in", &directory))?;
-    Ok(vec![Measured::median("open + close", summary)])
+    Ok(vec![Measurement::median("open + close", summary)])
 }
 
-pub fn readdir(task: &Task) -> Result<Vec<Measured>, CliError> {
+pub fn readdir(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     let (directory, _) = entries(task)?;
     let list = |_| match fs::read_dir(&directory)?.try_fold(0, |count, entry| entry.map(|_| count + 1))? {
         ENTRIES => Ok(()),
         count => Err(io::Error::other(format!("{count} entries were listed, and {ENTRIES} are there"))),
     };
     let summary = measure(LISTINGS, list).map_err(system("listing", &directory))?;
-    Ok(vec![Measured::median("readdir of 1,000 entries", summary)])
+    Ok(vec![Measurement::median("readdir of 1,000 entries", summary)])
 }

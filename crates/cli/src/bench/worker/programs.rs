@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use super::system;
-use crate::bench::case::{Contender, Measured, Task};
+use crate::bench::case::{Contender, Measurement, WorkerTask};
 use crate::bench::timing::Summary;
 use crate::error::CliError;
 
@@ -18,7 +18,7 @@ const WARM_UP: usize = 3;
 const ROUNDS: usize = 200;
 
 /// Returns the command by which the contender starts a program.
-fn command(task: &Task, program: &str, directory: &Path) -> Result<Command, CliError> {
+fn command(task: &WorkerTask, program: &str, directory: &Path) -> Result<Command, CliError> {
     let mut command = if task.contender == Contender::Run {
         let mut command = Command::new(ashlar_launch::find_installed(ashlar_launch::COMMAND)?);
         command.args(["run", "--", program]);
@@ -43,7 +43,7 @@ fn time(command: &mut Command) -> Result<f64, CliError> {
 }
 
 /// Measures `true`, outside the file system and in the measured directory.
-pub fn start(task: &Task) -> Result<Vec<Measured>, CliError> {
+pub fn start(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     let mut measured = Vec::new();
     for (what, directory) in [("start 'true', elsewhere", Path::new("/")), ("start 'true', there", &task.directory)] {
         let mut command = command(task, "true", directory)?;
@@ -51,13 +51,13 @@ pub fn start(task: &Task) -> Result<Vec<Measured>, CliError> {
         for _ in 0..WARM_UP + STARTS {
             times.push(time(&mut command)?);
         }
-        measured.push(Measured::median(what, Summary::of(&mut times[WARM_UP..])));
+        measured.push(Measurement::median(what, Summary::of(&mut times[WARM_UP..])));
     }
     Ok(measured)
 }
 
 /// Measures a shell script: the shell runs two of five commands itself, the others are programs.
-pub fn script(task: &Task) -> Result<Vec<Measured>, CliError> {
+pub fn script(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     let path = task.aside.join("script");
     let round =
         |number: usize| format!("echo {number} > a{number}\ncat a{number} > b\ntest -s b\ncp b c\nmv c d{number}\n");
@@ -69,5 +69,5 @@ pub fn script(task: &Task) -> Result<Vec<Measured>, CliError> {
     if found.trim() != (ROUNDS - 1).to_string() {
         return Err(CliError::system("running the script")(io::Error::other(format!("the last file holds '{found}'"))));
     }
-    Ok(vec![Measured::median("shell script of 1,000 commands", Summary::of(&mut times))])
+    Ok(vec![Measurement::median("shell script of 1,000 commands", Summary::of(&mut times))])
 }

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::{self, Write};
 
 use super::{PAGE, system};
-use crate::bench::case::{Measured, Task};
-use crate::bench::page::{Bell, Page};
+use crate::bench::case::{Measurement, WorkerTask};
 use crate::bench::timing::{Summary, measure};
+use crate::bench::turn_page::{Bell, TurnPage};
 use crate::error::CliError;
 
 const BYTES: usize = 64;
@@ -14,12 +14,12 @@ const BYTES: usize = 64;
 const TURNS: usize = 1000;
 
 /// A way to hand over the turn.
-trait Turn {
+trait TurnHandover {
     fn wait(&mut self, worker: u64) -> io::Result<()>;
     fn hand_over(&mut self, worker: u64) -> io::Result<()>;
 }
 
-impl Turn for Page {
+impl TurnHandover for TurnPage {
     fn wait(&mut self, worker: u64) -> io::Result<()> {
         self.wait_for_turn(worker)
     }
@@ -29,7 +29,7 @@ impl Turn for Page {
     }
 }
 
-impl Turn for Bell {
+impl TurnHandover for Bell {
     fn wait(&mut self, _: u64) -> io::Result<()> {
         self.sleep()
     }
@@ -40,9 +40,9 @@ impl Turn for Bell {
 }
 
 /// Both append once, one after the other. The floor is the turn alone, handed there and back.
-pub fn turns(task: &Task) -> Result<Vec<Measured>, CliError> {
+pub fn turns(task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
     let path = task.aside.join(PAGE);
-    let mut page = Page::open(&path).map_err(system("opening", &path))?;
+    let mut page = TurnPage::open(&path).map_err(system("opening", &path))?;
     let mut bell = Bell::open(&path, task.worker).map_err(system("opening", &path))?;
     let path = task.directory.join("turns");
     let mut file = None;
@@ -64,12 +64,12 @@ pub fn turns(task: &Task) -> Result<Vec<Measured>, CliError> {
         }
     }
     Ok(vec![
-        Measured::median("append 64 B in turn, there and back, spinning", spinning),
-        Measured::median("append 64 B in turn, there and back, woken", waking),
+        Measurement::median("append 64 B in turn, there and back, spinning", spinning),
+        Measurement::median("append 64 B in turn, there and back, woken", waking),
     ])
 }
 
-fn in_turn(task: &Task, turn: &mut dyn Turn, mut file: Option<&mut File>) -> io::Result<Summary> {
+fn in_turn(task: &WorkerTask, turn: &mut dyn TurnHandover, mut file: Option<&mut File>) -> io::Result<Summary> {
     let data = [b'a' + task.worker as u8; BYTES];
     measure(TURNS, |_| {
         // The first worker's time is from its append to the moment at which it may append again.

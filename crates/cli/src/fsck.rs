@@ -7,10 +7,10 @@ use ashlar_store::{Report, Store};
 use ashlar_wire::{Reply, Request};
 use serde::Serialize;
 
-use crate::arena::Place;
+use crate::arena::ArenaLocation;
 use crate::arguments::FsckArguments;
+use crate::background::ask_patiently;
 use crate::error::CliError;
-use crate::launch::ask_patiently;
 use crate::progress;
 use crate::table::grouped;
 
@@ -35,7 +35,7 @@ struct Findings {
 
 /// Checks an arena, and repairs it if the user asks for that.
 pub fn run(arguments: &FsckArguments) -> Result<ExitCode, CliError> {
-    let place = Place::new(&arguments.arena.arena)?;
+    let place = ArenaLocation::new(&arguments.arena.arena)?;
     place.probe()?;
     let spinner = progress::spinner("checking");
     let online = ask_patiently(&place, &Request::Fsck);
@@ -67,7 +67,7 @@ pub fn run(arguments: &FsckArguments) -> Result<ExitCode, CliError> {
     Ok(ExitCode::from(exit_status(&findings)))
 }
 
-fn check_offline(place: &Place, repair: bool) -> Result<Findings, CliError> {
+fn check_offline(place: &ArenaLocation, repair: bool) -> Result<Findings, CliError> {
     let arena = Arc::new(place.open()?);
     let mut store = Store::open(Arc::clone(&arena)).map_err(|error| place.store_error(error))?;
     let logs = ashlar_daemon::check_logs(&arena, &store)?;
@@ -96,7 +96,7 @@ fn check_offline(place: &Place, repair: bool) -> Result<Findings, CliError> {
     })
 }
 
-fn check(store: &mut Store, place: &Place, what: &str) -> Result<Report, CliError> {
+fn check(store: &mut Store, place: &ArenaLocation, what: &str) -> Result<Report, CliError> {
     let bar = progress::bar(what, 0);
     let result = store.check(&mut |progress| {
         bar.set_length(progress.total);

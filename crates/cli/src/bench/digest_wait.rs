@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::arena::Place;
+use crate::arena::ArenaLocation;
+use crate::background::daemon_status;
 use crate::error::CliError;
-use crate::launch::daemon_status;
 
 /// How long to wait. Other processes may use the file system too, and then its logs are never empty.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -13,7 +13,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Waits until all records of the logs are applied and committed, and as many as possible are in huge pages. If other
 /// processes go on writing, it gives up.
-pub fn settle(place: &Place) -> Result<(), CliError> {
+pub fn wait_for_digest(place: &ArenaLocation) -> Result<(), CliError> {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
         let status = daemon_status(place)?.ok_or_else(|| CliError::NoDaemon(place.directory().to_owned()))?;

@@ -21,13 +21,13 @@ use signal_hook::iterator::exfiltrator::origin::Origin;
 use crate::error::CliError;
 
 /// Signals that another process may send to this process when it means the program, whose parent it is.
-const PASSED: [i32; 8] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH];
+const PASSED_ON: [i32; 8] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH];
 /// The exit status of shells for a program that a signal has ended, less the signal.
 const SIGNALLED: i32 = 128;
 
 /// How a program has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum ProgramEnd {
     /// With an exit status.
     Exited(i32),
     /// By a signal.
@@ -35,7 +35,7 @@ pub enum End {
 }
 
 /// A running program.
-pub struct Attended {
+pub struct ChildProgram {
     child: Child,
     is_over: Arc<AtomicBool>,
 }
@@ -45,18 +45,18 @@ pub struct Attended {
 ///
 /// # Errors
 /// Those of running it.
-pub fn start(command: &mut Command) -> io::Result<Attended> {
+pub fn start_child(command: &mut Command) -> io::Result<ChildProgram> {
     set_child_subreaper(Some(getpid()))?;
     let ignored = ignored_signals();
     // A signal that this process ignores must be ignored by the program too, as 'nohup' needs.
     let mut signals =
-        SignalsInfo::<WithOrigin>::new(PASSED.iter().filter(|&&signal| ignored & 1 << (signal - 1) == 0))?;
+        SignalsInfo::<WithOrigin>::new(PASSED_ON.iter().filter(|&&signal| ignored & 1 << (signal - 1) == 0))?;
     let child = command.spawn()?;
     let is_over = Arc::new(AtomicBool::new(false));
     let (pid, ends) = (Pid::from_child(&child), Arc::clone(&is_over));
     std::thread::spawn(move || {
         for origin in signals.forever() {
-            if !ends.load(Ordering::Acquire) && is_to_be_passed(&origin) {
+            if !ends.load(Ordering::Acquire) && must_pass_on(&origin) {
                 if let Some(signal) = Signal::from_named_raw(origin.signal) {
                     // It fails only if the program is gone.
                     let _ = kill_process(pid, signal);
@@ -64,15 +64,15 @@ pub fn start(command: &mut Command) -> io::Result<Attended> {
             }
         }
     });
-    Ok(Attended { child, is_over })
+    Ok(ChildProgram { child, is_over })
 }
 
-impl Attended {
+impl ChildProgram {
     /// Waits for the program's end, and reaps adopted children meanwhile.
     ///
     /// # Errors
     /// Those of the operating system.
-    pub fn wait(self) -> Result<End, CliError> {
+    pub fn wait(self) -> Result<ProgramEnd, CliError> {
         let pid = Pid::from_child(&self.child);
         loop {
             let ended = match wait(WaitOptions::empty()) {
@@ -81,7 +81,7 @@ impl Attended {
             };
             let Some(end) = ended
                 .filter(|(ended, _)| *ended == pid)
-                .and_then(|(_, status)| end_of(ExitStatus::from_raw(status.as_raw())))
+                .and_then(|(_, status)| program_end(ExitStatus::from_raw(status.as_raw())))
             else {
                 continue;
             };
@@ -91,9 +91,9 @@ impl Attended {
     }
 }
 
-impl End {
+impl ProgramEnd {
     /// Ends this process as the program has ended, as far as possible.
-    pub fn follow(self) -> ExitCode {
+    pub fn end_alike(self) -> ExitCode {
         match self {
             Self::Exited(code) => ExitCode::from(code as u8),
             Self::Signalled(signal) => {
@@ -107,13 +107,13 @@ impl End {
     }
 }
 
-fn end_of(status: ExitStatus) -> Option<End> {
-    status.code().map(End::Exited).or_else(|| status.signal().map(End::Signalled))
+fn program_end(status: ExitStatus) -> Option<ProgramEnd> {
+    status.code().map(ProgramEnd::Exited).or_else(|| status.signal().map(ProgramEnd::Signalled))
 }
 
 /// Whether the program has not had the signal itself. The kernel sends a terminal's signals to the whole process group,
 /// and a process of that group that signals this one has mostly signalled the whole group.
-fn is_to_be_passed(origin: &Origin) -> bool {
+fn must_pass_on(origin: &Origin) -> bool {
     let Some(sender) = origin.process.and_then(|process| Pid::from_raw(process.pid)) else { return false };
     getpgid(Some(sender)).map_or(true, |group| group != getpgrp())
 }
@@ -130,15 +130,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_ignored_is_found() {
+    fn ignored_signals_are_found() {
         // Rust programs ignore SIGPIPE, and no other signal.
         assert_eq!(ignored_signals() & (1 << 12 | 1 << 14), 1 << 12);
     }
 
     #[test]
     fn exit_status_and_signal_are_distinct() {
-        let ended = |script: &str| end_of(Command::new("sh").args(["-c", script]).status().expect("a shell"));
-        assert_eq!(ended("exit 7"), Some(End::Exited(7)));
-        assert_eq!(ended("kill -TERM $$"), Some(End::Signalled(SIGTERM)));
+        let ended = |script: &str| program_end(Command::new("sh").args(["-c", script]).status().expect("a shell"));
+        assert_eq!(ended("exit 7"), Some(ProgramEnd::Exited(7)));
+        assert_eq!(ended("kill -TERM $$"), Some(ProgramEnd::Signalled(SIGTERM)));
     }
 }

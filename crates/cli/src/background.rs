@@ -12,7 +12,7 @@ use ashlar_wire::{Connection, Reply, Request, StatusReply, WireError};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::arena::{Place, program_of};
+use crate::arena::{ArenaLocation, program_of};
 use crate::error::CliError;
 use crate::progress;
 
@@ -28,7 +28,7 @@ const LOG_BYTES_MAX: u64 = 1 << 20;
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Asks the daemon of an arena; returns `None` if none answers.
-pub fn ask(place: &Place, request: &Request) -> Result<Option<Reply>, CliError> {
+pub fn ask(place: &ArenaLocation, request: &Request) -> Result<Option<Reply>, CliError> {
     let Ok(mut connection) = Connection::connect(&place.socket()) else { return Ok(None) };
     let (reply, _) = connection.call::<_, Reply>(request, &[])?;
     Ok(Some(reply))
@@ -37,7 +37,7 @@ pub fn ask(place: &Place, request: &Request) -> Result<Option<Reply>, CliError> 
 /// Asks as [`ask`] does, but waits for a daemon that is just starting or ending. A killed daemon takes connections
 /// until its last thread is gone, and answers none. Then the next daemon is asked, once, since the request itself may
 /// be what ends them.
-pub fn ask_patiently(place: &Place, request: &Request) -> Result<Option<Reply>, CliError> {
+pub fn ask_patiently(place: &ArenaLocation, request: &Request) -> Result<Option<Reply>, CliError> {
     let mut deadline = Instant::now() + HANDOVER;
     let mut is_first = true;
     loop {
@@ -45,15 +45,15 @@ pub fn ask_patiently(place: &Place, request: &Request) -> Result<Option<Reply>, 
             Err(CliError::Wire(WireError::Closed)) if is_first => {
                 is_first = false;
                 deadline = Instant::now() + HANDOVER;
-                let dying = holder(place);
-                while dying.is_some() && holder(place) == dying && Instant::now() < deadline {
+                let dying = holder_pid(place);
+                while dying.is_some() && holder_pid(place) == dying && Instant::now() < deadline {
                     std::thread::sleep(PAUSE);
                 }
-                if holder(place).is_none() {
+                if holder_pid(place).is_none() {
                     return Ok(None);
                 }
             }
-            Ok(None) if is_passing(Arena::open(place.directory()).as_ref().err(), deadline) => {
+            Ok(None) if is_temporary(Arena::open(place.directory()).as_ref().err(), deadline) => {
                 std::thread::sleep(PAUSE * 10);
             }
             answer => return answer,
@@ -62,7 +62,7 @@ pub fn ask_patiently(place: &Place, request: &Request) -> Result<Option<Reply>, 
 }
 
 /// Returns the process that holds an arena, if any; 0 if it has not written its number yet.
-fn holder(place: &Place) -> Option<u32> {
+fn holder_pid(place: &ArenaLocation) -> Option<u32> {
     match Arena::open(place.directory()) {
         Err(ArenaError::InUse { pid }) => Some(pid),
         _ => None,
@@ -70,27 +70,27 @@ fn holder(place: &Place) -> Option<u32> {
 }
 
 /// Returns the status that the daemon of an arena reports; `None` if none answers.
-pub fn daemon_status(place: &Place) -> Result<Option<StatusReply>, CliError> {
+pub fn daemon_status(place: &ArenaLocation) -> Result<Option<StatusReply>, CliError> {
     let Ok(mut connection) = Connection::connect_above(&place.socket(), 0, SILENCE) else { return Ok(None) };
     match connection.call::<_, Reply>(&Request::Status, &[]) {
         Ok((Reply::Status(status), _)) => Ok(Some(*status)),
         Ok(_) => Err(CliError::Misunderstood),
         // A request for status waits for no process that is stopped.
-        Err(WireError::Silent) => Err(silent(place)),
+        Err(WireError::Silent) => Err(silence_error(place)),
         Err(error) => Err(error.into()),
     }
 }
 
 /// Returns the error of a daemon that does not answer. The user needs its process number.
-fn silent(place: &Place) -> CliError {
-    match holder(place) {
+fn silence_error(place: &ArenaLocation) -> CliError {
+    match holder_pid(place) {
         Some(pid) if pid != 0 => CliError::DaemonSilent { arena: place.directory().to_owned(), pid },
         _ => CliError::NoDaemon(place.directory().to_owned()),
     }
 }
 
 /// Ensures that a daemon serves the arena. Returns whether it was started now.
-pub fn ensure_daemon(place: &Place) -> Result<(StatusReply, bool), CliError> {
+pub fn ensure_daemon(place: &ArenaLocation) -> Result<(StatusReply, bool), CliError> {
     let spinner = progress::spinner("starting the daemon");
     let deadline = Instant::now() + HANDOVER;
     let result = loop {
@@ -103,11 +103,11 @@ pub fn ensure_daemon(place: &Place) -> Result<(StatusReply, bool), CliError> {
             Ok(arena) => {
                 drop(arena);
                 match start_daemon(place) {
-                    Err(_) if is_passing(Arena::open(place.directory()).as_ref().err(), deadline) => {}
+                    Err(_) if is_temporary(Arena::open(place.directory()).as_ref().err(), deadline) => {}
                     result => break result.map(|status| (status, true)),
                 }
             }
-            Err(error) if is_passing(Some(&error), deadline) => std::thread::sleep(PAUSE * 10),
+            Err(error) if is_temporary(Some(&error), deadline) => std::thread::sleep(PAUSE * 10),
             Err(error) => break Err(place.error(error)),
         }
     };
@@ -117,12 +117,12 @@ pub fn ensure_daemon(place: &Place) -> Result<(StatusReply, bool), CliError> {
 
 /// Whether the obstacle is a daemon that starts or ends, or a check: it gets time to end, or to answer. A process that
 /// has just opened the arena has not written its number yet.
-fn is_passing(error: Option<&ArenaError>, deadline: Instant) -> bool {
+fn is_temporary(error: Option<&ArenaError>, deadline: Instant) -> bool {
     let is_ashlar = |pid| pid == 0 || program_of(pid) == "ashlar";
     matches!(error, Some(&ArenaError::InUse { pid }) if is_ashlar(pid) && Instant::now() < deadline)
 }
 
-fn start_daemon(place: &Place) -> Result<StatusReply, CliError> {
+fn start_daemon(place: &ArenaLocation) -> Result<StatusReply, CliError> {
     let (log, said_before) = open_log(&place.daemon_log())?;
     let mut child = Command::new(this_program()?)
         .args(["daemon", "--background", "--linger-seconds", &LINGER_SECONDS.to_string(), "--arena"])
@@ -139,7 +139,7 @@ fn start_daemon(place: &Place) -> Result<StatusReply, CliError> {
         }
         if let Some(status) = child.try_wait().map_err(CliError::system("waiting for the daemon"))? {
             let reason =
-                last_words(&place.daemon_log(), said_before).unwrap_or_else(|| format!("it ended with {status}"));
+                first_error(&place.daemon_log(), said_before).unwrap_or_else(|| format!("it ended with {status}"));
             return Err(CliError::DaemonStart { reason, log: place.daemon_log() });
         }
         std::thread::sleep(PAUSE);
@@ -159,15 +159,15 @@ pub fn open_log(path: &Path) -> Result<(File, u64), CliError> {
 }
 
 /// Returns the first error for people in a log after `from`. The log's other lines are structured.
-fn last_words(path: &Path, from: u64) -> Option<String> {
+fn first_error(path: &Path, from: u64) -> Option<String> {
     let mut log = File::open(path).ok()?;
     log.seek(SeekFrom::Start(from)).ok()?;
     let mut text = Vec::new();
     log.read_to_end(&mut text).ok()?;
-    complaint(&String::from_utf8_lossy(&text))
+    error_line(&String::from_utf8_lossy(&text))
 }
 
-fn complaint(text: &str) -> Option<String> {
+fn error_line(text: &str) -> Option<String> {
     // The supervisor's error repeats that its child failed; the first one is the child's own, with the cause.
     text.lines().find_map(|line| line.strip_prefix("ashlar: ")).map(str::to_owned)
 }
@@ -221,9 +221,9 @@ pub fn leave_terminal() -> Result<(), CliError> {
 
 /// A process to wait for, even if it is no child.
 #[derive(Debug)]
-pub struct Awaited(Option<rustix::fd::OwnedFd>);
+pub struct AwaitedProcess(Option<rustix::fd::OwnedFd>);
 
-impl Awaited {
+impl AwaitedProcess {
     /// Opens the process `pid`.
     pub fn new(pid: u32) -> Self {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
@@ -248,14 +248,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_complaint_in_a_log_is_the_cause() {
+    fn first_error_in_a_log_is_the_cause() {
         let log = "{\"level\":\"INFO\"}\nashlar: no room\nashlar: SharedFS gave up: exit status: 1\n";
-        assert_eq!(complaint(log).as_deref(), Some("no room"));
-        assert_eq!(complaint("{}\n"), None);
+        assert_eq!(error_line(log).as_deref(), Some("no room"));
+        assert_eq!(error_line("{}\n"), None);
     }
 
     #[test]
-    fn a_long_log_is_put_aside() {
+    fn long_log_is_renamed() {
         let directory = tempfile::tempdir().expect("a directory");
         let (log, old) = (directory.path().join("daemon.log"), directory.path().join("daemon.log.old"));
         std::fs::write(&log, vec![b'x'; LOG_BYTES_MAX as usize]).expect("written");
@@ -267,16 +267,16 @@ mod tests {
     }
 
     #[test]
-    fn processes_of_anybody_can_be_waited_for() {
+    fn process_of_any_user_can_be_waited_for() {
         let mut child = Command::new("true").spawn().expect("started");
-        let awaited = Awaited::new(child.id());
+        let awaited = AwaitedProcess::new(child.id());
         awaited.wait().expect("ended");
         assert!(child.wait().expect("reaped").success());
-        Awaited::new(child.id()).wait().expect("gone processes have ended");
+        AwaitedProcess::new(child.id()).wait().expect("gone processes have ended");
     }
 
     #[test]
-    fn what_a_background_process_says_is_handed_on() {
+    fn message_of_a_background_process_is_handed_on() {
         let directory = tempfile::tempdir().expect("a directory");
         let log = directory.path().join("log");
         let run = |script: &str| start_reporting(Command::new("sh").args(["-c", script]), &log);

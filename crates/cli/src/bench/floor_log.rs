@@ -11,13 +11,13 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 /// Memory that is written from its beginning to its end, again and again.
 #[derive(Debug)]
-pub struct Ring {
+pub struct FloorLog {
     memory: Mapping,
     at: u64,
     ahead: FetchedAhead,
 }
 
-impl Ring {
+impl FloorLog {
     /// Maps shared memory of `bytes`, and touches each page of it, in huge pages if there are any. Bytes are persisted
     /// as on a medium of this name.
     pub fn new(bytes: u64, medium: &str) -> io::Result<Self> {
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn a_ring_goes_round_and_keeps_what_was_written_last() {
         for medium in ["memory", "pmem (emulated)"] {
-            let mut ring = Ring::new(8192, medium).expect("made");
+            let mut ring = FloorLog::new(8192, medium).expect("made");
             ring.write(&[1; 5000]).expect("written");
             ring.persist(&[2; 5000]).expect("written");
             ring.copy(&[3; 3000]).expect("written");

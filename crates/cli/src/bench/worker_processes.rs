@@ -6,10 +6,10 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use ashlar_wire::{DEFER_VARIABLE, MOUNTS_VARIABLE};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::case::{Contender, Measured, Task};
+use super::case::{Contender, Measurement, WorkerTask};
 use super::interrupt::Interrupt;
+use crate::background::this_program;
 use crate::error::CliError;
-use crate::launch::this_program;
 
 /// A worker leads a process group, which includes the programs that it starts. Dropping it ends the whole group.
 struct Worker {
@@ -29,7 +29,7 @@ impl Drop for Worker {
 }
 
 impl Worker {
-    fn start(task: &Task) -> Result<Self, CliError> {
+    fn start(task: &WorkerTask) -> Result<Self, CliError> {
         use std::os::unix::process::CommandExt;
         let program = this_program()?;
         let mut command = Command::new(&program);
@@ -46,7 +46,7 @@ impl Worker {
     }
 
     /// Reads the worker's output so far. Returns whether it is complete.
-    fn listen(&mut self) -> Result<bool, CliError> {
+    fn read_output(&mut self) -> Result<bool, CliError> {
         let Some(output) = &mut self.output else { return Ok(true) };
         let mut bytes = [0; 4096];
         let count = output.read(&mut bytes).map_err(CliError::system("listening to a worker"))?;
@@ -55,10 +55,10 @@ impl Worker {
     }
 
     /// Returns its measurements.
-    fn outcome(&mut self, task: &Task) -> Result<Vec<Measured>, CliError> {
+    fn outcome(&mut self, task: &WorkerTask) -> Result<Vec<Measurement>, CliError> {
         let failed = |words| CliError::Measuring { case: task.case.name(), contender: task.contender.name(), words };
         let status = self.child.wait().map_err(CliError::system("waiting for a worker"))?;
-        match serde_json::from_slice::<Result<Vec<Measured>, String>>(&self.said) {
+        match serde_json::from_slice::<Result<Vec<Measurement>, String>>(&self.said) {
             Ok(outcome) => outcome.map_err(failed),
             Err(_) => Err(failed(format!("the process that measures ended with {status}"))),
         }
@@ -72,7 +72,7 @@ pub fn is_under_run() -> bool {
 
 /// Lets workers do the tasks, all at once, and returns each worker's measurements. If one fails, or a signal comes, all
 /// are ended.
-pub fn employ(tasks: &[Task], interrupt: &Interrupt) -> Result<Vec<Vec<Measured>>, CliError> {
+pub fn run_workers(tasks: &[WorkerTask], interrupt: &Interrupt) -> Result<Vec<Vec<Measurement>>, CliError> {
     let mut workers = tasks.iter().map(Worker::start).collect::<Result<Vec<_>, _>>()?;
     let mut outcomes = vec![None; tasks.len()];
     while outcomes.contains(&None) {
@@ -80,7 +80,7 @@ pub fn employ(tasks: &[Task], interrupt: &Interrupt) -> Result<Vec<Vec<Measured>
         let outputs: Vec<_> = open.iter().filter_map(|number| workers[*number].output.as_ref()).collect();
         let ready = interrupt.wait_for(&outputs)?;
         for (number, _) in open.into_iter().zip(ready).filter(|(_, is_ready)| *is_ready) {
-            if workers[number].listen()? {
+            if workers[number].read_output()? {
                 outcomes[number] = Some(workers[number].outcome(&tasks[number])?);
             }
         }

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use ashlar_types::mount_lines;
 use rustix::fs::{statfs, statvfs};
 
-use super::settle::settle;
-use crate::arena::{ArenaChoice, Place};
+use super::digest_wait::wait_for_digest;
+use crate::arena::{ArenaChoice, ArenaLocation};
 use crate::arguments::{ArenaArgument, BenchArguments, CreateArguments, MountArguments, UmountArguments};
+use crate::background::daemon_status;
 use crate::error::CliError;
-use crate::launch::daemon_status;
 use crate::size::Size;
 use crate::{mount, mounts, umount};
 
@@ -73,7 +73,7 @@ impl Drop for Scratch {
 /// A file system of the benchmark's own: arena in memory, mount, and daemon.
 #[derive(Debug)]
 struct OwnMount {
-    place: Place,
+    place: ArenaLocation,
     point: PathBuf,
     // They are removed after the mount has ended.
     scratches: [Scratch; 2],
@@ -84,7 +84,7 @@ impl OwnMount {
         let (memory, point) =
             (Scratch::make(Path::new(TMPFS), "arena")?, Scratch::make(&std::env::temp_dir(), "mount")?);
         let arena = memory.path().join("arena");
-        let place = Place::at(arena.clone())?;
+        let place = ArenaLocation::at(arena.clone())?;
         // The kernel's table has its real path.
         let own = Self { place, point: canonical(point.path())?, scratches: [memory, point] };
         mount::run(&MountArguments {
@@ -99,7 +99,7 @@ impl OwnMount {
     }
 
     /// Unmounts. Processes that were killed in the middle of a call may be on the mount for a moment yet.
-    fn end(&self) -> Result<(), CliError> {
+    fn end_mount(&self) -> Result<(), CliError> {
         let deadline = Instant::now() + PATIENCE;
         let arguments = UmountArguments { directory: self.point.clone(), lazy: false, quiet: true };
         while mounts::is_mounted(&self.point) {
@@ -117,7 +117,7 @@ impl OwnMount {
 
 impl Drop for OwnMount {
     fn drop(&mut self) {
-        if let Err(error) = self.end() {
+        if let Err(error) = self.end_mount() {
             eprintln!("ashlar: what was measured is still mounted: {error}");
             eprintln!("ashlar: 'ashlar umount {}' unmounts it", self.point.display());
             // A file system that is in use must keep its arena.
@@ -128,7 +128,7 @@ impl Drop for OwnMount {
 
 /// The directories of a benchmark.
 #[derive(Debug)]
-pub struct Site {
+pub struct BenchDirectories {
     /// The one on Ashlar; removed before the mount is.
     pub ashlar: Scratch,
     /// The one to compare with.
@@ -136,7 +136,7 @@ pub struct Site {
     /// The type of its file system.
     pub kind: String,
     /// Ashlar's arena.
-    pub place: Place,
+    pub place: ArenaLocation,
     /// The name of its medium.
     pub medium: String,
     /// The length of an update log.
@@ -144,7 +144,7 @@ pub struct Site {
     _own: Option<OwnMount>,
 }
 
-impl Site {
+impl BenchDirectories {
     /// Prepares all directories. Sustained cases will fill the log `laps` times.
     pub fn prepare(arguments: &BenchArguments, laps: u64) -> Result<Self, CliError> {
         let (compared, kind) = compared(arguments.compare.as_deref())?;
@@ -156,8 +156,8 @@ impl Site {
                 (own.point.clone(), Some(own))
             }
         };
-        let record = mounts::of(&directory)?;
-        let place = Place::at(record.arena)?;
+        let record = mounts::mount_of(&directory)?;
+        let place = ArenaLocation::at(record.arena)?;
         let status = daemon_status(&place)?.ok_or_else(|| CliError::NoDaemon(place.directory().to_owned()))?;
         let log_bytes = status.sessions.iter().map(|session| session.log_bytes).min().unwrap_or(log_bytes);
         let wanted = SPACE + laps * log_bytes;
@@ -169,8 +169,8 @@ impl Site {
     }
 
     /// Waits until Ashlar's background work is done.
-    pub fn settle(&self) -> Result<(), CliError> {
-        settle(&self.place)
+    pub fn wait_for_digest(&self) -> Result<(), CliError> {
+        wait_for_digest(&self.place)
     }
 }
 
@@ -227,21 +227,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_compared_with_is_named_by_its_type() {
+    fn compared_directory_is_named_by_its_type() {
         assert_eq!(kind_of(Path::new("/proc/self")), "proc");
         assert!(matches!(compared(Some(Path::new("/proc/none"))), Err(CliError::NoDirectory(_))));
         assert!(matches!(compared(Some(Path::new("/proc/version"))), Err(CliError::NoBenchDirectory(_))));
     }
 
     #[test]
-    fn a_place_without_room_is_refused() {
+    fn directory_without_room_is_refused() {
         let directory = tempfile::tempdir().expect("a directory");
         assert!(check_space(directory.path(), 1).is_ok());
         assert!(matches!(check_space(directory.path(), 1 << 60), Err(CliError::NoBenchSpace { .. })));
     }
 
     #[test]
-    fn a_scratch_directory_goes_with_its_content() {
+    fn scratch_directory_is_removed_with_its_content() {
         let directory = tempfile::tempdir().expect("a directory");
         let scratch = Scratch::make(directory.path(), "test").expect("made");
         fs::write(scratch.path().join("file"), b"x").expect("written");

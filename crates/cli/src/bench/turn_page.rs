@@ -23,12 +23,12 @@ const SPINS: u32 = 1000;
 
 /// A page of shared memory.
 #[derive(Debug)]
-pub struct Page {
+pub struct TurnPage {
     memory: Mapping,
     has_cores: bool,
 }
 
-impl Page {
+impl TurnPage {
     /// Makes the page's file, and the pipes of a [`Bell`] beside it; replaces old ones.
     pub fn make(path: &Path) -> io::Result<()> {
         for pipe in [0, 1].map(|worker| Bell::pipe(path, worker)) {
@@ -136,11 +136,11 @@ mod tests {
     fn turns_are_taken_one_after_the_other() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("page");
-        Page::make(&path).expect("made");
+        TurnPage::make(&path).expect("made");
         let log = std::sync::Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             for worker in 0..2 {
-                let page = Page::open(&path).expect("opened");
+                let page = TurnPage::open(&path).expect("opened");
                 let mut bell = Bell::open(&path, worker).expect("opened");
                 let log = &log;
                 scope.spawn(move || {
