@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::arena::ArenaChoice;
-use crate::size::{FilesLimit, Size, SpaceLimit};
+use crate::output::size::{FilesLimit, Size, SpaceLimit};
+use crate::system::arena::ArenaChoice;
 
 const FIRST_STEPS: &str = "\
 First steps:

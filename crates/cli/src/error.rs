@@ -14,7 +14,7 @@ use ashlar_types::Errno;
 use ashlar_wire::WireError;
 use thiserror::Error;
 
-use crate::size::Size;
+use crate::output::size::Size;
 
 /// Why a verb failed.
 #[derive(Debug, Error)]

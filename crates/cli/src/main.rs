@@ -14,25 +14,11 @@
 //! Source: `docs/architecture.md`, section "Processes".
 #![forbid(unsafe_code)]
 
-mod arena;
 mod arguments;
-mod background;
-mod bench;
-mod daemon;
 mod error;
-mod fsck;
-mod mount;
-mod mount_process;
-mod mounts;
-mod progress;
-mod quota;
-mod resize;
-mod run;
-mod size;
-mod status;
-mod table;
-mod top;
-mod umount;
+mod output;
+mod system;
+mod verbs;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -41,6 +27,7 @@ use clap::Parser;
 
 use crate::arguments::{ArenaVerb, Arguments, Verb};
 use crate::error::CliError;
+use crate::verbs::{bench, daemon, fsck, mount, mount_process, quota, resize, run, status, top, umount};
 
 fn main() -> ExitCode {
     // Lists of processes show the command that the user typed.

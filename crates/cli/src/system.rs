@@ -1,0 +1,5 @@
+//! Arenas, mounts and background processes of this machine.
+
+pub mod arena;
+pub mod background;
+pub mod mounts;

@@ -1,0 +1,306 @@
+//! Arenas of the command line: their location, creation, and what failures they survive.
+
+use std::fmt;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use ashlar_pmem::{ARENA_BYTES_MIN, Arena, ArenaError, ArenaOptions, ArenaSummary};
+use ashlar_store::{Store, StoreError};
+use ashlar_types::Timestamp;
+
+use crate::error::CliError;
+use crate::output::progress;
+use crate::output::size::Size;
+
+/// The standard place on disk.
+const DISK: &str = "/var/lib/ashlar/default";
+/// The standard place in memory.
+const MEMORY: &str = "/dev/shm/ashlar/default";
+/// The largest default size of a new arena: its space is allocated at once, and it can grow online.
+const SIZE_DEFAULT_MAX: u64 = 4 << 30;
+/// The longest path that a socket may have (`sockaddr_un`), its NUL included.
+const SOCKET_PATH_MAX: usize = 108;
+/// Marks, in the directory, that an arena is being made, so that an interrupted creation is resumed.
+const UNFINISHED: &str = "unfinished";
+
+/// The place of an arena, as the user names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ArenaChoice {
+    /// The standard place on disk.
+    Disk,
+    /// The standard place in memory.
+    Memory,
+    /// A directory.
+    Directory(PathBuf),
+}
+
+impl FromStr for ArenaChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "" => Err("name a place: disk, memory, or a directory".to_owned()),
+            "disk" => Ok(Self::Disk),
+            "memory" => Ok(Self::Memory),
+            "pmem" => Err("for persistent memory, name a directory on a file system mounted with -o dax".to_owned()),
+            directory => Ok(Self::Directory(directory.into())),
+        }
+    }
+}
+
+impl fmt::Display for ArenaChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Disk => f.write_str("disk"),
+            Self::Memory => f.write_str("memory"),
+            Self::Directory(directory) => directory.display().fmt(f),
+        }
+    }
+}
+
+/// The location of an arena.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArenaLocation {
+    directory: PathBuf,
+}
+
+impl ArenaLocation {
+    /// Returns the location that `choice` names. An existing directory is named by its real path, so that one arena has
+    /// one name.
+    pub fn new(choice: &ArenaChoice) -> Result<Self, CliError> {
+        let directory = match choice {
+            ArenaChoice::Disk => PathBuf::from(DISK),
+            ArenaChoice::Memory => PathBuf::from(MEMORY),
+            ArenaChoice::Directory(directory) => {
+                std::path::absolute(directory).map_err(CliError::system("finding the current directory"))?
+            }
+        };
+        Self::at(directory)
+    }
+
+    /// Returns the location in `directory`.
+    pub fn at(directory: PathBuf) -> Result<Self, CliError> {
+        let directory = fs::canonicalize(&directory).unwrap_or(directory);
+        let place = Self { directory };
+        if place.socket().as_os_str().len() >= SOCKET_PATH_MAX {
+            return Err(CliError::PathTooLong(place.directory));
+        }
+        Ok(place)
+    }
+
+    /// Returns the arena's directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Returns the socket on which its daemon listens.
+    pub fn socket(&self) -> PathBuf {
+        ashlar_wire::socket_of(&self.directory)
+    }
+
+    /// Returns the log of its daemon.
+    pub fn daemon_log(&self) -> PathBuf {
+        self.directory.join("daemon.log")
+    }
+
+    /// Returns the log of the processes behind its mounts.
+    pub fn mount_log(&self) -> PathBuf {
+        self.directory.join("mount.log")
+    }
+
+    /// Reads the content of its superblock.
+    pub fn probe(&self) -> Result<ArenaSummary, CliError> {
+        Arena::probe(&self.directory).map_err(|error| self.error(error))
+    }
+
+    /// Whether an arena exists there, whatever its state.
+    pub fn exists(&self) -> bool {
+        !matches!(Arena::probe(&self.directory), Err(ArenaError::NotAnArena))
+    }
+
+    /// Opens the arena, which no other process may have open.
+    pub fn open(&self) -> Result<Arena, CliError> {
+        Arena::open(&self.directory).map_err(|error| self.error(error))
+    }
+
+    /// Makes the arena if none exists. The result says whether it was made.
+    pub fn prepare(&self, size: Option<Size>, emulate_pmem: bool) -> Result<PreparedArena, CliError> {
+        let unfinished = self.directory.join(UNFINISHED);
+        if self.exists() {
+            let summary = self.probe()?;
+            if unfinished.exists() {
+                self.format_store(&unfinished)?;
+            }
+            return Ok(PreparedArena { made: false, summary });
+        }
+        let options = ArenaOptions { size_bytes: self.size_for_new(size)?, emulate_pmem };
+        fs::create_dir_all(&self.directory)
+            .map_err(CliError::system(format!("making the directory {}", self.directory.display())))?;
+        fs::write(&unfinished, b"").map_err(CliError::system(format!("writing to {}", self.directory.display())))?;
+        let spinner = progress::spinner(&format!("making an arena of {}", Size(options.size_bytes)));
+        let made = Arena::create(&self.directory, &options);
+        spinner.finish_and_clear();
+        drop(made.map_err(|error| {
+            // Nothing was made, so nothing is left behind: neither the mark nor the new directory.
+            let _ = fs::remove_file(&unfinished);
+            let _ = fs::remove_file(self.directory.join("lock"));
+            let _ = fs::remove_dir(&self.directory);
+            self.creation_error(error, options.size_bytes)
+        })?);
+        self.format_store(&unfinished)?;
+        Ok(PreparedArena { made: true, summary: self.probe()? })
+    }
+
+    fn format_store(&self, unfinished: &Path) -> Result<(), CliError> {
+        let arena = Arc::new(self.open()?);
+        match Store::open(Arc::clone(&arena)) {
+            Ok(_) => {}
+            Err(StoreError::NotFormatted) => Store::format(&arena, now()).map_err(|error| self.store_error(error))?,
+            Err(error) => return Err(self.store_error(error)),
+        }
+        match fs::remove_file(unfinished) {
+            // Another process has finished it at the same time.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            result => result.map_err(CliError::system(format!("removing {}", unfinished.display()))),
+        }
+    }
+
+    /// Returns the size of a new arena: the requested one, or a modest part of the free space.
+    fn size_for_new(&self, asked: Option<Size>) -> Result<u64, CliError> {
+        let free = self.free()?;
+        let size = asked.unwrap_or_else(|| default_size(free));
+        if size.0 < ARENA_BYTES_MIN {
+            let least = Size(ARENA_BYTES_MIN);
+            return Err(match asked {
+                Some(wanted) => CliError::TooSmall { wanted, least },
+                None => CliError::NoSpace { arena: self.directory.clone(), wanted: least, free },
+            });
+        }
+        if size > free {
+            return Err(CliError::NoSpace { arena: self.directory.clone(), wanted: size, free });
+        }
+        Ok(size.0)
+    }
+
+    /// Returns the free space of the file system that holds the arena.
+    pub fn free(&self) -> Result<Size, CliError> {
+        // If the directory does not exist yet, the file system counts in which it will be made.
+        let there = self.directory.ancestors().find(|directory| directory.is_dir()).unwrap_or(&self.directory);
+        let numbers = rustix::fs::statvfs(there)
+            .map_err(CliError::system(format!("looking at the free space in {}", self.directory.display())))?;
+        Ok(Size(numbers.f_bavail * numbers.f_frsize))
+    }
+
+    /// Converts an arena's error to the command's.
+    pub fn error(&self, error: ArenaError) -> CliError {
+        let arena = self.directory.clone();
+        match error {
+            ArenaError::InUse { pid } => CliError::ArenaInUse { arena, pid, program: program_of(pid) },
+            ArenaError::WrongVersion { found, supported } => CliError::WrongVersion { arena, found, supported },
+            ArenaError::NotAnArena => CliError::NoArena(arena),
+            ArenaError::Io { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
+                CliError::NotReadable(arena)
+            }
+            error => CliError::Arena { arena, error },
+        }
+    }
+
+    fn creation_error(&self, error: ArenaError, size_bytes: u64) -> CliError {
+        match (error, self.free()) {
+            (ArenaError::NoSpace { .. }, Ok(free)) => {
+                CliError::NoSpace { arena: self.directory.clone(), wanted: Size(size_bytes), free }
+            }
+            (error, _) => self.error(error),
+        }
+    }
+
+    /// Converts the metadata store's error to the command's.
+    pub fn store_error(&self, error: StoreError) -> CliError {
+        CliError::Store { arena: self.directory.clone(), error }
+    }
+}
+
+/// Returns the size of a new arena without `--size`: at most half of the free space, since metadata and logs need room
+/// too.
+fn default_size(free: Size) -> Size {
+    Size((free.0 / 2).min(SIZE_DEFAULT_MAX) / ARENA_BYTES_MIN * ARENA_BYTES_MIN)
+}
+
+/// The outcome of [`ArenaLocation::prepare`].
+#[derive(Debug)]
+pub struct PreparedArena {
+    /// Whether it was made now.
+    pub made: bool,
+    /// Its description.
+    pub summary: ArenaSummary,
+}
+
+/// Returns which failures an arena on a medium of this name survives, as `status` and `mount` print them.
+pub fn survives(medium: &str) -> &'static str {
+    if medium.contains("emulated") {
+        return "runs the flush instructions of persistent memory on memory; does not survive a restart of the machine";
+    }
+    match medium {
+        "pmem" => "survives crashes of programs and of the daemon, and power loss, at once",
+        "memory" => "survives crashes of programs and of the daemon, not a restart of the machine",
+        "disk" => {
+            "survives crashes of programs and of the daemon at once, power loss from fsync on (always as a prefix)"
+        }
+        _ => "of a kind that this ashlar does not know",
+    }
+}
+
+/// Returns the name of the program that runs as `pid`.
+pub fn program_of(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).map_or_else(|_| "unknown".to_owned(), |name| name.trim().to_owned())
+}
+
+/// Returns the present time.
+fn now() -> Timestamp {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Timestamp { seconds: now.as_secs() as i64, nanoseconds: now.subsec_nanos() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn standard_arenas_have_names_others_are_directories() {
+        assert_eq!("disk".parse(), Ok(ArenaChoice::Disk));
+        assert_eq!("memory".parse(), Ok(ArenaChoice::Memory));
+        assert_eq!("./memory".parse(), Ok(ArenaChoice::Directory("./memory".into())));
+        assert!("".parse::<ArenaChoice>().is_err());
+        let place = ArenaLocation::new(&ArenaChoice::Directory("/nowhere/arena".into())).expect("a place");
+        assert_eq!(place.socket(), Path::new("/nowhere/arena/socket"));
+    }
+
+    #[test]
+    fn path_too_long_for_a_socket_is_refused_first() {
+        let directory = PathBuf::from("/").join("x".repeat(120));
+        assert!(matches!(ArenaLocation::at(directory), Err(CliError::PathTooLong(_))));
+    }
+
+    #[test]
+    fn new_arena_takes_half_of_free_space_within_its_bound() {
+        assert_eq!(default_size(Size(1 << 40)), Size(4 << 30));
+        assert_eq!(default_size(Size(1 << 30)), Size(512 << 20));
+        assert_eq!(default_size(Size(20 << 20)), Size(0));
+    }
+
+    #[test]
+    fn directory_without_an_arena_is_named_in_the_error() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let place = ArenaLocation::at(directory.path().to_owned()).expect("a place");
+        assert!(!place.exists());
+        assert!(matches!(place.probe(), Err(CliError::NoArena(_))));
+        let small = place.prepare(Some(Size(4096)), false);
+        assert!(matches!(small, Err(CliError::TooSmall { wanted: Size(4096), .. })));
+        let large = place.prepare(Some(Size(1 << 60)), false);
+        assert!(matches!(large, Err(CliError::NoSpace { .. })));
+        assert!(!directory.path().join("ARENA").exists());
+    }
+}

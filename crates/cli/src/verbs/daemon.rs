@@ -1,0 +1,95 @@
+//! `ashlar daemon`: SharedFS under its supervisor.
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::ExitCode;
+
+use ashlar_daemon::{Config, DaemonError, RESTART_EXIT};
+use tracing_subscriber::EnvFilter;
+
+use crate::arguments::{DaemonArguments, SharedFsArguments};
+use crate::error::CliError;
+use crate::output::size::Size;
+use crate::system::arena::{ArenaLocation, survives};
+use crate::system::background::{leave_terminal, this_program};
+
+/// Runs the supervisor, and SharedFS under it.
+pub fn run(arguments: &DaemonArguments) -> Result<ExitCode, CliError> {
+    start_log();
+    if arguments.background {
+        leave_terminal()?;
+    }
+    let place = ArenaLocation::new(&arguments.arena.arena)?;
+    let prepared = place.prepare(arguments.create.size, arguments.create.emulate_pmem)?;
+    let place = ArenaLocation::at(place.directory().to_owned())?;
+    if !arguments.background {
+        // The arena is opened and closed again. So an arena in use is reported here, with the next step, and not in a
+        // log.
+        let medium = place.open()?.medium().kind.name();
+        println!("arena     {} ({})", place.directory().display(), Size(prepared.summary.size_bytes));
+        println!("medium    {medium}: {}", survives(medium));
+        println!("mount     ashlar mount DIR --arena {}", place.directory().display());
+    }
+    let mut words: Vec<OsString> = vec!["shared-fs".into(), "--arena".into(), place.directory().into()];
+    if let Some(seconds) = arguments.linger_seconds {
+        words.extend(["--linger-seconds".into(), seconds.to_string().into()]);
+    }
+    ashlar_daemon::supervise(&this_program()?, &words)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs SharedFS itself.
+pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError> {
+    start_log();
+    abort_on_panic();
+    let mut config = Config::new(&arguments.arena);
+    config.linger_seconds = arguments.linger_seconds;
+    config.helper = helper_command(&arguments.arena);
+    match ashlar_daemon::run(config) {
+        Err(error @ DaemonError::Failed(_)) => {
+            tracing::error!(%error, "SharedFS ends, to be started again");
+            Ok(ExitCode::from(RESTART_EXIT))
+        }
+        result => Ok(result.map(|()| ExitCode::SUCCESS)?),
+    }
+}
+
+/// Returns the command of the helper, for SharedFS and for the processes behind mounts: work that may have to wait for
+/// a mount.
+///
+/// It is the very program that runs, even if another release has been installed since. The command line has the arena
+/// for lists of processes.
+pub fn helper_command(arena: &Path) -> Vec<OsString> {
+    vec!["/proc/self/exe".into(), "helper".into(), "--arena".into(), arena.into()]
+}
+
+/// Runs the helper's process. Its starter is at the other end of standard input.
+pub fn run_helper() -> Result<ExitCode, CliError> {
+    start_log();
+    let line = std::io::stdin().as_fd().try_clone_to_owned();
+    ashlar_helper::run(line.map_err(CliError::system("opening the connection to the starter"))?.into());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ends the whole process if one of its threads panics: a broken invariant. The others would wait for that thread for
+/// ever, while a new start recovers from the logs.
+pub fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
+}
+
+/// Starts structured logs on standard error: lines for people on a terminal, JSON otherwise. `ASHLAR_LOG` sets the
+/// level.
+pub fn start_log() {
+    let filter = EnvFilter::try_from_env("ASHLAR_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    // A log that can't be written, on a disk that is full or gone, fails no operation, and no place is left to report
+    // it.
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
+    // Only the first of several calls has an effect, as intended.
+    let _ = if std::io::stderr().is_terminal() { log.try_init() } else { log.json().try_init() };
+}
