@@ -1,7 +1,7 @@
-//! The program's calls: which ones concern us, and who serves each.
+//! The program's system calls: which of them concern the library, and which function serves each.
 //!
-//! What is not served here goes to the kernel: paths as they are, and descriptors of ours after they have become the kernel's
-//! (`materialise`). So a call that nobody thought of is slower, and never wrong.
+//! The kernel serves all others: paths as they are, and LibFS descriptors after they have been handed over to it
+//! (`materialise`). So a call that this module doesn't know is slower, and never wrong.
 
 mod attributes;
 mod beside;
@@ -35,26 +35,26 @@ use crate::{
     snapshot, submounts, users,
 };
 
-/// What becomes of a call.
+/// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It is done, with this result.
+    /// The call is done, with this result.
     Done(i64),
-    /// The kernel serves it.
+    /// The kernel serves the call.
     Kernel,
-    /// The kernel serves it, with this descriptor in place of the first argument.
+    /// The kernel serves the call, with this descriptor in place of the first argument.
     KernelInstead(i32),
-    /// The kernel serves it, and what it opens may become ours later.
+    /// The kernel serves the call, and LibFS may adopt the descriptor that it opens.
     KernelOpen,
-    /// The kernel serves it with nothing of ours on the stack.
+    /// The kernel serves the call with nothing of the library's on the stack.
     Native,
     /// As `Native`, for a process that borrows the caller's memory.
     Vfork,
-    /// It is made again, behind the handlers of the signals that have interrupted it.
+    /// The call is made again, after the handlers of the signals that have interrupted it.
     Again,
 }
 
-/// What a handler says: a result, an error, or `None` where the kernel must serve the call.
+/// A handler's answer: a result, an error, or `None` if the kernel must serve the call.
 pub(crate) type Served = Result<Option<i64>, Errno>;
 
 /// Commands of `fcntl` that libc has no names for yet.
@@ -63,7 +63,7 @@ const F_CREATED_QUERY: i32 = 1028;
 
 const READ_AND_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
 
-/// Has the entry catch what concerns us.
+/// Makes the entry catch the calls that concern the library.
 pub(crate) fn arm() {
     let interests = if report::page().is_none() { &INTERESTS } else { &INTERESTS_COUNTED };
     for (interest, wanted) in ASHLAR_INTEREST.iter().zip(interests) {
@@ -71,15 +71,16 @@ pub(crate) fn arm() {
     }
 }
 
-/// Has the entry catch nothing any more: the kernel serves the process from here on.
+/// Makes the entry catch no more calls: from here on the kernel serves the process.
 pub(crate) fn disarm() {
     for (number, interest) in (0..).zip(&ASHLAR_INTEREST) {
         let wanted = match number {
-            // Signals whose handlers are ours go on being theirs.
+            // Handlers that the library has replaced stay replaced.
             libc::SYS_rt_sigaction => INTEREST_ALWAYS,
-            // Programs may be run that can't load the library.
+            // The process may run programs that can't load the library.
             libc::SYS_execve | libc::SYS_execveat => INTEREST_ALWAYS,
-            // What begins on a stack of its own, or lends this one, does not find the way back out of the entry.
+            // A thread that begins on a stack of its own, or a process that borrows this stack, can't return through
+            // the entry.
             libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_rt_sigreturn => INTEREST_ALWAYS,
             _ => INTEREST_NONE,
         };
@@ -88,21 +89,24 @@ pub(crate) fn disarm() {
     recycled::stop();
 }
 
-/// Whether a call of a process that has borrowed memory must be served here. What it does to its descriptors and its signals is no business of the
-/// lender's; which program it runs may be.
+/// Returns whether the library must serve a call of a process that has borrowed memory.
+///
+/// That process may change its own descriptors and signals, which are not the lender's. But the library must see which
+/// program it runs.
 pub(crate) fn concerns_lent(call: &Frame) -> bool {
     matches!(call.rax as i64, libc::SYS_execve | libc::SYS_execveat)
 }
 
-/// Makes the descriptors that a call names the kernel's, if they were opened in a session of another user: what may be done with them LibFS would judge by
-/// that one's rights.
+/// Hands the descriptors that a call names over to the kernel, if they were opened in a session of another user.
+///
+/// LibFS would check calls on them with that other user's rights.
 fn leave_others(call: &Frame) -> Result<(), Errno> {
     let numbers = descriptors_of(call.rax as i64).iter().map(|at| call.arguments[*at] as i32);
     let is_others = |number: &i32| descriptors::file(*number).is_some_and(|file| !file.is_of_now());
     numbers.filter(is_others).try_for_each(materialise::descriptor)
 }
 
-/// Whether a call must be served here: the quick look, on the program's own stack.
+/// Returns whether the library must serve a call: the quick check, on the program's own stack.
 pub(crate) fn concerns(call: &Frame) -> bool {
     let a = &call.arguments;
     match shape(call.rax as i64) {
@@ -117,7 +121,7 @@ pub(crate) fn concerns(call: &Frame) -> bool {
     }
 }
 
-/// Whether a number that is parked may stay so while a call is looked at.
+/// Returns whether a recycled number may stay so while a call is checked.
 pub(crate) fn keeps_recycled(call: &Frame, recycled: i32) -> bool {
     let number = call.rax as i64;
     let shape = shape(number);
@@ -131,7 +135,7 @@ pub(crate) fn keeps_recycled(call: &Frame, recycled: i32) -> bool {
     }
 }
 
-/// Whether a call is about something on an Ashlar, for the report; `is_on_mount` says so of a descriptor.
+/// Returns whether a call is about something on an Ashlar, for the report; `is_on_mount` answers this for a descriptor.
 pub(crate) fn touches(call: &Frame, is_on_mount: impl Fn(i32) -> bool) -> bool {
     let a = &call.arguments;
     let number = call.rax as i64;
@@ -155,12 +159,12 @@ pub(crate) fn touches(call: &Frame, is_on_mount: impl Fn(i32) -> bool) -> bool {
     }
 }
 
-/// Whether a call that concerns us is the kernel's to serve, however it is made.
+/// Returns whether the kernel always serves a call, although it concerns the library.
 pub(crate) fn is_passed_on(number: i64) -> bool {
     matches!(number, libc::SYS_chdir | libc::SYS_fchdir | libc::SYS_mmap)
 }
 
-/// The quick look at calls that have no common shape.
+/// The quick check of calls that have no common shape.
 fn looked_at(call: &Frame) -> bool {
     let a = &call.arguments;
     let is_ours = || descriptors_of(call.rax as i64).iter().any(|&index| descriptors::is_followed(a[index] as i32));
@@ -175,7 +179,8 @@ fn looked_at(call: &Frame) -> bool {
         }
         libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
             let grows = (libc::PROT_GROWSDOWN | libc::PROT_GROWSUP) as u64;
-            // A heap that grows is made one to read and write, piece by piece. A key may take that away again.
+            // malloc makes a heap that grows readable and writable piece by piece. A protection key may take the access
+            // away again.
             let is_safe = call.rax as i64 == libc::SYS_mprotect && a[2] & READ_AND_WRITE == READ_AND_WRITE;
             match a[2] & grows {
                 0 if is_safe => {}
@@ -203,7 +208,7 @@ fn looked_at(call: &Frame) -> bool {
             false
         }
         libc::SYS_exit => {
-            // The thread is on the program's stack here, and its own is free.
+            // The thread is on the program's stack here, and its own stack is free.
             hook::leave_stack();
             false
         }
@@ -212,7 +217,7 @@ fn looked_at(call: &Frame) -> bool {
             false
         }
         libc::SYS_mmap => {
-            // What the kernel maps where it likes takes nothing away.
+            // A mapping at an address that the kernel chooses replaces no other.
             let is_fixed = a[3] & libc::MAP_FIXED as u64 != 0;
             if is_fixed && a[3] & libc::MAP_HUGETLB as u64 != 0 {
                 memory::forget_all();
@@ -224,7 +229,7 @@ fn looked_at(call: &Frame) -> bool {
         libc::SYS_fcntl => is_ours() || descriptor::is_record_lock(a[1]) || a[1] as i32 == libc::F_SETLEASE,
         libc::SYS_ioctl => {
             let passes_ours = || passed_descriptors::is_any(call, descriptors::is_followed);
-            // By one that is not open, nothing is passed.
+            // A request on a descriptor that is not open passes nothing.
             is_ours() || passes_ours() && descriptors::closes_on_exec(a[0] as i32).is_some()
         }
         libc::SYS_kcmp | libc::SYS_pidfd_getfd | libc::SYS_fsconfig | libc::SYS_kexec_file_load => {
@@ -240,7 +245,7 @@ fn looked_at(call: &Frame) -> bool {
             is_ours()
         }
         libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => descriptors::is_any(),
-        // With flags, descriptors may be other ones for each thread from then on.
+        // With flags, each thread may have descriptors of its own from then on.
         libc::SYS_close_range if a[2] != 0 => true,
         libc::SYS_close_range | libc::SYS_sendmsg | libc::SYS_sendmmsg => {
             descriptors::is_any() || deferred::is_any_candidate()
@@ -253,19 +258,19 @@ fn looked_at(call: &Frame) -> bool {
     }
 }
 
-/// The parts of the memory that mremap(2) changes.
+/// Returns the parts of the memory that mremap(2) changes.
 fn remapped(a: &[u64; 6]) -> [(u64, u64); 2] {
     let to = if a[3] & libc::MREMAP_FIXED as u64 != 0 { (a[4], a[2]) } else { (0, 0) };
     [(a[0], a[1].max(1)), to]
 }
 
-/// Serves a call that takes no more than a look at what is at hand; `None` for all others, and then nothing has happened.
+/// Serves a call on the fast path; `None` for all other calls, and then nothing has happened.
 #[inline]
 pub(crate) fn at_once(call: &Frame) -> Option<i64> {
     let (number, a) = (call.rax as i64, &call.arguments);
     match number {
         libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => data::at_once(number, a),
-        // What others have a part in takes another look at each descriptor first.
+        // A shared open file, or a changed user, needs another check of each descriptor first.
         _ if users::has_changed() || shared::is_any() => None,
         libc::SYS_lseek => data::seek_at_once(a),
         libc::SYS_close => descriptor::close_at_once(a[0] as i32),
@@ -276,7 +281,7 @@ pub(crate) fn at_once(call: &Frame) -> Option<i64> {
 
 /// Serves a call.
 pub(crate) fn serve(call: &mut Frame) -> Verdict {
-    // No session is in use by this thread yet.
+    // This thread uses no session yet.
     users::free(call.rax as i64);
     if users::has_changed()
         && let Err(errno) = leave_others(call)
@@ -300,7 +305,7 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
             Ok(Way::Done) => return Verdict::Done(0),
             Ok(Way::Instead(descriptor)) => return Verdict::KernelInstead(descriptor),
             Ok(Way::Again) => return Verdict::Again,
-            // What is reserved for the kernel becomes its own below.
+            // The kernel serves reserved inodes: see below.
             Ok(Way::Kernel) | Err(Errno::RESERVED) => {}
             Err(errno) => return failed(errno),
         }
@@ -309,7 +314,7 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
     loop {
         let named = files_named(call);
         let served = answer(call).and_then(|answer| if answer.is_none() { beside::answer(call) } else { Ok(answer) });
-        // Of an inode that is reserved for the kernel nothing was read and nothing done.
+        // On a reserved inode, LibFS has neither read nor changed anything.
         let answered = match served {
             Err(Errno::RESERVED) => Ok(None),
             answered => answered,
@@ -325,7 +330,7 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
                 }
                 Err(errno) => failed(errno),
             },
-            // What a path led to is gone: where it leads now shows another look, as the kernel takes one.
+            // The file that a path led to is gone. Resolve the path again, as the kernel does.
             Err(Errno::ESTALE) if tries < TRIES && has_path(call) => {
                 tries += 1;
                 continue;
@@ -336,16 +341,18 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
     }
 }
 
-/// The error with which a call ends. Who can't be passed on to the kernel learns no more than that.
+/// Returns the error with which a call ends. A reserved inode's call that can't be passed to the kernel gets `EIO`.
 fn failed(errno: Errno) -> Verdict {
     Verdict::Done(-i64::from(if errno == Errno::RESERVED { Errno::EIO.0 } else { errno.0 }))
 }
 
-/// Before a call by descriptors whose open files other processes have too: those that the kernel has by now become its own, and what the process was
-/// forked with, if it can't be served here, leaves. The result, where the call is done.
+/// Prepares a call on descriptors whose open files other processes share; returns the result if the call is done.
+///
+/// Descriptors that another process has handed over to the kernel are handed over here too. An inherited open file that
+/// LibFS can't serve here is handed over as well.
 fn look_at_shared(call: &Frame) -> Option<i64> {
     let is_put_over = [libc::SYS_dup2, libc::SYS_dup3].contains(&(call.rax as i64));
-    // What another one is put over is closed.
+    // `dup2` closes the descriptor at its target number.
     for &at in descriptors_of(call.rax as i64).iter().filter(|&&at| !(is_put_over && at == 1)) {
         let descriptor = call.arguments[at] as i32;
         if descriptors::is_inherited(descriptor)
@@ -358,7 +365,8 @@ fn look_at_shared(call: &Frame) -> Option<i64> {
                 continue;
             }
             let is_transfer = shared::is_transfer(call.rax as i64);
-            // Who reads or writes will do so again, and has a session then. Until it does, the kernel is lent the place.
+            // A process that reads or writes will do so again, and has a session then. Until that session begins, lend
+            // the kernel the offset.
             let is_put_off = is_transfer && session::of_mount(shared.file().mount).is_none() && deferred::is_on();
             // SAFETY: the program's own call.
             let kernel = || unsafe { crate::arch::system_call(call.rax, call.arguments) };
@@ -371,14 +379,14 @@ fn look_at_shared(call: &Frame) -> Option<i64> {
                 materialise::leave_inherited(descriptor);
             }
         } else if descriptors::file(descriptor).is_some_and(|file| file.has_left()) {
-            // One that can't be is the kernel's in all but name.
+            // If the hand-over fails, the kernel serves it all the same.
             let _ = materialise::descriptor(descriptor);
         }
     }
     None
 }
 
-/// Whether the kernel has a descriptor of a path alone (`O_PATH`) for such a call, or may find something else wrong with it first.
+/// Returns whether the kernel serves such a call on an `O_PATH` descriptor, or may first find another error.
 fn works_alone(call: &Frame) -> bool {
     match call.rax as i64 {
         libc::SYS_close
@@ -395,7 +403,7 @@ fn works_alone(call: &Frame) -> bool {
         | libc::SYS_sendfile
         | libc::SYS_flock
         | libc::SYS_openat2 => true,
-        // There is no such place, or size.
+        // Such an offset or size is invalid.
         libc::SYS_pread64
         | libc::SYS_pwrite64
         | libc::SYS_preadv
@@ -418,7 +426,9 @@ fn works_alone(call: &Frame) -> bool {
     }
 }
 
-/// The files behind a call's descriptors, where other threads may put others there. As long as they are held nobody else has their numbers.
+/// Returns the files behind a call's descriptors, if other threads may put others there.
+///
+/// While these references are held, no other open file gets their numbers.
 fn files_named(call: &Frame) -> [Option<File>; 2] {
     let mut files = [None, None];
     if !alone::is_alone() {
@@ -429,23 +439,26 @@ fn files_named(call: &Frame) -> [Option<File>; 2] {
     files
 }
 
-/// How often a call is looked at anew where what its path or its descriptor led to is another by now. Each time somebody else was faster.
+/// How often a call is retried when its path or descriptor leads elsewhere by now. Each time another thread or process
+/// was faster.
 const TRIES: u32 = 16;
 
-/// Whether a call names a path, so that nothing of it was done where it fails with `ESTALE`.
+/// Returns whether a call names a path, so that it did nothing if it fails with `ESTALE`.
 fn has_path(call: &Frame) -> bool {
     !paths_of(shape(call.rax as i64)).is_empty()
 }
 
 impl Verdict {
-    /// Where the kernel serves the call, the way in which it must.
+    /// Returns the special way in which the kernel must serve the call, if it serves it.
     fn or(self, other: Option<Self>) -> Self {
         if self == Self::Kernel { other.unwrap_or(self) } else { self }
     }
 }
 
-/// Has the kernel serve a call: descriptors of ours that it names become the kernel's first. `false` where another thread has opened a file in the place of
-/// one that the call named: it's as if the call came now, and no reason to make that file the kernel's, unless it is `whatever_is_there`.
+/// Prepares a call for the kernel: hands the LibFS descriptors that it names over first.
+///
+/// Returns `false` if another thread has opened a file at the number of one that the call named. The call then counts
+/// as made now, and that file need not be handed over, unless `whatever_is_there`.
 ///
 /// # Errors
 /// Those of SharedFS.
@@ -464,20 +477,21 @@ fn to_kernel(call: &Frame, files: &[Option<File>; 2], whatever_is_there: bool) -
         }
         materialise::found(descriptor, file)?;
     }
-    // A path may begin at a directory that is the kernel's for the time being.
+    // A path may begin at a directory that the kernel serves for the time being.
     let begun_at = paths.iter().filter_map(|(from, _)| from.map(|index| a[index] as i32));
     let begun_at = begun_at.filter(|&descriptor| descriptors::is_ours(descriptor));
     let in_paths = paths.iter().filter_map(|&(_, path)| path::descriptor_at(a[path]));
     begun_at.chain(in_paths).try_for_each(materialise::descriptor)?;
     match passed_descriptors::each(call, &mut materialise::descriptor) {
-        // What is wrong with a call of which a part can't be read, the kernel says.
+        // If a part of the call can't be read, the kernel reports the error.
         Ok(()) | Err(Errno::EFAULT) => Ok(true),
         Err(errno) => Err(errno),
     }
 }
 
 fn answer(call: &mut Frame) -> Served {
-    // By reference: what the entry has stored word by word would be waited for where it is copied by larger pieces.
+    // By reference: the entry has stored the arguments word by word, and a copy by larger pieces would wait for those
+    // stores.
     let a = &call.arguments;
     match call.rax as i64 {
         libc::SYS_open | libc::SYS_openat | libc::SYS_creat => files::open(call.rax as i64, a),

@@ -1,9 +1,11 @@
-//! Open files that a process takes along when it runs another program: what is its own alone, that program may take over.
+//! Open files that a process passes on to the program that it runs next.
 //!
-//! A shell opens what a command's output goes to, and becomes the command. The open file is the kernel's then, and stays it where another
-//! process may have it too. One that this process has opened since it was made, and has given to nobody, is a candidate (`deferred`) of the
-//! program that it becomes. Which ones they are stands in a variable of the environment, which the next image of the process takes away
-//! again. It holds for the process and the path that it names: programs in between that do not know of it pass it on as it is.
+//! A shell opens the file for a command's output, and then becomes the command. The open file is the kernel's then, and
+//! stays so if another process may share it. But if this process has opened it since it was forked, and has passed it
+//! to no other, the file is adoptable (`deferred`) in the next program.
+//!
+//! A variable of the environment lists such files; the next program removes it. The variable holds for the process and
+//! the path that it names: a program in between that doesn't know it passes it on unchanged.
 
 use std::ffi::{CStr, CString};
 
@@ -11,20 +13,20 @@ use crate::arch::CANDIDATES_MAX;
 use crate::memory::PathBuffer;
 use crate::{deferred, descriptors, environment, memory, session};
 
-/// `ASHLAR_OPEN=PROCESS TOLD MOUNTS NUMBER,FILE[ NUMBER,FILE…]:PATH`; TOLD is what the program was told of the mounts, in a number, and descriptors with the
-/// same FILE have one open file. All but the path is in decimal digits.
+/// `ASHLAR_OPEN=PROCESS KEY MOUNTS NUMBER,FILE[ NUMBER,FILE…]:PATH`. KEY is a hash of the program's variable of mounts.
+/// Descriptors with the same FILE have one open file. All but the path is in decimal digits.
 pub(crate) const VARIABLE: &str = "ASHLAR_OPEN";
 
-/// What a process takes along.
+/// The open files that a process passes on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Carried {
-    /// The mounts that they are on, by bit.
+    /// The mounts of these files, by bit.
     pub(crate) mounts: u32,
-    /// Descriptors, each with the number of its open file among them.
+    /// Descriptors, each with the index of its open file.
     pub(crate) numbers: Vec<(i32, u32)>,
 }
 
-/// What the process has for itself alone, and goes on having when it runs another program.
+/// Returns the open files that only this process has and that stay open when it runs another program.
 pub(crate) fn find() -> Carried {
     let mut files: Vec<u32> = Vec::new();
     let mut numbers = Vec::new();
@@ -39,25 +41,25 @@ pub(crate) fn find() -> Carried {
     Carried { mounts: sessions | deferred::mounts(), numbers }
 }
 
-/// Whether a descriptor is there when another program runs.
+/// Returns whether a descriptor stays open when another program runs.
 fn outlives(number: i32) -> bool {
     descriptors::closes_on_exec(number) == Some(false)
 }
 
-/// The variable for a program at an address of a path; `None` where nothing is taken along.
+/// Returns the variable for a program at the address of a path; `None` if no file is passed on.
 pub(crate) fn variable(carried: &Carried, path: u64) -> Option<CString> {
     if carried.numbers.is_empty() {
         return None;
     }
     let mut buffer = PathBuffer::new();
-    // What can't be read the kernel refuses.
+    // The kernel refuses a path that can't be read.
     let path = memory::path(path, &mut buffer).ok()?;
     encode(carried, (std::process::id(), environment::mounts_told()), path)
 }
 
-/// What the variable's value says to the program that this is, of descriptors that are still there.
+/// Returns the files that the variable's value passes to this program, if they are still open.
 pub(crate) fn taken(value: &CStr) -> Carried {
-    // SAFETY: it looks at what the kernel has told the program; the string is as long as the program lives.
+    // SAFETY: it reads the path that the kernel has given the program; the string lives as long as the program.
     let path = unsafe {
         let address = libc::getauxval(libc::AT_EXECFN);
         if address == 0 { c"" } else { CStr::from_ptr(address as *const std::ffi::c_char) }

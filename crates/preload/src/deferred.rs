@@ -1,14 +1,15 @@
 //! The time before a process has a session: the kernel serves it.
 //!
-//! A session costs as much as some hundred calls through FUSE, and most programs make fewer than that and end, or have others do the work.
-//! So the first calls are the kernel's, and those that follow a fork. A program that goes on has a session opened, and what it has opened
-//! meanwhile is taken over: a descriptor that the kernel has given out since is a *candidate*, and what is done with it is looked at. One
-//! whose open file others may share (it was passed on, or there was a fork) stays the kernel's. A program has candidates from its beginning on
-//! where the one that has run it has left it some (`carried`).
+//! A session costs as much as some hundred calls through FUSE. Most programs make fewer and end, or let other programs
+//! do the work. So the kernel serves the first calls of a process, and the first ones after a fork. When the program
+//! goes on, its session begins and adopts the files that it has opened meanwhile. Until then, a descriptor that the
+//! kernel has returned is *adoptable*, and calls on it are watched. If others may share its open file (it was passed
+//! on, or the process forked), it stays with the kernel. A program has adoptable descriptors from its start on if the
+//! program before it has passed some on (`carried`).
 //!
-//! A program that went on the times before has its session from the first call on (`habits`).
+//! A program that went on in earlier runs has its session from the first call on (`program_profile`).
 //!
-//! There are candidates only while a process has one thread: when it makes another, they are taken over first.
+//! Only a process with one thread has adoptable descriptors: before it makes another, they are adopted.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -16,27 +17,26 @@ use crate::calls::{self, Verdict, files};
 use crate::carried::Carried;
 use crate::{descriptors, locks, program_profile, session};
 
-/// Calls that the kernel serves first: about what a session costs.
+/// Calls that the kernel serves first: about the cost of a session.
 const CALLS: u32 = 64;
 /// Bytes that cost as much as one more call.
 const BYTES_OF_CALL: u64 = 16 << 10;
-/// The most that a call counts for its bytes: programs ask for more than there is.
+/// The most that a call counts for its bytes: programs ask for more bytes than there are.
 const CALLS_FOR_BYTES: u64 = 8;
 
-/// How many calls there are at the beginning.
+/// The number of calls at the beginning.
 static GIVEN: AtomicU32 = AtomicU32::new(CALLS);
-/// How many are left; 0: there are sessions from now on.
+/// The number of calls left; from 0 on, the process has sessions.
 static LEFT: AtomicU32 = AtomicU32::new(0);
 /// Mounts that were used meanwhile, by bit.
 static USED: AtomicU32 = AtomicU32::new(0);
-/// Whether it counts what the program did the times before, and will count what it does: the number of calls was not set, and no other process was
-/// made.
+/// Whether the program's profile counts, and is updated: no number of calls was set, and the process has not forked.
 static HAS_PROFILE: AtomicBool = AtomicBool::new(false);
 static IS_ANY_CANDIDATE: AtomicBool = AtomicBool::new(false);
-/// Whether candidates were there before the program began.
+/// Whether some descriptors were adoptable before the program began.
 static IS_ANY_CARRIED: AtomicBool = AtomicBool::new(false);
 
-/// Begins, before the program does, with what it has from the one that was there before.
+/// Begins the count before the program does, with the files that the program before it has passed on.
 pub(crate) fn begin(given: Option<u32>, carried: &Carried) {
     GIVEN.store(given.unwrap_or(CALLS), Ordering::Relaxed);
     HAS_PROFILE.store(given.is_none(), Ordering::Relaxed);
@@ -49,7 +49,7 @@ pub(crate) fn begin(given: Option<u32>, carried: &Carried) {
     IS_ANY_CANDIDATE.store(true, Ordering::Relaxed);
     IS_ANY_CARRIED.store(true, Ordering::Relaxed);
     if LEFT.load(Ordering::Relaxed) == 0 {
-        // With the first call they become ours.
+        // They are adopted with the first call.
         LEFT.store(1, Ordering::Relaxed);
     }
 }
@@ -65,8 +65,10 @@ fn count_again() {
     LEFT.store(GIVEN.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
-/// The process makes another one. All that is open is the kernel's then, and what a session knows the other one changes: a shell that does
-/// little between the programs that it runs gets none.
+/// Records that the process makes another one.
+///
+/// Then all open files are the kernel's, and the child changes the state that a session knows. So a shell that does
+/// little between the programs that it runs gets no session.
 pub(crate) fn make_process() {
     program_profile::note_long();
     if is_on() {
@@ -75,32 +77,32 @@ pub(crate) fn make_process() {
     }
 }
 
-/// Whether the kernel serves the process.
+/// Returns whether the kernel still serves the process.
 pub(crate) fn is_on() -> bool {
     LEFT.load(Ordering::Relaxed) > 0
 }
 
-/// Whether there may be candidates.
+/// Returns whether some descriptors may be adoptable.
 pub(crate) fn is_any_candidate() -> bool {
     is_on() && IS_ANY_CANDIDATE.load(Ordering::Relaxed)
 }
 
-/// Whether there may be candidates on which the process has locks: from before it ran this program.
+/// Returns whether the process may hold locks on adoptable descriptors, from before it ran this program.
 pub(crate) fn is_any_carried() -> bool {
     IS_ANY_CARRIED.load(Ordering::Relaxed)
 }
 
-/// The mounts that there are of those with these bits.
+/// Returns the existing mounts of these bits.
 fn mounts_of(bits: u32) -> impl Iterator<Item = u32> {
     (0..session::mounts().len() as u32).filter(move |mount| bits & 1 << mount != 0)
 }
 
-/// The mounts whose sessions were put off, by bit.
+/// Returns the mounts whose sessions are deferred, by bit.
 pub(crate) fn mounts() -> u32 {
     USED.load(Ordering::Relaxed)
 }
 
-/// Whether the session for a mount, which a path leads into, is put off.
+/// Returns whether the session for a mount, which a path leads into, is deferred.
 pub(crate) fn puts_off(mount: u32) -> bool {
     if !is_on() {
         return false;
@@ -115,7 +117,7 @@ pub(crate) fn puts_off(mount: u32) -> bool {
     is_on()
 }
 
-/// Counts calls. With the last one there are sessions, and candidates become ours.
+/// Counts calls. After the last one sessions begin, and adoptable descriptors are adopted.
 pub(crate) fn count(calls: u32) {
     let left = LEFT.load(Ordering::Relaxed);
     if left > calls {
@@ -128,18 +130,18 @@ pub(crate) fn count(calls: u32) {
     }
 }
 
-/// Opens the sessions that were put off, and takes over what was opened.
+/// Opens the deferred sessions, and adopts the files opened meanwhile.
 pub(crate) fn end() {
     if LEFT.swap(0, Ordering::Relaxed) == 0 {
         return;
     }
     program_profile::note_long();
     for mount in mounts_of(mounts()) {
-        // Where there is none to be had, the kernel goes on.
+        // If no session can begin, the kernel goes on serving the mount.
         session::open(mount);
     }
     for descriptor in descriptors::candidates() {
-        // What can't be taken over stays what it is.
+        // A descriptor that can't be adopted stays the kernel's.
         if locks::keep(descriptor) || files::adopt(descriptor).is_err() {
             descriptors::forget_candidate(descriptor);
         }
@@ -147,13 +149,13 @@ pub(crate) fn end() {
     IS_ANY_CARRIED.store(false, Ordering::Relaxed);
 }
 
-/// The verdict on a call that opens a file, which the kernel serves.
+/// Returns the verdict on a call that opens a file and that the kernel serves.
 pub(crate) fn opening() -> Verdict {
     IS_ANY_CANDIDATE.store(true, Ordering::Relaxed);
     Verdict::KernelOpen
 }
 
-/// Whether a call is one with a candidate that the kernel serves as it is; if so, it counts.
+/// Returns whether the kernel serves a call on an adoptable descriptor as it is, and counts the call then.
 pub(crate) fn is_kernels(number: i64, a: &[u64; 6]) -> bool {
     if !is_any_candidate() || !descriptors::is_candidate(a[0] as i32) {
         return false;
@@ -185,7 +187,7 @@ pub(crate) fn is_kernels(number: i64, a: &[u64; 6]) -> bool {
         libc::SYS_ioctl if calls::is_for_terminals(a[1]) => 0,
         libc::SYS_fcntl => match a[1] as i32 {
             libc::F_GETFD | libc::F_SETFD | libc::F_GETFL | libc::F_SETFL => 0,
-            // They go with the kernel's descriptor, and would be lost when that is closed.
+            // The locks would end with the kernel's descriptor when the adoption closes it.
             libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => {
                 end();
                 return false;

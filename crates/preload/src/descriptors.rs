@@ -1,8 +1,9 @@
-//! Descriptors of ours and the open files behind them.
+//! LibFS descriptors and the open files behind them.
 //!
-//! A descriptor of ours has a number of the kernel's, whose placeholder there is `O_PATH`: reading and writing it past us fails. What processes share
-//! has a real open file there (`shared`). The table from numbers to open files ([`ASHLAR_DESCRIPTORS`]) is where the entry looks. An open file has all
-//! the numbers that `dup` gave it, and lives until the last of them and the last call under way with it are gone.
+//! A LibFS descriptor has a number of the kernel's, whose placeholder there is `O_PATH`: reads and writes past the
+//! library fail. An open file that processes share has a real open file there instead (`shared`). The entry looks at
+//! the table from numbers to open files ([`ASHLAR_DESCRIPTORS`]). An open file has all the numbers that `dup` gave it.
+//! It lives until the last number and the last call in progress on it are gone.
 
 mod inherited;
 mod open_file;
@@ -21,27 +22,31 @@ pub(crate) use self::open_file::{CHANGEABLE, File, OnExec, Place, PlaceGuard, TM
 use crate::arch::{ASHLAR_DESCRIPTORS, DESCRIPTORS, system_call};
 use crate::{recycled, session};
 
-/// In place of an open file: a descriptor that we use ourselves.
+/// In place of an open file: a descriptor that the library uses itself.
 const INTERNAL: u32 = u32::MAX;
-/// In place of an open file: a descriptor of the kernel's, opened below a mount before there was a session (`deferred`).
+/// In place of an open file: an adoptable descriptor of the kernel's, opened on a mount before there was a session
+/// (`deferred`).
 const CANDIDATE: u32 = crate::arch::CANDIDATE;
-/// In place of an open file: a descriptor of the kernel's that may be of a directory on a mount. Paths that begin from it are followed here.
+/// In place of an open file: a kernel descriptor that may be of a directory on a mount. LibFS resolves paths that begin
+/// from it.
 const NAMED: u32 = CANDIDATE - 1;
-/// Candidates stand below this number.
+/// Adoptable descriptors are below this number.
 const CANDIDATES_MAX: i32 = crate::arch::CANDIDATES_MAX as i32;
-/// In place of an open file, from this number on up to [`NAMED`]: a candidate that may have its open file in common with those of the
-/// same number.
+/// In place of an open file, from this number up to [`NAMED`]: an adoptable descriptor that may share its open file
+/// with those of the same number.
 const COMMON: u32 = NAMED - CANDIDATES_MAX as u32;
-/// In place of an open file: a descriptor of the kernel's that the process was forked with, and whose open file its relations may go on serving
+/// In place of an open file: a kernel descriptor inherited at a fork, whose open file other processes may still serve
 /// (`shared`).
 const INHERITED: u32 = COMMON - 1;
-/// From here on up to [`INHERITED`] no numbers are in use in the table: of [`own`] they are those of candidates without others.
+/// The table uses no numbers from here up to [`INHERITED`]. [`own`] gives them to adoptable descriptors whose open file
+/// has no other number.
 const LONE: u32 = OPEN_MAX as u32 + 1;
 const _: () = assert!(LONE as usize + CANDIDATES_MAX as usize <= INHERITED as usize && CANDIDATE < INTERNAL);
-/// Calls that change which numbers lead where, so that all numbers of an open file can be found. In it: what the process was forked with.
+/// Held by calls that change which numbers lead where, so that all numbers of an open file can be found. It holds the
+/// inherited open files.
 static TABLE: alone::Mutex<Inherited> = alone::Mutex::new(BTreeMap::new());
 
-/// The highest descriptor that was ever ours, and one more.
+/// One more than the highest descriptor that LibFS ever served.
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
 
 fn highest() -> i32 {
@@ -59,7 +64,7 @@ fn entry(descriptor: i32) -> Option<&'static AtomicU32> {
     ASHLAR_DESCRIPTORS.get(usize::try_from(descriptor).ok()?)
 }
 
-/// The open file behind a descriptor, if it is ours.
+/// Returns the open file behind a descriptor, if it is LibFS's.
 #[inline]
 pub(crate) fn file(descriptor: i32) -> Option<File> {
     let entry = entry(descriptor)?;
@@ -75,27 +80,27 @@ pub(crate) fn file(descriptor: i32) -> Option<File> {
     }
 }
 
-/// Whether an entry of the table is an open file's number.
+/// Returns whether an entry of the table is an open file's number.
 fn is_file(number: u32) -> bool {
     number != 0 && number <= OPEN_MAX as u32
 }
 
-/// Whether any open file is of a path alone.
+/// Returns whether any LibFS descriptor is an `O_PATH` one.
 pub(crate) fn is_any_alone() -> bool {
     ALONE.load(Ordering::Relaxed) != 0
 }
 
-/// Whether a descriptor is ours, and of a path alone.
+/// Returns whether a descriptor is LibFS's and an `O_PATH` one.
 pub(crate) fn is_alone(descriptor: i32) -> bool {
     is_any_alone() && file(descriptor).is_some_and(|file| file.is_alone())
 }
 
-/// Whether a descriptor is ours.
+/// Returns whether a descriptor is LibFS's.
 pub(crate) fn is_ours(descriptor: i32) -> bool {
     entry(descriptor).is_some_and(|entry| is_file(entry.load(Ordering::Relaxed)))
 }
 
-/// Whether a descriptor is the kernel's for the time being.
+/// Returns whether a descriptor is adoptable, and the kernel's for the time being.
 pub(crate) fn is_candidate(descriptor: i32) -> bool {
     entry(descriptor).is_some_and(|entry| is_of_candidate(entry.load(Ordering::Relaxed)))
 }
@@ -104,12 +109,12 @@ fn is_of_candidate(number: u32) -> bool {
     number == CANDIDATE || (COMMON..NAMED).contains(&number)
 }
 
-/// Whether a descriptor is the kernel's, and may be of a directory that paths on a mount begin from.
+/// Returns whether a descriptor is the kernel's and may be of a directory that paths on a mount begin from.
 pub(crate) fn is_named(descriptor: i32) -> bool {
     entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) == NAMED)
 }
 
-/// Notes such a descriptor. Whoever uses it asks the kernel what it is of.
+/// Records such a descriptor. The user of the entry asks the kernel for its file.
 pub(crate) fn note_named(descriptor: i32) {
     if let Some(entry) = entry(descriptor) {
         entry.store(NAMED, Ordering::Release);
@@ -117,7 +122,7 @@ pub(crate) fn note_named(descriptor: i32) {
     }
 }
 
-/// Notes a descriptor that was found to be the kernel's, if it is that still.
+/// Records a descriptor that was found to be the kernel's, if it still is.
 pub(crate) fn note_kernels(descriptor: i32) {
     let Some(entry) = entry(descriptor) else { return };
     if entry.compare_exchange(0, NAMED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
@@ -126,14 +131,14 @@ pub(crate) fn note_kernels(descriptor: i32) {
     forget_candidate(descriptor);
 }
 
-/// Forgets what was noted of a descriptor of the kernel's.
+/// Removes the record of a kernel descriptor.
 pub(crate) fn forget_kernels(descriptor: i32) {
     let Some(entry) = entry(descriptor) else { return };
     let is_noted = |number| number == NAMED || number == INHERITED || is_of_candidate(number);
     let _ = entry.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |number| is_noted(number).then_some(0));
 }
 
-/// Forgets such descriptors in a range.
+/// Removes the records of such descriptors in a range.
 pub(crate) fn forget_named(from: u32, to: u32) {
     for descriptor in from..HIGHEST_NAMED.load(Ordering::Acquire).min(to.saturating_add(1)) {
         if let Some(entry) = entry(descriptor as i32) {
@@ -142,31 +147,31 @@ pub(crate) fn forget_named(from: u32, to: u32) {
     }
 }
 
-/// Such descriptors in a range.
+/// Returns such descriptors in a range.
 pub(crate) fn named(from: u32, to: u32) -> impl Iterator<Item = i32> {
     let end = HIGHEST_NAMED.load(Ordering::Acquire).min(to.saturating_add(1));
     (from..end).map(|number| number as i32).filter(|&number| is_named(number))
 }
 
-/// The highest descriptor that was ever noted so, and one more.
+/// One more than the highest descriptor that was ever recorded so.
 static HIGHEST_NAMED: AtomicU32 = AtomicU32::new(0);
 
-/// Whether a descriptor is ours, or may become so, or paths may begin from it.
+/// Returns whether a descriptor is LibFS's or adoptable, or paths may begin from it.
 pub(crate) fn is_followed(descriptor: i32) -> bool {
     is_ours(descriptor) || is_candidate(descriptor) || is_named(descriptor) || is_inherited(descriptor)
 }
 
-/// All candidates.
+/// Returns all adoptable descriptors.
 pub(crate) fn candidates() -> impl Iterator<Item = i32> {
     (0..CANDIDATES_MAX).filter(|&number| is_candidate(number))
 }
 
-/// A candidate stays the kernel's, and so do those of the same open file; paths may begin from them.
+/// Leaves an adoptable descriptor, and all those of the same open file, with the kernel; paths may begin from them.
 pub(crate) fn forget_candidate(descriptor: i32) {
     alike(descriptor).into_iter().for_each(note_named);
 }
 
-/// All candidates of the open file that one is of.
+/// Returns all adoptable descriptors of the open file that one is of.
 pub(crate) fn alike(descriptor: i32) -> Vec<i32> {
     match entry(descriptor).map(|entry| entry.load(Ordering::Relaxed)) {
         Some(CANDIDATE) => vec![descriptor],
@@ -177,7 +182,7 @@ pub(crate) fn alike(descriptor: i32) -> Vec<i32> {
     }
 }
 
-/// A candidate was duplicated: the new number is of the same open file.
+/// Records that an adoptable descriptor was duplicated: the new number has the same open file.
 pub(crate) fn note_duplicate(old: i32, new: i32) {
     if new >= CANDIDATES_MAX {
         forget_candidate(old);
@@ -188,72 +193,75 @@ pub(crate) fn note_duplicate(old: i32, new: i32) {
     let mut common = value(old).load(Ordering::Relaxed);
     if common == CANDIDATE {
         let is_free = |one: &u32| candidates().all(|number| value(number).load(Ordering::Relaxed) != *one);
-        // Each of those in use has a candidate at least, and this one has none.
+        // Each number in use has at least one descriptor, and this descriptor uses none.
         common = (COMMON..NAMED).find(is_free).unwrap_or(CANDIDATE);
         value(old).store(common, Ordering::Release);
     }
     value(new).store(common, Ordering::Release);
 }
 
-/// Notes a candidate from before the program began; those with the same `file`, below [`CANDIDATES_MAX`], have their open file in common.
+/// Records an adoptable descriptor from before the program began.
+///
+/// Those with the same `file`, below [`CANDIDATES_MAX`], share their open file.
 pub(crate) fn note_carried(descriptor: i32, file: u32) {
     if let Some(entry) = entry(descriptor) {
         entry.store(COMMON + file, Ordering::Release);
     }
 }
 
-/// The descriptors whose open files no other process has, as far as we know: candidates and ours. Each with a number that is the same for those of
-/// the same open file.
+/// Returns the adoptable and LibFS descriptors whose open files no other process has, as far as the library knows.
+///
+/// Each comes with a number that is equal for descriptors of the same open file.
 pub(crate) fn own() -> impl Iterator<Item = (i32, u32)> {
     (0..CANDIDATES_MAX).filter_map(|descriptor| {
         let number = ASHLAR_DESCRIPTORS[descriptor as usize].load(Ordering::Relaxed);
         match number {
-            // Each is alone, and has no other's number.
+            // Each has its open file alone, so it gets a number of its own.
             CANDIDATE => Some((descriptor, LONE + descriptor as u32)),
-            // Others may have been forked with it.
+            // Forked processes may share it.
             _ if is_file(number) && open_file::is_shared(number) => None,
             _ => (is_file(number) || is_of_candidate(number)).then_some((descriptor, number)),
         }
     })
 }
 
-/// Whether a descriptor is one that we use ourselves, of which the program knows nothing.
+/// Returns whether the library uses a descriptor itself, which the program does not know of.
 pub(crate) fn is_internal(descriptor: i32) -> bool {
     entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) == INTERNAL)
 }
 
-/// Whether a descriptor is ours in the one way or the other.
+/// Returns whether the table has any entry for a descriptor.
 pub(crate) fn is_caught(descriptor: i32) -> bool {
     entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0)
 }
 
-/// Notes a descriptor that we use ourselves.
+/// Records a descriptor that the library uses itself.
 pub(crate) fn note_internal(descriptor: i32) {
     if let Some(entry) = entry(descriptor) {
         entry.store(INTERNAL, Ordering::Release);
     }
 }
 
-/// A descriptor that we used ourselves is closed.
+/// Removes the record of a descriptor of the library's own that is closed.
 pub(crate) fn forget_internal(descriptor: i32) {
     if let Some(entry) = entry(descriptor) {
-        // One that leads elsewhere by now stays as it is.
+        // If the number leads elsewhere by now, it stays as it is.
         let _ = alone::exchange(entry, INTERNAL, 0);
     }
 }
 
-/// The same for one that is about to be closed, with which nobody but the kernel has anything to do any more.
+/// The same for a descriptor that is about to be closed, and that only the kernel still uses.
 pub(crate) fn forget_own(descriptor: i32) {
     forget_internal(descriptor);
     recycled::note_freed(descriptor as u32);
 }
 
-/// Whether there was ever one.
+/// Returns whether there ever was a LibFS descriptor.
 pub(crate) fn is_any() -> bool {
     highest() > 0
 }
 
-/// All descriptors of ours in a range.
+/// Returns all LibFS descriptors in a range.
 pub(crate) fn ours(from: u32, to: u32) -> impl Iterator<Item = i32> {
     let end = to.saturating_add(1).min(HIGHEST.load(Ordering::Acquire));
     (from..end).map(|number| number as i32).filter(|&number| is_ours(number))
@@ -262,20 +270,20 @@ pub(crate) fn ours(from: u32, to: u32) -> impl Iterator<Item = i32> {
 /// Gives an open file a descriptor: the lowest number that is free, from `from` on.
 ///
 /// # Errors
-/// `EMFILE`; `EINVAL` where `from` is beyond what there can be.
+/// `EMFILE`; `EINVAL` if `from` is beyond the largest number.
 pub(crate) fn install(file: &File, from: i32, cloexec: bool) -> Result<i32, Errno> {
     let number = reserve(from, cloexec)?;
     enter(file, number);
     Ok(number)
 }
 
-/// Takes a number for a descriptor, with a placeholder in the kernel.
+/// Reserves a number for a descriptor, with a placeholder in the kernel.
 ///
 /// # Errors
 /// As [`install`].
 pub(crate) fn reserve(from: i32, cloexec: bool) -> Result<i32, Errno> {
     if from > 0 {
-        // It is not the lowest one that counts.
+        // The lowest free number does not count then.
         recycled::end();
     } else if let Some(recycled) = recycled::take(cloexec) {
         return Ok(recycled);
@@ -287,7 +295,7 @@ pub(crate) fn reserve(from: i32, cloexec: bool) -> Result<i32, Errno> {
     };
     let mut number = duplicate(session::placeholder()?);
     if number == -libc::EBADF {
-        // The program has closed it, past libc.
+        // The program has closed it past libc.
         session::forget_placeholder();
         number = duplicate(session::placeholder()?);
     }
@@ -311,19 +319,19 @@ pub(crate) fn give_back(number: i32, cloexec: bool) {
     }
 }
 
-/// Has a number lead to an open file that was just opened.
+/// Makes a number lead to an open file that was just opened.
 pub(crate) fn enter_first(file: &File, number: i32, cloexec: bool) {
     note_highest(number);
     file.add(number, if cloexec { OnExec::Closes } else { OnExec::Stays });
 }
 
-/// Has a number lead to an open file, whose placeholder there the kernel has.
+/// Makes a number lead to an open file; the kernel has the placeholder there already.
 pub(crate) fn enter(file: &File, number: i32) {
     note_highest(number);
     file.add(number, OnExec::Unknown);
 }
 
-/// Takes a descriptor away from us, if it is ours; the kernel's number stays.
+/// Removes a descriptor from the table, if it is LibFS's; the kernel's number stays.
 pub(crate) fn remove(descriptor: i32) -> Option<File> {
     let _one_at_a_time = TABLE.lock();
     let entry = entry(descriptor)?;
@@ -335,7 +343,7 @@ pub(crate) fn remove(descriptor: i32) -> Option<File> {
     Some(File { number })
 }
 
-/// Whether the kernel closes a descriptor where another program is run; `None` where there is no such one.
+/// Returns whether the kernel closes a descriptor when another program is run; `None` if it is not open.
 pub(crate) fn closes_on_exec(descriptor: i32) -> Option<bool> {
     let arguments = [descriptor as u64, libc::F_GETFD as u64, 0, 0, 0, 0];
     // SAFETY: it asks for a flag.
@@ -346,7 +354,7 @@ pub(crate) fn closes_on_exec(descriptor: i32) -> Option<bool> {
 /// Closes the kernel's descriptor.
 pub(crate) fn close_number(descriptor: i32) -> i64 {
     recycled::note_freed(descriptor as u32);
-    // SAFETY: the program, or we, are done with it.
+    // SAFETY: neither the program nor the library uses it any more.
     unsafe { system_call(libc::SYS_close as u64, [descriptor as u64, 0, 0, 0, 0, 0]) }
 }
 
@@ -361,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_lone_candidate_has_no_others_open_file() {
-        // The last of the numbers that there can be, which no other test has.
+        // The last of all numbers, which no other test uses.
         let last = CANDIDATES_MAX - 1;
         let numbers = [CANDIDATE, COMMON, COMMON, 1, CANDIDATE, last as u32 - 4, INTERNAL, NAMED];
         let first = CANDIDATES_MAX - numbers.len() as i32;

@@ -1,12 +1,13 @@
-//! Mappings that are only read, of the data segments themselves (DAX): no page of the kernel's is filled, and nothing is copied.
+//! Read-only mappings of the data segments themselves (DAX).
 //!
-//! SharedFS keeps the blocks where they are until this process's session ends. So such a mapping stands in no process without its session:
-//! before this one forks, runs another program, or becomes another user's, the file's pages in the kernel take its place, and so they do
-//! before the program does anything to it but unmap it. A shared one shows what is written to the file, by whomever, when the write returns;
-//! a private one need not.
+//! The kernel fills no page for them, and nothing is copied. SharedFS keeps the blocks in place until this process's
+//! session ends. So no process has such a mapping without its session. Before this process forks, runs another program
+//! or changes its user, the file's pages in the kernel replace the mapping. They also replace it before the program
+//! changes the mapping other than by unmapping it. A shared mapping shows each write to the file, by any process, when
+//! the write returns; a private one need not.
 //!
-//! Parts of a file that are none of the segments' (holes, what stands with the metadata) are the kernel's to map, and so is what may be written or
-//! run through the mapping, since tools go by the names of that.
+//! The kernel maps the parts of a file that lie in no segment (holes, data stored with the metadata). It also maps
+//! files that may be written or run through the mapping, since tools use the names of such mappings.
 
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -22,7 +23,7 @@ use crate::materialise;
 use crate::session::Session;
 
 const PAGE: u64 = 4096;
-/// What a program may ask for beside the kind of the mapping.
+/// Flags that a program may set beside the kind of the mapping.
 const FLAGS: i32 = libc::MAP_FIXED
     | libc::MAP_FIXED_NOREPLACE
     | libc::MAP_NORESERVE
@@ -32,24 +33,24 @@ const FLAGS: i32 = libc::MAP_FIXED
     | libc::MAP_DENYWRITE
     | libc::MAP_EXECUTABLE;
 const PIECE_FLAGS: i32 = libc::MAP_NORESERVE | libc::MAP_POPULATE | libc::MAP_NONBLOCK | libc::MAP_LOCKED;
-/// `shmat` is to take the place of what is mapped there.
+/// `shmat` replaces the mappings at its address.
 pub(crate) const SHM_REMAP: u64 = 0o40000;
 
-/// What a call has mapped.
+/// A mapping that one call has made.
 #[derive(Debug)]
 struct Direct {
     session: &'static Session,
     inode: InodeId,
-    /// What the session calls it.
+    /// The session's number of the mapping.
     number: u32,
     kind: i32,
-    /// Where it begins, in memory and in the file.
+    /// Its start in memory, and in the file.
     address: u64,
     offset: u64,
     left: Left,
 }
 
-/// What is left of a mapping.
+/// The parts of a mapping that are still mapped.
 #[derive(Debug)]
 struct Left(Vec<Range<u64>>);
 
@@ -58,7 +59,7 @@ impl Left {
         self.0.iter().any(|left| left.start < part.end && left.end > part.start)
     }
 
-    /// Takes out what is mapped no more.
+    /// Removes a part that is no longer mapped.
     fn cut(&mut self, gone: &Range<u64>) {
         let parts = |left: &Range<u64>| {
             let before = left.start..left.end.min(gone.start);
@@ -69,26 +70,26 @@ impl Left {
     }
 }
 
-/// All that is mapped so. While it is held, nobody is asked anything.
+/// All such mappings. While it is held, no message is sent.
 #[derive(Debug)]
 pub(crate) struct Table(Vec<Direct>);
 
 static TABLE: Mutex<Table> = Mutex::new(Table(Vec::new()));
-/// All that is mapped lies between these.
+/// All such mappings lie between these addresses.
 static LOWEST: AtomicU64 = AtomicU64::new(u64::MAX);
 static HIGHEST: AtomicU64 = AtomicU64::new(0);
 
-/// Whether anything may be mapped so in a part of the memory.
+/// Returns whether such a mapping may lie in a part of the memory.
 pub(crate) fn may_be_in(address: u64, length: u64) -> bool {
     address < HIGHEST.load(Ordering::Relaxed) && address.saturating_add(length) > LOWEST.load(Ordering::Relaxed)
 }
 
-/// Keeps other threads from all that, over a fork.
+/// Keeps other threads from changing these mappings, over a fork.
 pub(crate) fn hold() -> MutexGuard<'static, Table> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Maps a part of a file, with the arguments of mmap(2); `None` where the kernel must.
+/// Maps a part of a file, with the arguments of mmap(2); `None` if the kernel must.
 ///
 /// # Errors
 /// Those of LibFS.
@@ -106,12 +107,12 @@ pub(crate) fn map(file: &File, a: [u64; 6]) -> Result<Option<i64>, Errno> {
     let (session, inode) = (file.session()?, file.inode());
     let found = session.fs.attributes(inode)?.inode;
     let is_there = offset.checked_add(length).is_some_and(|end| end <= found.size.next_multiple_of(PAGE));
-    // Where it is mapped otherwise, the kernel's pages are what is seen first.
+    // If the file is also mapped in another way, that mapping's pages in the kernel are the first to change.
     if found.kind != FileKind::Regular || !is_there || materialise::is_mapped(session.number, inode) {
         return Ok(None);
     }
     let blocks = length.div_ceil(PAGE);
-    // Whatever is wrong, the kernel finds it too.
+    // The kernel finds any error too.
     let Ok(Some(mapped)) = session.fs.map(inode, offset / PAGE, blocks, kind != libc::MAP_PRIVATE) else {
         return Ok(None);
     };
@@ -122,7 +123,8 @@ pub(crate) fn map(file: &File, a: [u64; 6]) -> Result<Option<i64>, Errno> {
     Ok(put)
 }
 
-/// Puts what SharedFS keeps where it is into the memory, unless the session has ended meanwhile, or the file was mapped otherwise.
+/// Maps the pieces that SharedFS keeps in place, unless the session has ended meanwhile or the file was mapped in
+/// another way.
 fn put_noted(
     session: &'static Session,
     mapped: &MappedFile,
@@ -130,7 +132,7 @@ fn put_noted(
     (address, length): (u64, u64),
     flags: i32,
 ) -> Option<i64> {
-    // All segments are asked for beforehand.
+    // Ask for all segments before the table is locked.
     mapped.pieces.iter().try_for_each(|piece| session.fs.with_segment_file(piece, |_, _| ())).ok()?;
     let mut table = hold();
     if !session.is_current() || materialise::is_mapped(session.number, inode) {
@@ -145,7 +147,7 @@ fn put_noted(
     Some(address as i64)
 }
 
-/// Puts the pieces side by side where there is room for them, or where the program says.
+/// Maps the pieces side by side, at an address that the program or the kernel chooses.
 fn put(session: &Session, mapped: &MappedFile, (address, length): (u64, u64), flags: i32) -> Result<u64, Errno> {
     let place = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE);
     let nothing = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | place;
@@ -158,7 +160,7 @@ fn put(session: &Session, mapped: &MappedFile, (address, length): (u64, u64), fl
             mmap((at, piece.bytes), libc::PROT_READ, flags, (file.as_raw_fd(), offset))
         });
         if let Err(errno) = put.and_then(|put| put) {
-            // Where the program says, another mapping takes its place.
+            // At an address that the program chose, another mapping replaces this one.
             if flags & libc::MAP_FIXED == 0 {
                 unmap_part(&(room..room + length));
             }
@@ -171,13 +173,13 @@ fn put(session: &Session, mapped: &MappedFile, (address, length): (u64, u64), fl
 
 fn mmap((address, length): (u64, u64), protection: i32, flags: i32, (file, offset): (i32, u64)) -> Result<u64, Errno> {
     let arguments = [address, length, protection as u64, flags as u64, file as u64, offset];
-    // SAFETY: who calls says what it takes the place of.
+    // SAFETY: the caller answers for the memory that it replaces.
     let mapped = unsafe { system_call(libc::SYS_mmap as u64, arguments) };
     if mapped < 0 { Err(Errno(-mapped as i32)) } else { Ok(mapped as u64) }
 }
 
 fn unmap_part(part: &Range<u64>) {
-    // SAFETY: who calls says what goes.
+    // SAFETY: the caller answers for the memory that it unmaps.
     unsafe { system_call(libc::SYS_munmap as u64, [part.start, part.end - part.start, 0, 0, 0, 0]) };
 }
 
@@ -196,10 +198,10 @@ pub(crate) fn unmap(a: [u64; 6]) -> i64 {
     done
 }
 
-/// Has the kernel's pages take the place of what is mapped in a part of the memory, and of what was mapped together with it.
+/// Replaces all mappings in a part of the memory by the kernel's pages, with all parts that the same call mapped.
 ///
 /// # Errors
-/// `ENOMEM` where neither the kernel can have the file nor a copy there.
+/// `ENOMEM` if neither the kernel can have the file nor a copy fits there.
 pub(crate) fn leave(address: u64, length: u64) -> Result<(), Errno> {
     let part = address..address.saturating_add(length);
     let is_in = |direct: &Direct| direct.left.overlaps(&part);
@@ -207,29 +209,29 @@ pub(crate) fn leave(address: u64, length: u64) -> Result<(), Errno> {
     if hold().0.iter().any(is_in) { Err(Errno::ENOMEM) } else { Ok(()) }
 }
 
-/// The same for a file that is about to be mapped by the kernel, and written through that.
+/// Does the same for a file that the kernel is about to map, and that is written through that mapping.
 pub(crate) fn leave_file(session: u32, inode: InodeId) {
     leave_if(|direct| (direct.session.number, direct.inode) == (session, inode));
 }
 
-/// The same for all: the sessions are about to end, or another process will have the same memory.
+/// Does the same for all mappings: the sessions are about to end, or another process will have the same memory.
 pub(crate) fn leave_all() {
     leave_if(|_| true);
 }
 
-/// Whether anything of a session's is mapped yet.
+/// Returns whether anything of a session is still mapped.
 pub(crate) fn is_any_of(session: &Session) -> bool {
     hold().0.iter().any(|direct| std::ptr::eq(direct.session, session) && !direct.left.0.is_empty())
 }
 
-/// The process was forked: what stands in its memory is the other's to keep.
+/// Discards all mappings in a forked process: the parent's session keeps the blocks.
 pub(crate) fn forget_all() {
     let mut table = hold();
     table.0.clear();
     table.note_empty();
 }
 
-/// Lets go of what [`Table::copy_all`] has copied.
+/// Releases the blocks that [`Table::copy_all`] has copied.
 pub(crate) fn tidy() {
     let gone = hold().take_gone();
     let_go(gone);
@@ -244,10 +246,11 @@ fn leave_if(is_meant: impl Fn(&Direct) -> bool) {
         let Some(next) = hold().0.iter().find(is_next).map(Name::of) else { return };
         let real = next.open();
         let mut table = hold();
-        // Others may have unmapped it meanwhile.
+        // Another thread may have unmapped it meanwhile.
         if let Some(direct) = table.0.iter_mut().find(|direct| next.is_of(direct)) {
             let given = real.as_ref().map_err(|errno| *errno).and_then(|real| direct.give_to_kernel(real));
-            // Of a file that is gone, or while SharedFS is away. Where there is no memory for that either, it stays.
+            // If the file is gone, or SharedFS is away, copy the pages. If there is no memory for that either, the
+            // mapping stays.
             let _ = given.or_else(|_| direct.copy());
         }
         let gone = table.take_gone();
@@ -258,7 +261,7 @@ fn leave_if(is_meant: impl Fn(&Direct) -> bool) {
     }
 }
 
-/// Tells SharedFS what is mapped no more.
+/// Reports to SharedFS that these mappings are gone.
 fn let_go(gone: Vec<Direct>) {
     for direct in gone.into_iter().filter(|direct| !direct.session.is_over()) {
         direct.session.fs.unmap(direct.inode, direct.number);
@@ -266,17 +269,17 @@ fn let_go(gone: Vec<Direct>) {
 }
 
 impl Table {
-    /// Whether nothing is mapped.
+    /// Returns whether nothing is mapped.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.iter().all(|direct| direct.left.0.is_empty())
     }
 
-    /// Has copies stand in the place of all; says whether there was memory for that.
+    /// Replaces all mappings by copies; returns whether there was memory for them.
     pub(crate) fn copy_all(&mut self) -> bool {
         self.0.iter_mut().all(|direct| direct.copy().is_ok())
     }
 
-    /// Takes out what nothing is left of.
+    /// Removes and returns the mappings of which no part is left.
     fn take_gone(&mut self) -> Vec<Direct> {
         let (gone, left): (Vec<_>, Vec<_>) = self.0.drain(..).partition(|direct| direct.left.0.is_empty());
         self.0 = left;
@@ -292,7 +295,7 @@ impl Table {
     }
 }
 
-/// What is mapped, without the table.
+/// The identity of a mapping, without the table.
 #[derive(Debug)]
 struct Name {
     session: &'static Session,
@@ -310,7 +313,7 @@ impl Name {
         std::ptr::eq(self.session, direct.session) && self.number == direct.number
     }
 
-    /// A kernel's descriptor on the file.
+    /// Opens a kernel descriptor on the file.
     fn open(&self) -> Result<OwnedFd, Errno> {
         if self.kind != libc::MAP_PRIVATE {
             materialise::share(self.session.number, self.inode)?;
@@ -320,7 +323,7 @@ impl Name {
 }
 
 impl Direct {
-    /// Has the file's pages in the kernel stand in its place.
+    /// Replaces the mapping by the file's pages in the kernel.
     fn give_to_kernel(&mut self, real: &OwnedFd) -> Result<(), Errno> {
         while let Some(left) = self.left.0.last() {
             let from = (real.as_raw_fd(), self.offset + (left.start - self.address));
@@ -330,16 +333,16 @@ impl Direct {
         Ok(())
     }
 
-    /// Has a copy stand in its place. Nothing is asked for but memory of the kernel's.
+    /// Replaces the mapping by a copy. It needs only memory from the kernel.
     fn copy(&mut self) -> Result<(), Errno> {
         while let Some(left) = self.left.0.last() {
             let length = left.end - left.start;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let copy = mmap((0, length), libc::PROT_READ | libc::PROT_WRITE, flags, (-1, 0))?;
-            // SAFETY: the copy is new and as long, and what is copied is mapped, to be read.
+            // SAFETY: the copy is new and as long, and its source is mapped and readable.
             unsafe { std::ptr::copy_nonoverlapping(left.start as *const u8, copy as *mut u8, length as usize) };
             let call = |number: i64, arguments: [u64; 6]| {
-                // SAFETY: the copy takes the place of what it is a copy of.
+                // SAFETY: the copy replaces its own source.
                 let done = unsafe { system_call(number as u64, arguments) };
                 if done < 0 { Err(Errno(-done as i32)) } else { Ok(()) }
             };

@@ -1,4 +1,4 @@
-//! What brings us into a program: variables of its environment, which the programs that it runs inherit.
+//! The variables that bring the library into a program, and into the programs that it runs.
 
 use std::ffi::{CStr, c_char};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,47 +12,50 @@ use crate::{carried, memory};
 /// The libraries that the dynamic linker loads first.
 const PRELOAD: &str = "LD_PRELOAD";
 const NAMES: [&str; 6] = [MOUNTS_VARIABLE, PLANS_VARIABLE, PRELOAD, DEFER_VARIABLE, REPORT_VARIABLE, PATIENCE_VARIABLE];
-/// The most that is added to a list: those, what is open, and the end.
+/// The most entries added to a list: the library's variables, the open files, and the end.
 const ADDED_MAX: usize = NAMES.len() + 2;
-/// The longest that what is loaded first becomes by us, in bytes: two paths' length.
+/// The most bytes of `LD_PRELOAD` with the library added: two paths' length.
 const PRELOAD_BYTES: usize = 2 * libc::PATH_MAX as usize;
-/// More variables than these are more than the kernel takes.
+/// The kernel accepts fewer variables than these.
 const VARIABLES_MAX: u64 = 1 << 20;
 
-/// The variables as they were when the program began: what it changes in its environment, it inherits all the same.
+/// The variables at the program's start: programs that it runs inherit them, even if it changes its environment.
 static FOUND: OnceLock<[Option<&'static CStr>; 6]> = OnceLock::new();
 
-/// What `NAME=VALUE` says, if it is of this name.
+/// Returns the value in `NAME=VALUE`, if it is of this name.
 fn value_of<'a>(variable: &'a [u8], name: &str) -> Option<&'a [u8]> {
     variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")
 }
 
-/// What our variables say.
+/// The settings in the library's variables.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Told {
     /// The mounts.
     pub(crate) mounts: &'static [u8],
-    /// Where plans are kept.
+    /// The directory of plans.
     pub(crate) plans: Option<&'static CStr>,
-    /// How many calls the kernel serves before there is a session.
+    /// How many calls the kernel serves before the session begins.
     pub(crate) deferred: Option<u32>,
     /// How long a call waits for SharedFS, in milliseconds.
     pub(crate) patience_ms: u64,
-    /// Which open files the program has for itself alone.
+    /// The open files that only this program has.
     pub(crate) open: Option<&'static CStr>,
 }
 
-/// Whether Valgrind has this library loaded. It runs a program's code as its own, on stacks that it must know, and looks at all that is done to memory: what
-/// it runs is the kernel's.
+/// Returns whether a preloaded library is Valgrind's.
+///
+/// Valgrind runs a program's code as its own, on stacks that it must know, and checks all accesses to memory. So the
+/// kernel serves programs under Valgrind.
 fn is_valgrinds(library: &[u8]) -> bool {
     library.rsplit(|&byte| byte == b'/').next().is_some_and(|name| name.starts_with(b"vgpreload_"))
 }
 
-/// Takes note of our variables; `None` where there are none, or the program is not for us. The environment is the one that the program began with. What it
-/// says of open files is taken out of it: that is for this program alone.
+/// Reads the library's variables at the program's start; `None` if there are none, or the library must stay inactive.
+///
+/// It removes the variable of open files from the environment: that is for this program alone.
 ///
 /// # Safety
-/// The environment is a list of strings that ends with a null pointer, and nobody else looks at it meanwhile.
+/// The environment is a list of strings that ends with a null pointer, and no other thread uses it meanwhile.
 pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<Told> {
     let mut found = [None; 6];
     let mut open = None;
@@ -86,7 +89,7 @@ pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<Told> {
     let deferred = found[3].and_then(|variable| value_of(variable.to_bytes(), DEFER_VARIABLE));
     let deferred = deferred.and_then(|number| std::str::from_utf8(number).ok()?.parse().ok());
     let patience = found[5].and_then(|variable| value_of(variable.to_bytes(), PATIENCE_VARIABLE));
-    // It happens once, before the program runs.
+    // It is set once, before the program runs.
     let _ = FOUND.set(found);
     if found[2].is_some_and(|variable| libraries(variable.to_bytes()).any(is_valgrinds)) {
         return None;
@@ -94,27 +97,28 @@ pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<Told> {
     Some(Told { mounts: mounts?, plans, deferred, patience_ms: patience_ms(patience), open })
 }
 
-/// What this program was told of the mounts, in a number: where another one is told the same, they have the same numbers there.
+/// Returns a hash of the program's variable of mounts: two programs with the same hash number their mounts alike.
 pub(crate) fn mounts_told() -> u64 {
     let mut hasher = DefaultHasher::new();
     FOUND.get().map(|found| found[0]).hash(&mut hasher);
     hasher.finish()
 }
 
-/// The file of counts, where there is to be a report.
+/// Returns the file of counts, if there is to be a report.
 pub(crate) fn report() -> Option<&'static CStr> {
     let variable = FOUND.get()?[4]?;
     CStr::from_bytes_with_nul(value_of(variable.to_bytes_with_nul(), REPORT_VARIABLE)?).ok()
 }
 
-/// The library's path, as the dynamic linker was told.
+/// Returns the library's path, as `LD_PRELOAD` names it.
 pub(crate) fn library() -> Option<&'static [u8]> {
     libraries(FOUND.get()?[2]?.to_bytes()).next()
 }
 
-/// An environment without what has the library loaded, in a list that its caller has room for; `None` where that is too
-/// short. If something else is loaded first as well, that is in `others` then, if those are there to be kept; otherwise
-/// it's `None` too. Nothing is allocated.
+/// Returns an environment without the library, in the caller's list; `None` if the list is too short.
+///
+/// If other libraries are preloaded too, the variable for them is in `others`. If `others` is `None`, the result is
+/// `None` then. It allocates nothing.
 ///
 /// # Errors
 /// `EFAULT`, `E2BIG`.
@@ -140,7 +144,7 @@ pub(crate) fn bare(
             if names_only(theirs, own) {
                 continue;
             }
-            // Others that are loaded first the program has in any case, and us with them.
+            // The program gets the other libraries in any case, and this one with them.
             let Some(kept) = others.as_mut().and_then(|others| others.without(own, theirs)) else { return Ok(None) };
             variable = kept;
         }
@@ -153,7 +157,7 @@ pub(crate) fn bare(
     Ok(Some(list.as_ptr() as u64))
 }
 
-/// The libraries that `LD_PRELOAD=…` names; ours is the first one where it is set by us.
+/// Returns the libraries that `LD_PRELOAD=…` names; this library comes first if `ashlar run` has set it.
 fn libraries(variable: &[u8]) -> impl Iterator<Item = &[u8]> {
     let names = value_of(variable, PRELOAD).unwrap_or_default().split(|byte| b": ".contains(byte));
     names.filter(|name| !name.is_empty())
@@ -163,7 +167,7 @@ fn names_only(variable: &[u8], own: &[u8]) -> bool {
     libraries(variable).all(|name| name == own)
 }
 
-/// The addresses of an environment's variables.
+/// Returns the addresses of an environment's variables.
 fn variables(environment: u64) -> impl Iterator<Item = Result<u64, Errno>> {
     let places = (0..=VARIABLES_MAX).take_while(move |_| environment != 0);
     places.map_while(move |index| match memory::load(environment.wrapping_add(index * 8)) {
@@ -173,10 +177,10 @@ fn variables(environment: u64) -> impl Iterator<Item = Result<u64, Errno>> {
     })
 }
 
-/// Room for an environment that is completed: of the two lists the first, if it is long enough, and otherwise the other one, which becomes so.
+/// Returns a list with room for a completed environment: the first one if it is long enough, else the grown second one.
 ///
 /// # Errors
-/// `EFAULT`, `E2BIG`; `ENOMEM` where the other one can't become so long.
+/// `EFAULT`, `E2BIG`; `ENOMEM` if the second one can't grow.
 pub(crate) fn list_for<'a>(
     environment: u64,
     some: &'a mut [u64],
@@ -191,11 +195,13 @@ pub(crate) fn list_for<'a>(
     Ok(more)
 }
 
-/// An environment to which those of our variables are added that are missing, and `open` in place of what was said so before, in a list and a text that its
-/// caller has room for; the list's address, if anything is to be changed. Nothing is allocated.
+/// Adds the library's missing variables to an environment, and replaces its variable of open files by `open`.
+///
+/// Returns the list's address, if anything is to be changed. The caller has room for the list and the text. It
+/// allocates nothing.
 ///
 /// # Errors
-/// `EFAULT`; `E2BIG` also where the list is too short.
+/// `EFAULT`; `E2BIG` also if the list is too short.
 pub(crate) fn completed(
     environment: u64,
     open: Option<&CStr>,
@@ -218,7 +224,7 @@ pub(crate) fn completed(
         let mut start = [0; 16];
         let begin = memory::start_of(variable, &mut start);
         if value_of(&start[..begin], carried::VARIABLE).is_some() {
-            // What was so when this program began.
+            // The variable is from this program's own start.
             is_changed = true;
             continue;
         }
@@ -227,7 +233,7 @@ pub(crate) fn completed(
             if value_of(&start[..begin], name).is_some() {
                 *missing = None;
                 if name == PRELOAD {
-                    // Of several the dynamic linker takes the last.
+                    // Of several, the dynamic linker takes the last.
                     preloaded = Some((place, variable));
                 }
             }
@@ -238,7 +244,7 @@ pub(crate) fn completed(
         add(variable.as_ptr() as u64)?;
     }
     add(0)?;
-    // A program that has others loaded first keeps them, behind us.
+    // A program that preloads other libraries keeps them, after this one.
     if let (Some((place, theirs)), Some(wanted)) = (preloaded, ours[2])
         && let Some(joined) = preload.join(wanted.to_bytes(), theirs)?
     {
@@ -248,7 +254,7 @@ pub(crate) fn completed(
     Ok(is_changed.then_some(list.as_ptr() as u64))
 }
 
-/// Room for what is loaded first: ours, and behind it what a program has so.
+/// Room for the text of `LD_PRELOAD`: this library, and after it those of the program.
 pub(crate) struct PreloadText([u8; PRELOAD_BYTES]);
 
 impl PreloadText {
@@ -256,7 +262,7 @@ impl PreloadText {
         Self([0; PRELOAD_BYTES])
     }
 
-    /// What stands in the environment joined behind ours; `None` where ours is in it, or both together are too long.
+    /// Joins the variable in the environment to the library's; `None` if it names the library, or both are too long.
     fn join(&mut self, wanted: &[u8], theirs: u64) -> Result<Option<u64>, Errno> {
         let mut text = memory::PathBuffer::new();
         let theirs = match memory::path(theirs, &mut text) {
@@ -270,13 +276,13 @@ impl PreloadText {
         Ok(self.write([wanted, b":", value_of(theirs, PRELOAD).unwrap_or_default(), b"\0"].into_iter()))
     }
 
-    /// What stands in the environment without ours; `None` where that is too long.
+    /// Returns the variable in the environment without the library; `None` if it is too long.
     fn without(&mut self, own: &[u8], theirs: &[u8]) -> Option<u64> {
         let others = libraries(theirs).filter(|name| *name != own).flat_map(|name| [&b":"[..], name]).skip(1);
         self.write([PRELOAD.as_bytes(), b"="].into_iter().chain(others).chain([&b"\0"[..]]))
     }
 
-    /// Writes down a text in parts; `None` where it's too long.
+    /// Writes a text in parts; `None` if it is too long.
     fn write<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> Option<u64> {
         let mut length = 0;
         for part in parts {

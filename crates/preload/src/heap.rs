@@ -1,13 +1,13 @@
-//! Memory of our own. The program's allocator may be in the middle of something when a signal's handler uses a file.
+//! The library's own heap: a signal handler that uses a file may interrupt the program's allocator.
 //!
-//! All of it is one dlmalloc, under one lock. While there are several threads, short blocks that are freed are kept in a few boxes, from which
-//! threads take them without that lock: LibFS allocates some for each file that it is told of, and a thread that is suspended while it
-//! holds the lock stops all others.
+//! All of it is one dlmalloc, under one lock. While there are several threads, short freed blocks are kept in a few
+//! boxes, and threads take them from there without that lock. LibFS allocates some for each file that it is granted,
+//! and a thread that is suspended while it holds the lock stops all others.
 //!
-//! What has become large goes on growing, so from then on it gets pages in larger pieces, all of them at once: a page that is brought by a
+//! A large heap goes on growing. So from then on it gets its pages in larger pieces, all populated at once: a page
 //! fault costs as much as LibFS's other work for a new file.
 //!
-//! Where the system gives none any more there is a reserve (`reserve`).
+//! If the system gives no more memory, there is a reserve (`reserve`).
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::{Cell, UnsafeCell};
@@ -22,29 +22,29 @@ use crate::reserve::Room;
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 const WAITED_FOR: u32 = 2;
-/// Looks at a lock before a thread sleeps: longer than an allocation takes.
+/// Checks of a lock before a thread sleeps: longer than an allocation takes.
 const SPINS: u32 = 100;
 
-/// Sizes of blocks that are kept: 16 × n + 8 bytes, which are what dlmalloc's own blocks have room for.
+/// Sizes of kept blocks: 16 × n + 8 bytes, the room in dlmalloc's own blocks.
 const KINDS: usize = 32;
 /// Blocks of one size in one box.
 const KEPT_MAX: u32 = 64;
-/// Blocks that are got at once where a box has none.
+/// Blocks that are allocated at once if a box has none.
 const FETCHED: usize = 8;
 const BOXES: usize = 8;
 
-/// What dlmalloc asks the system for at a time, unless it needs more for one block.
+/// Bytes that dlmalloc asks the system for at a time, unless one block needs more.
 const PIECE: usize = 64 << 10;
-/// The most that it is given at a time.
+/// The most bytes that it gets at a time.
 const PIECE_MAX: usize = 512 << 10;
-/// The part of what there is already that it is given at a time, once that is more than a piece: as a divisor.
+/// Once this part of the heap, as a divisor, is more than a piece, dlmalloc gets that part at a time.
 const GROWS_BY: usize = 4;
 
-/// Of what is given: it is the system's, or out of the reserve, and is never given back.
+/// Kinds of memory given to dlmalloc: the system's, or from the reserve, which it never gives back.
 const SYSTEMS: u32 = 0;
 const RESERVED: u32 = 2;
 
-/// A lock for threads that may be many, and none of which is interrupted by a handler that comes back here.
+/// A lock for many threads. No signal handler that uses the heap interrupts a holder.
 struct Lock(AtomicU32);
 
 impl Lock {
@@ -83,7 +83,7 @@ impl Lock {
 
     #[inline]
     fn let_go(&self) {
-        // A thread that is alone has nobody to wake.
+        // In a single-threaded process no other thread waits.
         if is_alone() && self.0.load(Ordering::Relaxed) == HELD {
             self.0.store(FREE, Ordering::Relaxed);
             return;
@@ -96,7 +96,7 @@ impl Lock {
     }
 }
 
-/// Blocks that nobody uses, by size: each begins with the address of the next.
+/// Unused blocks, by size: each begins with the address of the next.
 struct Kept {
     first: [*mut u8; KINDS],
     count: [u32; KINDS],
@@ -127,26 +127,26 @@ impl Pages {
         Self { given: Cell::new(0), room: Room::new() }
     }
 
-    /// Fewer bytes are given than before.
+    /// Records that dlmalloc has given back so many bytes.
     fn took_back(&self, bytes: usize) {
         self.given.set(self.given.get().saturating_sub(bytes));
     }
 }
 
-/// What the kernel says to a call that gives memory; null where it gives none.
+/// Returns the address in the kernel's answer to a call that gives memory; null if it gives none.
 fn address(answer: i64) -> *mut u8 {
     if answer < 0 { std::ptr::null_mut() } else { std::ptr::with_exposed_provenance_mut(answer as usize) }
 }
 
-/// Memory that nobody has yet; null where there is none.
+/// Maps new memory; returns null if there is none.
 fn map(size: usize, flags: i32) -> *mut u8 {
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags) as u64;
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-    // SAFETY: nothing is mapped there.
+    // SAFETY: it replaces no mapping.
     address(unsafe { system_call(libc::SYS_mmap as u64, [0, size as u64, protection, flags, u64::MAX, 0]) })
 }
 
-// SAFETY: what is given is mapped for nobody else, and as long as it's said to be.
+// SAFETY: the memory is mapped for nothing else, and as long as stated.
 unsafe impl dlmalloc::Allocator for Pages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         let piece = (self.given.get() / GROWS_BY).min(PIECE_MAX) / PIECE * PIECE;
@@ -215,7 +215,7 @@ pub(crate) struct Heap {
 // SAFETY: the locks keep threads apart.
 unsafe impl Sync for Heap {}
 
-/// The right to use the heap: nobody else is in the middle of anything.
+/// The right to use the heap: no other thread is in the middle of a call to it.
 pub(crate) struct Held<'a>(&'a Heap);
 
 impl Drop for Held<'_> {
@@ -225,7 +225,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Which kind of block has room for so much; `None` where it's none of those that are kept.
+/// Returns the kind of block with room for so much; `None` if blocks of that size aren't kept.
 #[inline]
 fn kind_of(layout: Layout) -> Option<usize> {
     let kind = layout.size().saturating_add(7) / 16;
@@ -243,37 +243,38 @@ impl Heap {
         Self { lock: Lock::new(), memory, boxes: [const { KeptBox::new() }; BOXES] }
     }
 
-    /// Keeps all threads out.
+    /// Keeps all other threads out.
     pub(crate) fn hold(&self) -> Held<'_> {
         self.boxes.iter().for_each(|kept| kept.lock.take());
         self.lock.take();
         Held(self)
     }
 
-    /// Does something with the memory that is not kept.
+    /// Calls `what` with the heap under its lock.
     #[inline]
     fn with<T>(&self, what: impl FnOnce(&mut Dlmalloc<Pages>) -> T) -> T {
         self.lock.take();
-        // SAFETY: the lock is held, and nobody unwinds.
+        // SAFETY: the lock is held, and nothing unwinds.
         let done = what(unsafe { &mut *self.memory.get() });
         self.lock.let_go();
         done
     }
 
-    /// Does something with the room that is kept for when there is none.
+    /// Calls `what` with the reserve.
     pub(crate) fn with_room<T>(&self, what: impl FnOnce(&Room) -> T) -> T {
         self.with(|memory| what(&memory.allocator().room))
     }
 
-    /// Does something with a box that nobody uses at this moment, first of all one that other threads don't: theirs is the one that
-    /// their stack leads to.
+    /// Calls `what` with a box that no thread uses at this moment.
+    ///
+    /// It first tries a box that other threads rarely use: a thread's stack address chooses its box.
     #[inline]
     fn with_kept<T>(&self, what: impl FnOnce(&mut Kept) -> T) -> Option<T> {
         let here = 0_u8;
         let first = (&raw const here).addr() >> 18;
         let mut boxes = (0..BOXES).map(|step| &self.boxes[(first + step) % BOXES]);
         let found = boxes.find(|kept| kept.lock.try_take())?;
-        // SAFETY: its lock is held, and nobody unwinds.
+        // SAFETY: its lock is held, and nothing unwinds.
         let done = what(unsafe { &mut *found.kept.get() });
         found.lock.let_go();
         Some(done)
@@ -283,7 +284,7 @@ impl Heap {
         let found = self.with_kept(|kept| {
             let found = kept.first[kind];
             if !found.is_null() {
-                // SAFETY: a block that is kept is nobody's, and begins with an address.
+                // SAFETY: a kept block is unused, and begins with an address.
                 kept.first[kind] = unsafe { found.cast::<*mut u8>().read() };
                 kept.count[kind] -= 1;
             }
@@ -295,7 +296,7 @@ impl Heap {
         }
     }
 
-    /// Gets some blocks, all but one of them to keep.
+    /// Allocates some blocks, and keeps all but one.
     fn fetch(&self, kind: usize) -> *mut u8 {
         let mut fetched = [std::ptr::null_mut(); FETCHED];
         self.with(|memory| {
@@ -314,7 +315,7 @@ impl Heap {
         let is_kept = self.with_kept(|kept| {
             let has_room = kept.count[kind] < KEPT_MAX;
             if has_room {
-                // SAFETY: the block is ours from here on, and has room for an address.
+                // SAFETY: the caller has given up the block, which has room for an address.
                 unsafe { block.cast::<*mut u8>().write(kept.first[kind]) };
                 kept.first[kind] = block;
                 kept.count[kind] += 1;
@@ -322,18 +323,18 @@ impl Heap {
             has_room
         });
         if is_kept != Some(true) {
-            // SAFETY: it came from there, and nobody uses it.
+            // SAFETY: it came from there, and is unused.
             self.with(|memory| unsafe { memory.free(block, bytes_of(kind), 16) });
         }
     }
 }
 
-/// Blocks of a kind that may be kept are as long as that says, whatever was asked for.
+/// Returns the length of a block for a layout: if the kind is kept, always the kind's length.
 fn rounded(layout: Layout) -> usize {
     kind_of(layout).map_or(layout.size(), bytes_of)
 }
 
-// SAFETY: dlmalloc is an allocator, and its lock is held around each use; a block is kept by nobody while it's in use.
+// SAFETY: dlmalloc is an allocator, and its lock is held around each use; no box keeps a block that is in use.
 unsafe impl GlobalAlloc for Heap {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -384,7 +385,7 @@ unsafe impl GlobalAlloc for Heap {
 mod tests {
     use super::*;
 
-    /// A block that knows what was written to it.
+    /// A block with the byte that fills it.
     struct Block(*mut u8, Layout, u8);
 
     fn fill(block: &Block) {
@@ -398,7 +399,7 @@ mod tests {
         assert!(bytes.iter().all(|byte| *byte == block.2), "{:?} holds what is not its own", block.1);
     }
 
-    /// Threads that give blocks to each other, make them longer and shorter, and hold the heap meanwhile.
+    /// Threads give blocks to each other, make them longer and shorter, and hold the heap meanwhile.
     #[test]
     fn blocks_are_nobody_elses() {
         static HEAP: Heap = Heap::new();
@@ -415,7 +416,7 @@ mod tests {
                     };
                     for _ in 0..20_000 {
                         let layout = Layout::from_size_align(1 + draw(700) as usize, 1 << draw(6)).expect("a layout");
-                        // SAFETY: the layouts are those that the blocks have.
+                        // SAFETY: the layouts are those of the blocks.
                         unsafe {
                             let is_zeroed = draw(3) == 0;
                             let at = if is_zeroed { HEAP.alloc_zeroed(layout) } else { HEAP.alloc(layout) };
@@ -444,7 +445,7 @@ mod tests {
                         if let Some((at, layout, content)) = other {
                             let block = Block(at as *mut u8, layout, content);
                             check(&block);
-                            // SAFETY: nobody else was told of it.
+                            // SAFETY: no other thread has received it.
                             unsafe { HEAP.dealloc(block.0, block.1) };
                         }
                     }

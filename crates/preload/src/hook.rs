@@ -1,8 +1,9 @@
-//! Where caught calls arrive: on a stack of our own, with the program's signals held back until the call is done.
+//! Receives caught calls, on a stack of the library's, with the program's signals held back until the call is done.
 //!
-//! Why a stack of our own: a system call takes none of the program's, so signal handlers and threads with small ones rely on it.
-//! Why signals are held back: a handler must find the call done or not begun. It may use files itself, or jump out and never come back, while
-//! LibFS would hold locks. So a handler that is called in the middle (`signals`) notes its signal, and gets it again behind the call.
+//! A system call uses none of the program's stack, and signal handlers and threads with small stacks rely on that:
+//! hence the library's own stack. A signal handler must find the call done or not begun. It may use files itself, or
+//! jump out and never return, while LibFS would hold locks. So a handler that is called in the middle (`signals`)
+//! records its signal, and gets it again after the call.
 
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,68 +14,70 @@ use crate::shared::Lent;
 use crate::signals::{self, Pending};
 use crate::{patch, recycled, report, reserve, stack, threads};
 
-/// What a thread has of us. No destructor: libc would allocate to note it.
+/// The library's state of one thread. It has no destructor: libc would allocate to register one.
 struct Thread {
-    /// How many calls of ours it is in: 0 or 1, or more where LibFS itself calls libc.
+    /// The number of library calls that it is in: 0 or 1, or more if LibFS itself calls libc.
     depth: Cell<u32>,
     /// The end of its stack for calls, or null.
     stack: Cell<*mut u8>,
-    /// It stands still while a process that it has made uses its memory, or it is that process.
+    /// Whether it stands still while a process that it has made uses its memory, or is that process.
     lent: Cell<bool>,
-    /// What that process shares with others of open files, or null.
+    /// The state of open files that this process shares with others, or null.
     lent_files: Cell<*mut Lent>,
-    /// A call of that process is looked at: what is called of libc for it is none of the program's calls.
+    /// A call of that process is being checked: what this calls in libc is none of the program's calls.
     looks: Cell<bool>,
-    /// The call that it's in was the kernel's to serve, as a report has it.
+    /// Whether the kernel has served the call that it is in, for the report.
     passed_on: Cell<bool>,
     /// Signals that came in the middle of a call.
     pending: UnsafeCell<Pending>,
     after: Cell<After>,
 }
 
-/// The way to what this thread has of us: memory at a fixed distance from where the processor says that the thread's variables are. Those of
-/// `thread_local!` take a call of the dynamic linker's each time in a library, and a call of the program's looks here several times.
+/// Access to the library's state of this thread, in memory at a fixed distance from the thread pointer.
+///
+/// In a library, a variable of `thread_local!` takes a call of the dynamic linker's each time, and each of the
+/// program's calls reads this state several times.
 struct OfThread;
 
 const THREAD: OfThread = OfThread;
-// It begins as zeros: the first way on is to return, and no signal came.
+// It begins as zeros: the first `After` is to return, and no signal has come.
 const _: () =
     assert!(size_of::<Thread>() <= THREAD_BYTES && align_of::<Thread>() <= THREAD_ALIGN && After::Return as u32 == 0);
 
 impl OfThread {
     #[inline(always)]
     fn with<R>(&self, look: impl FnOnce(&Thread) -> R) -> R {
-        // SAFETY: the memory is this thread's alone for as long as it runs, and was zeros before anybody looked, which are a `Thread`: numbers, null
-        // pointers, `false`, the first way on, and no signals.
+        // SAFETY: the memory is this thread's alone for as long as it runs. Before the first use it was zeros, which
+        // are a `Thread`: numbers, null pointers, `false`, the first `After`, and no signals.
         look(unsafe { &*thread_memory().cast::<Thread>() })
     }
 }
 
-/// Whether this thread is in a call of ours; a handler that asks must wait.
+/// Returns whether this thread is in a call of the library; if so, a handler must wait.
 pub(crate) fn is_inside() -> bool {
     THREAD.with(|thread| thread.depth.get() > 0)
 }
 
-/// Notes a signal for the time behind the call.
+/// Records a signal for the time after the call.
 pub(crate) fn postpone(note: impl FnOnce(&mut Pending)) {
-    // SAFETY: only handlers that run in the middle of a call get here, with all signals blocked, and the hook looks only when it is
-    // out of the call.
+    // SAFETY: only handlers that run in the middle of a call get here, with all signals blocked. The hook reads the
+    // record only when it is out of the call.
     THREAD.with(|thread| note(unsafe { &mut *thread.pending.get() }));
 }
 
-/// Whether a signal came in the middle of the call that this thread is in.
+/// Returns whether a signal came in the middle of this thread's call.
 pub(crate) fn is_any_postponed() -> bool {
-    // SAFETY: a handler that changes it meanwhile runs on this thread, and is done when this goes on.
+    // SAFETY: a handler that changes it meanwhile runs on this thread, and ends before this goes on.
     THREAD.with(|thread| unsafe { (*thread.pending.get()).is_any() })
 }
 
-/// Whether the kernel would restart the call that the first of them has interrupted.
+/// Returns whether the kernel would restart the call that the first of them has interrupted.
 pub(crate) fn restarts() -> bool {
     // SAFETY: as above.
     THREAD.with(|thread| unsafe { (*thread.pending.get()).restarts() })
 }
 
-/// Says that the memory is about to be lent, to a process that shares open files.
+/// Records that the memory is about to be lent to a process that shares open files.
 pub(crate) fn lend(files: Lent) {
     THREAD.with(|thread| {
         thread.lent.set(true);
@@ -84,22 +87,22 @@ pub(crate) fn lend(files: Lent) {
     });
 }
 
-/// Says that the call is done, and that the kernel has served it.
+/// Records that the kernel has served the call.
 pub(crate) fn pass_on() {
     THREAD.with(|thread| thread.passed_on.set(true));
 }
 
-/// Whether the thread has lent its memory, and this is the process that has borrowed it.
+/// Returns whether the thread has lent its memory: this is the process that has borrowed it.
 pub(crate) fn is_lent() -> bool {
     THREAD.with(|thread| thread.lent.get())
 }
 
-/// Whether the kernel has served the call that is done.
+/// Returns whether the kernel has served the call, and clears the record.
 pub(crate) fn was_passed_on() -> bool {
     THREAD.with(|thread| thread.passed_on.replace(false))
 }
 
-/// Runs something as a call of ours: what it calls of libc goes to the kernel.
+/// Runs a function as a call of the library: the kernel serves the calls that it makes in libc.
 pub(crate) fn inside<R>(run: impl FnOnce() -> R) -> R {
     let depth = |change: u32| THREAD.with(|thread| thread.depth.set(thread.depth.get().wrapping_add(change)));
     depth(1);
@@ -108,20 +111,21 @@ pub(crate) fn inside<R>(run: impl FnOnce() -> R) -> R {
     result
 }
 
-/// A call that may concern us.
+/// Handles a call that may concern the library.
 ///
 /// # Safety
 /// The entry calls it, with a frame on the stack.
 pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> Way {
-    // SAFETY: the frame is the entry's, and nobody else's.
+    // SAFETY: the frame is the entry's, which uses it no other way meanwhile.
     let call = unsafe { &mut *frame };
     threads::look();
     THREAD.with(|thread| {
         if thread.lent.get() && !thread.looks.get() && !thread.stack.get().is_null() {
-            // It's in no call of ours: a signal is for it, and at once. Of the lender's nothing is touched but the stack for calls.
+            // The process is in no call of the library: a signal is for the process itself, and arrives at once. Of the
+            // lender's memory only the stack for calls is used.
             let on_stack = |function: unsafe extern "C" fn(*mut Frame)| {
                 thread.looks.set(true);
-                // SAFETY: the stack is this thread's alone, and nothing is on it: who lends stands still, and is out of its call.
+                // SAFETY: the stack is this thread's alone, and empty: the lender stands still, and is out of its call.
                 unsafe { ashlar_on_stack(frame, thread.stack.get(), function) };
                 thread.looks.set(false);
             };
@@ -130,7 +134,7 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> Way {
             }
             if calls::concerns_lent(call) {
                 if let Some(page) = report::page() {
-                    // It counts the program, as for all that goes past.
+                    // Count the program here, as all calls that pass the library.
                     page.past(call);
                 }
                 thread.after.set(After::Kernel);
@@ -155,17 +159,17 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> Way {
         thread.after.set(After::Return);
         let serve = if concerns { serve } else { make_way };
         if thread.stack.get().is_null() {
-            // SAFETY: the frame is valid; without memory for a stack the program's must do.
+            // SAFETY: the frame is valid. Without memory for a stack, use the program's.
             unsafe { serve(frame) };
         } else {
-            // SAFETY: the stack is this thread's alone, and nothing is on it.
+            // SAFETY: the stack is this thread's alone, and empty.
             unsafe { ashlar_on_stack(frame, thread.stack.get(), serve) };
         }
         thread.depth.set(0);
-        // SAFETY: the thread is out of the call, so no handler notes signals any more.
+        // SAFETY: the thread is out of the call, so no handler records signals any more.
         let mask = unsafe { &mut *thread.pending.get() }.send();
         let after = match (thread.after.get(), mask) {
-            // Nothing has interrupted it, so that there is nothing to restart it behind.
+            // No signal has interrupted the call, so there is no handler after which to restart it.
             (After::Again, None) => {
                 call.rax = -i64::from(libc::EINTR) as u64;
                 After::Return
@@ -191,13 +195,13 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> Way {
     })
 }
 
-/// Serves a call. A defect of ours is an error of this one call: nothing unwinds into the program.
+/// Serves a call. A defect of the library is an error of this one call: nothing unwinds into the program.
 unsafe extern "C" fn serve(frame: *mut Frame) {
     // SAFETY: as for the hook.
     let call = unsafe { &mut *frame };
     recycled::before(call);
     if reserve::is_short() && !matches!(call.rax as i64, libc::SYS_execve | libc::SYS_execveat) {
-        // No session is in use by this thread yet.
+        // This thread uses no session yet.
         let _ = catch_unwind(calls::give_up);
     }
     if catch_unwind(AssertUnwindSafe(|| served(call))).is_err() {
@@ -209,13 +213,13 @@ unsafe extern "C" fn serve(frame: *mut Frame) {
     }
 }
 
-/// Looks at a call of a process that has borrowed the memory, and shares open files.
+/// Checks a call of a process that has borrowed the memory, and shares open files.
 unsafe extern "C" fn look_lent(frame: *mut Frame) {
     // SAFETY: as for the hook.
     let call = unsafe { &*frame };
-    // SAFETY: who has borrowed the memory has them for itself, until its lender goes on.
+    // SAFETY: the borrowing process has them for itself, until its lender goes on.
     let Some(files) = (unsafe { THREAD.with(|thread| thread.lent_files.get()).as_mut() }) else { return };
-    // A handler might use the same open file.
+    // A signal handler might use the same open file.
     let mask = signals::block();
     let _ = catch_unwind(AssertUnwindSafe(|| files.before(call)));
     signals::set_mask(mask);
@@ -231,7 +235,7 @@ unsafe extern "C" fn serve_lent(frame: *mut Frame) {
     }
 }
 
-/// Lets a call through that does not concern us, when the number that is parked has made way.
+/// Passes on a call that does not concern the library, after closing the recycled number.
 unsafe extern "C" fn make_way(frame: *mut Frame) {
     // SAFETY: as for the hook.
     recycled::look(unsafe { &*frame });
@@ -240,7 +244,7 @@ unsafe extern "C" fn make_way(frame: *mut Frame) {
 }
 
 fn served(call: &mut Frame) {
-    // The way is to return, unless it is said otherwise.
+    // The thread's `After` is to return, unless it is set below.
     if let Some(result) = calls::at_once(call) {
         call.rax = result as u64;
         return;
@@ -263,43 +267,42 @@ fn served(call: &mut Frame) {
     THREAD.with(|thread| thread.after.set(after));
 }
 
-/// The process that borrowed the memory has its own, or is gone.
+/// Called when the process that borrowed the memory has its own, or has ended.
 pub(crate) extern "C" fn ashlar_after_vfork() {
     THREAD.with(|thread| {
         thread.lent.set(false);
-        // It may have become another program in the middle.
+        // The process may have become another program in the middle of a check.
         thread.looks.set(false);
         let files = thread.lent_files.replace(std::ptr::null_mut());
         if !files.is_null() {
-            // This is no call of ours, so that a handler would not wait for the heap.
+            // This is no call of the library, so a handler could come in the middle and find the heap's lock held.
             let mask = signals::block();
-            // SAFETY: it was made as a box, and who has used it has memory of its own by now, or is gone.
+            // SAFETY: it was made as a box. The process that has used it has its own memory by now, or has ended.
             inside(|| drop(unsafe { Box::from_raw(files) }));
             signals::set_mask(mask);
         }
     });
 }
 
-/// The dynamic linker has loaded or unloaded objects; it calls this in place of a function of its own that does
-/// nothing.
+/// Called when the dynamic linker has loaded or unloaded objects, in place of a function of its own that does nothing.
 pub(crate) extern "C" fn ashlar_objects_changed() {
     THREAD.with(|thread| {
         if thread.lent.get() {
             return;
         }
         if thread.depth.get() > 0 {
-            // A call of ours has libc load something.
+            // A call of the library makes libc load an object.
             patch::catch_later_objects();
             return;
         }
-        // A handler that comes in the middle must find none of our locks held.
+        // A handler that comes in the middle must find none of the library's locks held.
         let mask = signals::block();
         inside(|| {
             if thread.stack.get().is_null() {
                 thread.stack.set(stack::take());
             }
             let frame = std::ptr::null_mut();
-            // SAFETY: the function uses no frame; the stack is this thread's alone, and nothing is on it.
+            // SAFETY: the function uses no frame; the stack is this thread's alone, and empty.
             unsafe {
                 match thread.stack.get() {
                     stack if stack.is_null() => catch_later_objects(frame),
@@ -311,12 +314,12 @@ pub(crate) extern "C" fn ashlar_objects_changed() {
     });
 }
 
-/// Looks at objects that were loaded. A defect of ours is one object that goes past us.
+/// Patches newly loaded objects. A defect of the library leaves one object unpatched.
 unsafe extern "C" fn catch_later_objects(_frame: *mut Frame) {
     let _ = catch_unwind(patch::catch_later_objects);
 }
 
-/// Gives this thread's stack to another one: the thread ends.
+/// Gives this thread's stack to another thread: this one ends.
 pub(crate) fn leave_stack() {
     THREAD.with(|thread| stack::give_back(thread.stack.replace(std::ptr::null_mut())));
 }

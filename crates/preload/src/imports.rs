@@ -1,4 +1,4 @@
-//! What the program itself asks of libraries, as far as its own relocations name it: whether it may run other programs.
+//! The program's imports, by its own relocations: whether it may run other programs.
 
 use std::ffi::{CStr, c_char};
 
@@ -32,17 +32,19 @@ const DT_JMPREL: u64 = 23;
 /// `struct Elf64_Rela`: offset:8, kind:4 symbol:4, addend:8.
 const RELA_BYTES: u64 = 24;
 const RELA_SYMBOL_AT: u64 = 12;
-/// `struct Elf64_Sym` begins with the place of its name.
+/// `struct Elf64_Sym` begins with the offset of its name.
 const SYMBOL_BYTES: u64 = 24;
 
-/// Whether the program may make processes or run programs, by what it imports; so it is taken where that can't be told. What its libraries do is not looked at.
+/// Returns whether the program may make processes or run programs, by its imports.
+///
+/// If they can't be read, it may. The imports of its libraries are not checked.
 pub(crate) fn may_run_programs() -> bool {
     dynamic().is_none_or(|dynamic| {
         let value = |tag| dynamic.iter().find(|entry| entry[0] == tag).map_or(0, |entry| entry[1]);
         let (symbols, names) = (value(DT_SYMTAB), value(DT_STRTAB));
         let tables = [(value(DT_RELA), value(DT_RELASZ)), (value(DT_JMPREL), value(DT_PLTRELSZ))];
         let imported = |relocation: u64| {
-            // SAFETY: the dynamic linker has gone by the same tables.
+            // SAFETY: the dynamic linker has used the same tables.
             unsafe {
                 let symbol = *((relocation + RELA_SYMBOL_AT) as *const u32);
                 let name = *((symbols + u64::from(symbol) * SYMBOL_BYTES) as *const u32);
@@ -54,14 +56,14 @@ pub(crate) fn may_run_programs() -> bool {
     })
 }
 
-/// The program's dynamic section: tags and values, addresses as they are in memory.
+/// Returns the program's dynamic section: tags and values, with addresses in memory.
 fn dynamic() -> Option<Vec<[u64; 2]>> {
     // SAFETY: it asks for numbers.
     let (headers, count) = unsafe { (libc::getauxval(libc::AT_PHDR), libc::getauxval(libc::AT_PHNUM)) };
     if headers == 0 {
         return None;
     }
-    // SAFETY: the kernel says where the program's headers are, and how many.
+    // SAFETY: the kernel gives the address of the program's headers, and their number.
     let headers = unsafe { std::slice::from_raw_parts(headers as *const libc::Elf64_Phdr, count as usize) };
     let own = headers.iter().find(|header| header.p_type == libc::PT_PHDR)?;
     let base = (headers.as_ptr() as u64).wrapping_sub(own.p_vaddr);
@@ -70,7 +72,8 @@ fn dynamic() -> Option<Vec<[u64; 2]>> {
     // SAFETY: the section is loaded, and the dynamic linker is done with it.
     let entries = unsafe { std::slice::from_raw_parts((base + section.p_vaddr) as *const [u64; 2], entries) };
     let is_address = |tag: u64| [DT_STRTAB, DT_SYMTAB, DT_RELA, DT_JMPREL].contains(&tag);
-    // glibc writes addresses in place of what stands in the file; where something else has not, they are below the program.
+    // glibc has written addresses over the values in the file. A value that it left alone is an offset, below the
+    // program.
     let absolute =
         |[tag, value]: [u64; 2]| if is_address(tag) && value < base { [tag, base + value] } else { [tag, value] };
     Some(entries.iter().take_while(|entry| entry[0] != 0).map(|entry| absolute(*entry)).collect())

@@ -1,14 +1,18 @@
-//! LibFS inside unmodified programs: the library that `ashlar run` has the dynamic linker load into them.
+//! LibFS inside unmodified programs: the library that `ashlar run` loads into them.
 //!
-//! Purpose: file operations under a mount become calls of LibFS in the program's own process. libc's system calls are patched to come
-//! here first (`patch`, `arch`); those that concern files of ours are served (`calls`), all others go on to the kernel.
+//! Purpose: file operations under a mount become calls of LibFS in the program's own process. libc's system calls are
+//! patched to jump here first (`patch`, `arch`). The library serves those on LibFS files (`calls`), and passes all
+//! others to the kernel.
 //!
 //! Invariants:
-//! - FUSE stays the complete file system beneath. What is not served here is the kernel's: paths as they are, descriptors after they
-//!   have become real ones (`materialise`). Whatever cannot be caught goes there by itself.
-//! - A descriptor of ours is `O_PATH` in the kernel, or has an offset there at which nothing can be (`shared`): what slips by fails, and writes nowhere.
-//! - The program notices nothing: no thread and no signal of ours, signals of its own come before or after a call (`signals`), its
-//!   stack and its heap are not used (`hook`, `heap`), and nothing here exits, aborts or unwinds.
+//! - FUSE stays the complete file system beneath. The kernel serves all that LibFS doesn't: paths as they are,
+//!   descriptors after they have become real ones (`materialise`). Calls that can't be caught reach the kernel by
+//!   themselves.
+//! - A LibFS descriptor is `O_PATH` in the kernel, or has an offset there at which there can be no data (`shared`). So
+//!   a call that the library misses fails, and writes nowhere.
+//! - The program notices nothing. The library has no thread and no signal, and uses neither the program's stack nor its
+//!   heap (`hook`, `heap`). The program's signals arrive before or after a call (`signals`). Nothing here exits, aborts
+//!   or unwinds.
 //! - Bad pointers give `EFAULT` (`memory`).
 //!
 //! Non-goals: static programs, Go's, and code that is made at run time and calls the kernel itself; they use FUSE.
@@ -57,8 +61,10 @@ type Initialise = unsafe extern "C" fn(c_int, *const *const c_char, *const *cons
 #[unsafe(link_section = ".init_array")]
 static INITIALISE: Initialise = initialise;
 
-/// What AddressSanitizer asks for at its start: that another library comes before its own is no mistake, since this one replaces nothing that it does. A program
-/// that gives its own answer has to say so too.
+/// Returns the program's default options for AddressSanitizer, which it asks for at its start.
+///
+/// The sanitizer must accept that another library is loaded before its own: this one replaces nothing that it replaces.
+/// A program with options of its own must set this one too.
 #[unsafe(no_mangle)]
 pub extern "C" fn __asan_default_options() -> *const c_char {
     c"verify_asan_link_order=0".as_ptr()
@@ -66,7 +72,7 @@ pub extern "C" fn __asan_default_options() -> *const c_char {
 
 unsafe extern "C" fn initialise(count: c_int, arguments: *const *const c_char, environment: *const *const c_char) {
     hook::inside(|| {
-        // SAFETY: the linker hands the environment over as the kernel made it.
+        // SAFETY: the linker passes the environment as the kernel made it.
         let Some(told) = (unsafe { environment::find(environment) }) else { return };
         if !session::set_mounts(told.mounts, told.patience_ms) {
             return;
@@ -74,7 +80,7 @@ unsafe extern "C" fn initialise(count: c_int, arguments: *const *const c_char, e
         if let Some(file) = environment::report() {
             report::begin(file);
         }
-        // What goes wrong here is an error of the call that it happens in, and not for the program's eyes.
+        // A panic is an error of the call that it happens in; the program does not see its message.
         std::panic::set_hook(Box::new(|_| {}));
         session::find_umask();
         path::find_working();
@@ -84,7 +90,7 @@ unsafe extern "C" fn initialise(count: c_int, arguments: *const *const c_char, e
         patch::catch_objects(told.plans, calls::is_wanted);
         patch::watch_loader(hook::ashlar_objects_changed);
         if told.deferred.is_none() {
-            // SAFETY: the linker hands the arguments over as the kernel made them.
+            // SAFETY: the linker passes the arguments as the kernel made them.
             unsafe { program_profile::begin(told.plans, count, arguments) };
         }
         deferred::begin(told.deferred, &told.open.map(carried::taken).unwrap_or_default());

@@ -1,49 +1,53 @@
-//! x86-64: the way from a patched system call into the hook and back.
+//! x86-64: the path from a patched system call into the hook and back.
 //!
-//! A patched place jumps to its trampoline (`patch::apply`), which steps over the red zone and calls [`ashlar_entry`] with all registers
-//! as they stand before `syscall`. The entry decides by two tables, and by whether a number is parked (`parked`), if the call may concern us;
-//! if not, it makes the call and returns. Otherwise it saves what the kernel would preserve and calls the hook.
+//! A patched system call jumps to its trampoline (`patch::apply`). The trampoline steps over the red zone and calls
+//! [`ashlar_entry`] with all registers as they stand before `syscall`. The entry decides whether the call may concern
+//! the library. It reads two tables, and checks whether a descriptor number is recycled (`recycled`). If the call
+//! doesn't concern the library, the entry makes it and returns. Otherwise it saves all that the kernel would preserve
+//! and calls the hook.
 
 use std::arch::{asm, global_asm};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use ashlar_libfs::processor;
 
-/// Numbers of system calls below this one can be caught.
+/// System calls with a number below this one can be caught.
 pub(crate) const CALLS: usize = 512;
-/// Descriptors below this one can be ours.
+/// LibFS can serve descriptors below this one.
 pub(crate) const DESCRIPTORS: usize = 65_536;
 
-/// What is done with each system call: one of the `INTEREST_*` values, with [`INTEREST_APART`] or without.
+/// How the entry treats each system call: an `INTEREST_*` value, with [`INTEREST_APART`] or without.
 pub(crate) static ASHLAR_INTEREST: [AtomicU8; CALLS] = [const { AtomicU8::new(0) }; CALLS];
-/// It is the kernel's alone.
+/// The entry passes the call to the kernel.
 pub(crate) const INTEREST_NONE: u8 = 0;
-/// It is caught where its first argument is a descriptor of ours.
+/// The entry catches the call if its first argument is a LibFS descriptor.
 pub(crate) const INTEREST_DESCRIPTOR: u8 = 1;
-/// It is caught.
+/// The entry catches the call.
 pub(crate) const INTEREST_ALWAYS: u8 = 2;
-/// With the first two: nor is it caught while a number is parked.
+/// Added to the first two: the entry doesn't catch the call for a recycled number either.
 pub(crate) const INTEREST_APART: u8 = 4;
 
-/// For each descriptor the number of its open file (`descriptors`), or 0 where it is the kernel's.
+/// The number of each descriptor's open file (`descriptors`), or 0 if the kernel serves the descriptor.
 pub(crate) static ASHLAR_DESCRIPTORS: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 
-/// Whether the entry keeps the upper halves of wide registers, where they are in use.
+/// Whether the entry saves the upper halves of wide registers, if they are in use.
 static ASHLAR_WIDE: AtomicU8 = AtomicU8::new(0);
-/// The processor's name for them, in what it says is in use.
+/// The processor's bit for the upper halves, in its word of the state components in use.
 const UPPER_HALVES: u32 = 1 << 2;
 
-/// Has the entry keep the upper halves of wide registers, as the kernel does. libc has nothing in them over a call, but a program may, whose own calls are caught. Where the
-/// processor does not say whether they are in use, nothing is kept.
+/// Makes the entry save the upper halves of wide registers, as the kernel does.
+///
+/// libc keeps nothing in them over a call. A program may, and its own system calls are caught too. If the processor
+/// doesn't report whether they are in use, the entry doesn't save them.
 pub(crate) fn keep_wide_registers() {
     if processor::keeps_wide_registers() && processor::tells_registers_in_use() {
         ASHLAR_WIDE.store(1, Ordering::Relaxed);
     }
 }
 
-/// In [`ASHLAR_DESCRIPTORS`]: the kernel's for the time being.
+/// In [`ASHLAR_DESCRIPTORS`]: an adoptable descriptor, which the kernel serves for the time being.
 pub(crate) const CANDIDATE: u32 = u32::MAX - 1;
-/// Descriptors below this one can be candidates.
+/// Descriptors below this one can be adoptable.
 pub(crate) const CANDIDATES_MAX: usize = 1024;
 
 /// A caught call, as the entry has put it on the stack.
@@ -52,9 +56,10 @@ pub(crate) const CANDIDATES_MAX: usize = 1024;
 pub(crate) struct Frame {
     /// The call's number, and then its result: a negative errno for an error.
     pub(crate) rax: u64,
-    /// Its arguments.
+    /// The call's arguments.
     pub(crate) arguments: [u64; 6],
-    /// The signal mask that the entry sets, for [`After::Unmask`] and [`After::Again`]; the descriptor, for [`After::KernelInstead`].
+    /// The signal mask that the entry sets for [`After::Unmask`] and [`After::Again`], or the descriptor for
+    /// [`After::KernelInstead`].
     pub(crate) extra: u64,
 }
 
@@ -64,60 +69,66 @@ pub(crate) struct Frame {
 pub(crate) enum After {
     /// The call is done, and its result is in the frame.
     Return = 0,
-    /// The entry makes the call with nothing of ours on the stack: it makes a thread, which begins on a stack of its own.
+    /// The entry makes the call with nothing of the library's on the stack: it makes a thread, which begins on a stack
+    /// of its own.
     Native = 1,
-    /// As `Native`, for a call that lends the caller's memory to a new process; `ashlar_after_vfork` is called when it's back.
+    /// As `Native`, for a call that lends the caller's memory to a new process. The entry calls `ashlar_after_vfork`
+    /// when the memory is back.
     Vfork = 2,
-    /// As `Return`, and signals that were held back meanwhile are let in by the mask in the frame. That happens in the entry,
-    /// which has no unwind tables: a thread that is cancelled by one unwinds no frame of ours.
+    /// As `Return`, and then the entry sets the mask in the frame, which lets in the signals held back meanwhile. The
+    /// entry has no unwind tables: if such a signal cancels the thread, no frame of the library is unwound.
     Unmask = 3,
-    /// The entry makes the call as it came: it may wait, be interrupted, and its thread be cancelled.
+    /// The entry makes the call as it came: the call may wait or be interrupted, and its thread may be cancelled.
     Kernel = 4,
     /// As `Kernel`, with another descriptor as the first argument: the one in the frame.
     KernelInstead = 5,
-    /// As `Kernel`, and what the call opens becomes a candidate.
+    /// As `Kernel`, and the descriptor that the call opens becomes adoptable.
     KernelOpen = 6,
-    /// As `Kernel`, and `ashlar_after_kernel` is called behind it.
+    /// As `Kernel`, and the entry calls `ashlar_after_kernel` after the call.
     KernelCounted = 7,
-    /// As `KernelInstead`, and `ashlar_after_kernel` is called behind it.
+    /// As `KernelInstead`, and the entry calls `ashlar_after_kernel` after the call.
     InsteadCounted = 8,
-    /// As `KernelOpen`, and `ashlar_after_kernel` is called behind it.
+    /// As `KernelOpen`, and the entry calls `ashlar_after_kernel` after the call.
     OpenCounted = 9,
-    /// Signals are let in as for `Unmask`, and then the call is made anew, from its entry on: the kernel would have restarted it.
+    /// The entry lets signals in as for `Unmask`, and then makes the call anew, from its own start on: the kernel would
+    /// have restarted the call.
     Again = 10,
 }
 
-/// What the hook returns, in two registers.
+/// The hook's return value, in two registers.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Way {
     /// An [`After`].
     after: u64,
-    /// What `ashlar_after_kernel` is told.
+    /// The argument of `ashlar_after_kernel`.
     word: u64,
 }
 
 impl Way {
-    /// How to go on, and what to count behind the kernel's call.
+    /// Returns how to go on, and what to count after the kernel's call.
     #[inline(always)]
     pub(crate) fn new(after: After, word: u64) -> Self {
         Self { after: after as u64, word }
     }
 }
 
-/// Bytes of memory that each thread has for [`thread_memory`], and what their beginning can be divided by.
+/// Bytes of memory that each thread has for [`thread_memory`], and the alignment of their start.
 pub(crate) const THREAD_BYTES: usize = 1024;
 pub(crate) const THREAD_ALIGN: usize = 16;
 
 unsafe extern "C" {
-    /// Where trampolines lead.
+    /// The target of all trampolines.
     pub(crate) fn ashlar_entry();
     /// Calls `function(frame)` on another stack, whose end is `stack`.
     pub(crate) fn ashlar_on_stack(frame: *mut Frame, stack: *mut u8, function: unsafe extern "C" fn(*mut Frame));
 }
 
-/// Stores what compiled code may have in registers over a system call: values in those of 16 bytes, and a program's own code in the upper halves of the wide ones,
-/// if they are in use. From this place on: 256 bytes of the one, 256 of the other, and whether those are there. `rax`, `rcx` and `rdx` are lost.
+/// Stores all vector registers that compiled code may use over a system call, from a place on.
+///
+/// First come 256 bytes of the 16-byte registers. Then come 256 bytes of the upper halves of the wide registers, which
+/// a program's own code may use; they are stored if they are in use. The last byte says whether they are stored. `rax`,
+/// `rcx` and `rdx` are lost.
 macro_rules! keep_vectors {
     ($place:literal, $label:literal) => {
         concat!(
@@ -140,7 +151,7 @@ macro_rules! keep_vectors {
     };
 }
 
-/// Puts that back.
+/// Restores what `keep_vectors` has stored.
 macro_rules! restore_vectors {
     ($place:literal, $label:literal) => {
         concat!(
@@ -197,7 +208,7 @@ global_asm!(
     "je 17f",
     "push rbp",
     "mov rbp, rsp",
-    // Beyond the frame there is room for two words, at its upper end.
+    // Above the frame, at the upper end, there is room for two words.
     "sub rsp, 608",
     "and rsp, -16",
     "mov [rsp], rax",
@@ -267,7 +278,8 @@ global_asm!(
     "lea r11, [rip + {descriptors}]",
     "mov dword ptr [r11 + rax * 4], {candidate}",
     "ret",
-    // The word lies in the red zone yet. It is kept on the stack over the call, in which a handler may make others.
+    // The word is still in the red zone. A signal handler may make other calls during this one, so keep it on the
+    // stack.
     "10:",
     "push qword ptr [rsp - 16]",
     "push rdi",
@@ -303,8 +315,9 @@ global_asm!(
     ".endr",
     "lea rsp, [rsp + 8]",
     "ret",
-    // The call returns twice, or on another stack, so nothing of ours may be left on this one. It has five arguments at most: the
-    // sixth's register keeps the place in the trampoline behind its step over the red zone, an instruction of 8 bytes.
+    // The call returns twice, or on another stack, so nothing of the library may be left on this one. The call has five
+    // arguments at most. The sixth's register keeps the address in the trampoline after its step over the red zone, an
+    // instruction of 8 bytes.
     "5:",
     "pop r9",
     "add r9, 8",
@@ -317,7 +330,7 @@ global_asm!(
     "syscall",
     "test rax, rax",
     "jz 7f",
-    // The new process has its own memory by now, or none.
+    // By now the new process has its own memory, or has ended.
     "lea rsp, [rsp - 128]",
     "push rbp",
     "mov rbp, rsp",
@@ -334,7 +347,7 @@ global_asm!(
     "lea rsp, [rsp + 128]",
     "7:",
     "jmp r9",
-    // The kernel finds the signal's frame where the stack was before the trampoline, and does not come back.
+    // The kernel expects the signal's frame where the stack was before the trampoline. It does not return here.
     "17:",
     "lea rsp, [rsp + 136]",
     "syscall",
@@ -370,7 +383,8 @@ global_asm!(
     after_kernel = sym crate::report::ashlar_after_kernel,
 );
 
-// The library is loaded before the program begins, so that its variables of threads are at a fixed distance from where each thread's are.
+// The library is loaded before the program begins, so its thread variables lie at a fixed distance from the thread
+// pointer.
 global_asm!(
     ".pushsection .tbss, \"awT\", @nobits",
     ".hidden ashlar_thread",
@@ -385,11 +399,11 @@ global_asm!(
     align = const THREAD_ALIGN,
 );
 
-/// Memory of this thread's own, zeros at first.
+/// Returns memory of this thread's own, zeros at first.
 #[inline(always)]
 pub(crate) fn thread_memory() -> *mut u8 {
     let memory: *mut u8;
-    // SAFETY: it reads where the thread's variables are, and how far from there these stand, which nobody changes.
+    // SAFETY: it reads the thread pointer and the offset of the variable, which never change.
     unsafe {
         asm!(
             "mov {memory}, qword ptr fs:[0]",
@@ -401,20 +415,20 @@ pub(crate) fn thread_memory() -> *mut u8 {
     memory
 }
 
-/// The processor's clock, in ticks of no particular length.
+/// Returns the processor's clock, in ticks of no particular length.
 pub(crate) fn ticks() -> u64 {
-    // SAFETY: every x86-64 has it, and it touches nothing.
+    // SAFETY: every x86-64 processor has the instruction, which touches no memory.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
-/// Makes a system call, past all interception. The result is a negative errno where it failed.
+/// Makes a system call, past all interception. The result is a negative errno if the call failed.
 ///
 /// # Safety
 /// As the call itself.
 #[inline(always)]
 pub(crate) unsafe fn system_call(number: u64, a: [u64; 6]) -> i64 {
     let result: i64;
-    // SAFETY: the kernel preserves all registers but these; what the call does to memory its caller answers for.
+    // SAFETY: the kernel preserves all registers but these. The caller answers for what the call does to memory.
     unsafe {
         asm!(
             "syscall",

@@ -11,18 +11,18 @@ use crate::path::{self, Aim, Last, Purpose, Walked};
 use crate::session::Session;
 use crate::{deferred, descriptors, users};
 
-/// Flags that say how `statx` is to find out what it tells, which is always as it is now.
+/// Flags that say how `statx` gets its answer, which is always up to date.
 const STATX_HOW: i32 = libc::AT_NO_AUTOMOUNT | libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC;
 /// `STATX_BASIC_STATS` and `STATX_BTIME`.
 const STATX_MASK: u32 = 0x7ff | 0x800;
 
-/// What a call is about.
+/// The file that a call is about.
 pub(super) struct Subject {
     pub(super) session: &'static Session,
     pub(super) found: Found,
 }
 
-/// `stat` and `access` where all that they take is at hand; `None` otherwise, and then nothing has happened.
+/// Serves `stat` and `access` on the fast path; `None` otherwise, and then nothing has happened.
 #[inline]
 pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
     const HERE: u64 = libc::AT_FDCWD as u64;
@@ -39,13 +39,13 @@ pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
     }
 }
 
-/// Whether `statx` is asked for what there is not, or in two ways at once.
+/// Returns whether `statx` is called with an unknown mask bit, or with two ways of synchronising.
 fn is_wrong(a: &[u64; 6]) -> bool {
     const BOTH: i32 = libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC;
     a[2] as i32 & BOTH == BOTH || a[3] as u32 & libc::STATX__RESERVED as u32 != 0
 }
 
-/// Stores what is known of what a directory, a path and flags name, in the form that `of` gives it.
+/// Stores the known attributes of the file that a directory, a path and flags name, in the form that `of` gives.
 #[inline(always)]
 fn look<T: Plain>(
     directory: u64,
@@ -57,7 +57,7 @@ fn look<T: Plain>(
     let last = match flags {
         0 => Last::Follow,
         libc::AT_SYMLINK_NOFOLLOW => Last::Keep,
-        // What libc's `fstat` is.
+        // libc's `fstat` is this call.
         libc::AT_EMPTY_PATH if path == 0 || memory::load::<u8>(path) == Ok(0) => {
             let file = descriptors::file(directory as i32)?;
             let session = file.session().ok()?;
@@ -72,7 +72,7 @@ fn look<T: Plain>(
     memory::store(to, &found).ok().map(|()| 0)
 }
 
-/// What is known of what a path leads to.
+/// Calls `look` with the start of a path, if it is known.
 #[inline(always)]
 fn known<R>(
     directory: u64,
@@ -84,7 +84,7 @@ fn known<R>(
     look(start.session, (start.directory, start.rest))
 }
 
-/// `access`, for what is known.
+/// Serves `access` on the fast path.
 #[inline]
 fn may(directory: u64, path: u64, mode: u64) -> Option<i64> {
     if mode & !7 != 0 || !users::is_as_real() {
@@ -95,7 +95,7 @@ fn may(directory: u64, path: u64, mode: u64) -> Option<i64> {
     Some(may.map_or_else(|errno| -i64::from(errno.0), |()| 0))
 }
 
-/// Serves any of them.
+/// Serves any call on attributes.
 pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     match number {
         libc::SYS_fstat => with_file(a[0], |subject| store_stat(subject, a[1])),
@@ -110,7 +110,7 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | STATX_HOW;
             with(a[0], a[1], a[2], allowed, Purpose::Look, |subject| store_statx(subject, a[4]))
         }
-        // What is wrong with what is asked for, the kernel sees before it looks at the path.
+        // The kernel checks the mode before it looks at the path.
         libc::SYS_access if a[1] as i32 & !7 != 0 => Err(Errno::EINVAL),
         libc::SYS_faccessat | libc::SYS_faccessat2 if a[2] as i32 & !7 != 0 => Err(Errno::EINVAL),
         libc::SYS_access => with_path(libc::AT_FDCWD, a[0], Last::Follow, |subject| check(subject, a[1], 0)),
@@ -141,7 +141,7 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
             with(a[0], a[1], a[4], allowed, Purpose::Change, |subject| set_owner(subject, a[2], a[3]))
         }
-        // Where there is nothing to do, the kernel looks at nothing.
+        // If there is nothing to change, the kernel checks nothing.
         libc::SYS_utimensat if a[2] != 0 && changes_no_time(a[2])? => Ok(Some(0)),
         libc::SYS_utimensat if a[1] == 0 && a[0] as i32 == libc::AT_FDCWD => Ok(None),
         libc::SYS_utimensat if a[1] == 0 && a[3] != 0 => Err(Errno::EINVAL),
@@ -155,9 +155,9 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     }
 }
 
-/// With what a descriptor of ours has opened.
+/// Calls `then` with the file of a LibFS descriptor.
 pub(super) fn with_file(descriptor: u64, then: impl FnOnce(&Subject) -> Served) -> Served {
-    // One that the kernel serves for the time being may be ours after that.
+    // LibFS may adopt the descriptor with this call.
     if deferred::is_any_candidate() && descriptors::is_candidate(descriptor as i32) {
         deferred::count(1);
     }
@@ -168,7 +168,7 @@ pub(super) fn with_file(descriptor: u64, then: impl FnOnce(&Subject) -> Served) 
     then(&Subject { session, found })
 }
 
-/// With what a path leads to.
+/// Calls `then` with the file that a path leads to.
 pub(super) fn with_path(
     directory: i32,
     address: u64,
@@ -187,7 +187,7 @@ pub(super) fn with_path(
     then(&Subject { session, found: place.found.ok_or(Errno::ENOENT)? })
 }
 
-/// With what a directory, a path and flags name.
+/// Calls `then` with the file that a directory, a path and flags name.
 fn with(
     directory: u64,
     address: u64,
@@ -202,7 +202,7 @@ fn with(
     }
     let is_empty = address == 0 || memory::load::<u8>(address)? == 0;
     if flags & libc::AT_EMPTY_PATH != 0 && is_empty {
-        // The working directory is the kernel's to name.
+        // Only the kernel knows the working directory.
         return if directory as i32 == libc::AT_FDCWD { Ok(None) } else { with_file(directory, then) };
     }
     let last = if flags & libc::AT_SYMLINK_NOFOLLOW != 0 { Last::Keep } else { Last::Follow };
@@ -220,7 +220,7 @@ fn store_statx(subject: &Subject, address: u64) -> Served {
     Ok(Some(0))
 }
 
-/// What `statx` tells of an inode, on a mount whose files show `device`.
+/// Returns `statx`'s answer about an inode, on a mount whose files show `device`.
 fn statx_of(id: InodeId, inode: &Inode, device: u64) -> libc::statx {
     let time = |time: Timestamp| {
         // SAFETY: zeros are a `statx_timestamp`.
@@ -250,7 +250,7 @@ fn statx_of(id: InodeId, inode: &Inode, device: u64) -> libc::statx {
     stat
 }
 
-/// `access`, which asks for the real user.
+/// Serves `access`, which checks the rights of the real user.
 fn check(subject: &Subject, mode: u64, flags: i32) -> Served {
     if mode as i32 == 0 {
         return Ok(Some(0));
@@ -277,7 +277,7 @@ fn set_mode(subject: &Subject, mode: u64) -> Served {
 
 fn set_owner(subject: &Subject, uid: u64, gid: u64) -> Served {
     let given = |id: u64| Some(id as u32).filter(|id| *id != u32::MAX);
-    // Also one that names neither moves the time of change.
+    // A call that changes neither owner nor group still updates the change time.
     apply(subject, &Change { uid: given(uid), gid: given(gid), strip: true, ..Change::default() })
 }
 
@@ -294,7 +294,7 @@ fn set_times(subject: &Subject, address: u64) -> Served {
     apply(subject, &Change { accessed, modified, ..Change::default() })
 }
 
-/// Whether both times of a call are to stay.
+/// Returns whether a call leaves both times as they are.
 fn changes_no_time(address: u64) -> Result<bool, Errno> {
     let times: [libc::timespec; 2] =
         [memory::load(address)?, memory::load(address + size_of::<libc::timespec>() as u64)?];

@@ -1,8 +1,8 @@
-//! Calls that the kernel answers on a real open file beside ours.
+//! Calls that the kernel answers on a real open file beside LibFS's.
 //!
-//! They look at the file or change it, and neither keep the open file nor use its offset, its flags or its locks. So
-//! it's the same for them which open file of that file they are made with, and ours stays ours. Most of them are
-//! refused: regular files know few requests, and are no sockets.
+//! They read or change the file, but neither keep the open file nor use its offset, its flags or its locks. So any open
+//! file of that file serves them, and LibFS keeps its own. The kernel refuses most of them: regular files support few
+//! requests, and are no sockets.
 
 use super::Served;
 use super::shape::{Shape, paths_of, shape};
@@ -10,7 +10,7 @@ use crate::arch::{Frame, system_call};
 use crate::descriptors::{self, File};
 use crate::{hook, locks, materialise, memory};
 
-/// The process that gets an open file's signals, which signal, and the user that has set it.
+/// Commands for the process that gets an open file's signals, the signal, and the user that set it.
 const F_GETOWN_EX: i32 = 16;
 const F_SETOWN_EX: i32 = 15;
 const F_GETOWNER_UIDS: i32 = 17;
@@ -18,23 +18,24 @@ const F_GETOWN: i32 = 9;
 const F_SETOWN: i32 = 8;
 const F_SETSIG: i32 = 10;
 const F_GETSIG: i32 = 11;
-/// How long what is written to a file is expected to live.
+/// Commands for the expected lifetime of a file's data.
 const F_GET_FILE_RW_HINT: i32 = 1037;
 const F_SET_FILE_RW_HINT: i32 = 1038;
 
 /// The subject of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Subject {
-    /// The file: any open file of it will do.
+    /// The file: any open file of it serves.
     File,
-    /// The open file, as far as the kernel does not refuse the call.
+    /// The open file, unless the kernel refuses the call.
     OpenFile,
     /// The open file.
     OpenFileAlone,
 }
 
-/// Has the kernel answer a call by a descriptor of ours that we do not serve; `None` where the open file must become
-/// the kernel's for it.
+/// Lets the kernel answer a call on a LibFS descriptor that LibFS does not serve.
+///
+/// Returns `None` if the open file must be handed over to the kernel for the call.
 pub(super) fn answer(call: &Frame) -> Served {
     let a = &call.arguments;
     let Some((at, file)) = named_file(call) else { return Ok(None) };
@@ -44,7 +45,7 @@ pub(super) fn answer(call: &Frame) -> Served {
     }
     locks::with_real(&file, false, |real| {
         if call.rax as i64 == libc::SYS_ioctl && a[1] == libc::FIONREAD {
-            // It counts from where the open file stands.
+            // The kernel counts from the open file's offset.
             file.place().iter().for_each(|place| materialise::set_offset(real, place.offset));
         }
         let mut arguments = *a;
@@ -59,8 +60,9 @@ pub(super) fn answer(call: &Frame) -> Served {
     })
 }
 
-/// The open file of ours that a call is about, and where its descriptor stands: it comes first, or before a path that
-/// is empty.
+/// Returns the LibFS open file that a call is about, and the index of its descriptor.
+///
+/// The descriptor comes first, or before a path that is empty.
 fn named_file(call: &Frame) -> Option<(usize, File)> {
     let a = &call.arguments;
     let file = |at: usize| Some((at, descriptors::file(a[at] as i32)?));
@@ -89,7 +91,7 @@ fn subject(number: i64, a: &[u64; 6], file: &File) -> Subject {
             libc::F_NOTIFY if file.is_directory() => Subject::OpenFileAlone,
             _ => Subject::OpenFile,
         },
-        // If LibFS does not serve them, another thread has handed the open file over to the kernel, or other processes
+        // If LibFS does not serve these, another thread has handed the open file over to the kernel, or other processes
         // share it.
         libc::SYS_read
         | libc::SYS_write
@@ -100,7 +102,7 @@ fn subject(number: i64, a: &[u64; 6], file: &File) -> Subject {
         | libc::SYS_lseek
         | libc::SYS_getdents
         | libc::SYS_getdents64 => Subject::OpenFileAlone,
-        // A directory is the kernel's at no cost: paths go on being followed from it.
+        // Handing a directory over costs nothing: LibFS goes on resolving paths from it.
         libc::SYS_openat2 | libc::SYS_open_by_handle_at | libc::SYS_fspick | libc::SYS_setns => Subject::OpenFileAlone,
         libc::SYS_close | libc::SYS_dup | libc::SYS_flock => Subject::OpenFileAlone,
         _ => Subject::File,

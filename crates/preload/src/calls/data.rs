@@ -1,4 +1,4 @@
-//! Reading and writing.
+//! Reads, writes, seeks, synchronises and copies.
 
 use ashlar_libfs::{Seek, WriteAt};
 use ashlar_types::{Errno, FILE_SIZE_MAX, InodeId};
@@ -9,31 +9,31 @@ use crate::descriptors::{self, File, PlaceGuard};
 use crate::session::{self, Session};
 use crate::{deferred, materialise, memory, users};
 
-/// The most that one call transfers, as in the kernel.
+/// The most bytes that one call transfers, as in the kernel.
 const TRANSFER_MAX: usize = 0x7fff_f000;
 /// The most parts of one transfer (`IOV_MAX`).
 const PARTS_MAX: usize = 1024;
-/// The most that one call writes of several parts: the caller goes on from there.
+/// The most bytes that one call writes from several parts: the caller goes on from there.
 const JOINED_MAX: usize = 64 << 20;
 /// Bytes that are copied at a time between descriptors.
 const COPY_BYTES: usize = 256 << 10;
-/// `SEEK_SET`, … as the kernel numbers them.
+/// Flags of `preadv2` and `pwritev2`, as the kernel numbers them.
 const RWF_APPEND: u64 = 0x10;
 const RWF_SYNC: u64 = 0x2 | 0x4;
 const RWF_HARMLESS: u64 = 0x1 | 0x8;
-/// What directories take, too.
+/// Flags that directories accept too.
 const RWF_OF_ALL: u64 = 0x1;
-/// Writes at the offset, also where the open file appends.
+/// Makes the call write at the offset, even if the open file appends.
 const RWF_NOAPPEND: u64 = 0x20;
 const SYNC_RANGE_FLAGS: u32 =
     libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
 
-/// Where a transfer takes place.
+/// The position of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
-    /// Where the open file stands, which moves it.
+    /// At the open file's offset, which moves.
     Place,
-    /// At an offset.
+    /// At an offset that the call names.
     Offset(u64),
 }
 
@@ -78,13 +78,14 @@ impl Parts {
     }
 }
 
-/// Whether there can be so many bytes from an offset on: what ends behind all places that there are is no place, as one before the first.
+/// Returns whether so many bytes fit from an offset on: a range that ends beyond all offsets is invalid, as is one that
+/// begins before the first.
 #[inline]
 const fn is_range(offset: u64, bytes: u64) -> bool {
     (offset | offset.wrapping_add(bytes)) as i64 >= 0
 }
 
-/// `read`, `write`, `pread` and `pwrite` where all that they take is at hand; `None` otherwise, and then nothing has happened.
+/// Serves `read`, `write`, `pread` and `pwrite` on the fast path; `None` otherwise, and then nothing has happened.
 #[inline]
 pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
     let writes = matches!(number, libc::SYS_write | libc::SYS_pwrite64);
@@ -105,7 +106,7 @@ pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
         }
         let at = if flags & libc::O_APPEND != 0 { WriteAt::End } else { WriteAt::Offset(offset) };
         let data = memory::known_bytes(a[1], length)?;
-        // Who takes a part of the file from others must write there, and this may find that it can't.
+        // A process that reserves a part of a shared file must write it, but the fast path may find that it can't.
         if matches!(at, WriteAt::Offset(_)) && place.as_ref().is_some_and(PlaceGuard::is_shared) {
             return None;
         }
@@ -128,7 +129,7 @@ pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
     Some(count as i64)
 }
 
-/// Whether a transfer takes place at an offset that it names.
+/// Returns whether a transfer takes place at an offset that the call names.
 const fn names_offset(number: i64, a: &[u64; 6]) -> bool {
     match number {
         libc::SYS_pread64 | libc::SYS_pwrite64 | libc::SYS_preadv | libc::SYS_pwritev => true,
@@ -137,12 +138,12 @@ const fn names_offset(number: i64, a: &[u64; 6]) -> bool {
     }
 }
 
-/// Whether a transfer is to take place before the first byte, which the kernel sees before it looks at the descriptor.
+/// Returns whether a transfer is to take place before the first byte. The kernel checks this before the descriptor.
 pub(super) const fn is_nowhere(number: i64, a: &[u64; 6]) -> bool {
     names_offset(number, a) && a[3] as i64 <= -1
 }
 
-/// All forms of `read` and `write`.
+/// Serves all forms of `read` and `write`.
 pub(super) fn transfer(number: i64, a: &[u64; 6]) -> Served {
     if is_nowhere(number, a) {
         return Err(Errno::EINVAL);
@@ -208,7 +209,7 @@ fn read_parts(session: &Session, inode: InodeId, offset: u64, parts: &[libc::iov
     let mut done = 0;
     for part in parts {
         let at = offset + done as u64;
-        // No more of the buffer is touched than the file fills: the rest need not be there.
+        // The file fills no more of the buffer than this: the rest of the buffer need not be mapped.
         let length = session.fs.readable(inode, at, part.iov_len)?;
         let count = match memory::first_bytes_mut(part.iov_base as u64, length) {
             Ok(buffer) => session.fs.read(inode, at, buffer),
@@ -217,7 +218,7 @@ fn read_parts(session: &Session, inode: InodeId, offset: u64, parts: &[libc::iov
         match count {
             Ok(count) => {
                 done += count;
-                // The file ends there, or the buffer does.
+                // The file or the buffer ends there.
                 if count < part.iov_len {
                     break;
                 }
@@ -238,7 +239,7 @@ fn write(file: &File, at: At, parts: &[libc::iovec], flags: u64) -> Served {
         At::Offset(_) => None,
         At::Place => loop {
             let Some(place) = file.place() else { return Ok(None) };
-            // It's held only while others wait for it.
+            // The place is held only while other processes wait for it.
             if appends || place.reserve(place.offset.saturating_add(length)) {
                 break Some(place);
             }
@@ -255,7 +256,7 @@ fn write(file: &File, at: At, parts: &[libc::iovec], flags: u64) -> Served {
     Ok(Some(count as i64))
 }
 
-/// Writes parts in a row, from an offset or from the file's end on, and moves the open file's place behind them.
+/// Writes parts in a row, from an offset or from the file's end on, and moves the open file's offset past them.
 fn write_parts(
     session: &Session,
     inode: InodeId,
@@ -275,7 +276,7 @@ fn write_parts(
     write_bytes(session, inode, offset.map_or(WriteAt::End, WriteAt::Offset), data, place.as_mut())
 }
 
-/// Writes bytes that are at hand, and moves the open file's place behind them.
+/// Writes bytes in memory, and moves the open file's offset past them.
 fn write_bytes(
     session: &Session,
     inode: InodeId,
@@ -292,7 +293,7 @@ fn write_bytes(
     Ok(written.bytes)
 }
 
-/// The bytes of several parts. One call is one write, so that nobody sees a part of it.
+/// Joins the bytes of several parts: one call is one write, so no reader sees a part of it.
 fn join(parts: &[libc::iovec]) -> Result<Vec<u8>, Errno> {
     let mut joined = Vec::new();
     joined
@@ -314,10 +315,12 @@ fn join(parts: &[libc::iovec]) -> Result<Vec<u8>, Errno> {
     Ok(joined)
 }
 
-/// A process that writes at or beyond its limit gets `SIGXFSZ`; one that writes beyond what a file may have gets the error alone.
+/// Sends `SIGXFSZ` to a process that writes at or beyond its limit.
+///
+/// A process that writes beyond the largest size of a file gets only the error.
 fn tell_of_limit(errno: Errno, limit: u64) {
     if errno == Errno::EFBIG && limit <= FILE_SIZE_MAX {
-        // SAFETY: they take nothing but numbers.
+        // SAFETY: the calls take only numbers.
         unsafe {
             let process = system_call(libc::SYS_getpid as u64, [0; 6]) as u64;
             let thread = system_call(libc::SYS_gettid as u64, [0; 6]) as u64;
@@ -326,7 +329,7 @@ fn tell_of_limit(errno: Errno, limit: u64) {
     }
 }
 
-/// `lseek` to where the offset alone says.
+/// Serves `lseek` on the fast path, if the new offset needs nothing but the current one.
 #[inline]
 pub(super) fn seek_at_once(a: &[u64; 6]) -> Option<i64> {
     let file = descriptors::file(a[0] as i32).filter(|file| !file.is_alone())?;
@@ -344,7 +347,7 @@ pub(super) fn seek_at_once(a: &[u64; 6]) -> Option<i64> {
     Some(to)
 }
 
-/// `lseek`.
+/// Serves `lseek`.
 pub(super) fn seek(a: &[u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
     let (offset, whence) = (a[1] as i64, a[2] as i32);
@@ -355,7 +358,7 @@ pub(super) fn seek(a: &[u64; 6]) -> Served {
     let to = match whence {
         libc::SEEK_SET => offset,
         libc::SEEK_CUR => from(place.offset as i64)?,
-        // Where a directory ends is not known before it is read.
+        // The end of a directory's listing is unknown before it is read.
         libc::SEEK_END if file.is_directory() => return Err(Errno::EINVAL),
         libc::SEEK_END => from(size()?)?,
         libc::SEEK_DATA | libc::SEEK_HOLE if file.is_directory() => return Err(Errno::ENXIO),
@@ -371,14 +374,16 @@ pub(super) fn seek(a: &[u64; 6]) -> Served {
     Ok(Some(to))
 }
 
-/// `fsync` and its like: what any session did to the file, and, as the log has one order, all that this one did.
+/// Serves `fsync` and its like: commits the changes of all sessions to the file.
+///
+/// As the log has one order, it commits all changes of this session too.
 pub(super) fn sync(a: &[u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
     file.session()?.fs.sync_inode(file.inode())?;
     Ok(Some(0))
 }
 
-/// `syncfs`, also by a descriptor of the kernel's: that does not hand the call on to a mount.
+/// Serves `syncfs`, even on a kernel descriptor: the kernel does not pass the call on to a mount.
 pub(super) fn sync_file_system(a: &[u64; 6]) -> Served {
     let descriptor = a[0] as i32;
     if deferred::is_any_candidate() && descriptors::is_candidate(descriptor) {
@@ -397,25 +402,25 @@ pub(super) fn sync_file_system(a: &[u64; 6]) -> Served {
     Ok(Some(0))
 }
 
-/// `sync_file_range`; the kernel says what is wrong with a range.
+/// Serves `sync_file_range`; the kernel reports an invalid range.
 pub(super) fn sync_range(a: &[u64; 6]) -> Served {
     let end = (a[1] as i64).checked_add(a[2] as i64);
     let is_right = a[1] as i64 >= 0 && a[2] as i64 >= 0 && end.is_some() && a[3] as u32 & !SYNC_RANGE_FLAGS == 0;
     if is_right { sync(a) } else { Ok(None) }
 }
 
-/// `sync`, which is for all file systems. The kernel's come first: with them a mount gets what was written to its mapped files.
+/// Serves `sync` for all file systems. The kernel's come first: they give a mount the data written to its mapped files.
 pub(super) fn sync_all() -> Served {
-    // SAFETY: it takes nothing.
+    // SAFETY: the call takes no arguments.
     unsafe { system_call(libc::SYS_sync as u64, [0; 6]) };
     for session in session::all().chain(users::aside()) {
-        // It has no way to fail.
+        // `sync` has no way to fail.
         let _ = session.fs.sync_all();
     }
     Ok(Some(0))
 }
 
-/// The offset that a call was given the address of, or none.
+/// Returns the offset at an address, or `None` if the call gave no address.
 fn offset_at(address: u64) -> Result<Option<u64>, Errno> {
     if address == 0 {
         return Ok(None);
@@ -424,23 +429,23 @@ fn offset_at(address: u64) -> Result<Option<u64>, Errno> {
     if offset < 0 { Err(Errno::EINVAL) } else { Ok(Some(offset as u64)) }
 }
 
-/// The access mode and flags of a kernel's open file; `None` where there is none, or a path alone.
+/// Returns the access mode and flags of a kernel's open file; `None` if the descriptor is closed or an `O_PATH` one.
 fn open_flags(descriptor: i32) -> Option<i32> {
     let flags = materialise::flags(descriptor);
     (flags >= 0 && flags & libc::O_PATH == 0).then_some(flags)
 }
 
-/// An open file of the kernel's beside one of ours.
+/// A kernel's open file beside one of LibFS's.
 pub(super) struct Other {
-    /// It's on another mount.
+    /// It is on another mount.
     pub(super) is_apart: bool,
-    /// It's a regular file.
+    /// It is a regular file.
     pub(super) is_regular: bool,
     flags: i32,
 }
 
 impl Other {
-    /// Of two descriptors the kernel's, where the other one is ours.
+    /// Returns the kernel's open file of two descriptors, if LibFS serves the other one.
     pub(super) fn of(one: i32, other: i32) -> Option<Self> {
         let (ours, kernels) = if descriptors::is_ours(one) { (one, other) } else { (other, one) };
         if descriptors::is_ours(kernels) {
@@ -451,14 +456,14 @@ impl Other {
         Some(Self { is_apart: device != descriptors::file(ours)?.session().ok()?.device, is_regular, flags })
     }
 
-    /// Whether one may be read and the other one written, of which one is the kernel's.
+    /// Returns whether the flags of both files allow a copy; one of them is the kernel's.
     pub(super) fn may_be_copied(&self, from: Option<&File>, to: Option<&File>) -> bool {
         let flags = |file: Option<&File>| file.map_or(self.flags, |file| file.flags());
         may_be_copied(flags(from), flags(to))
     }
 }
 
-/// Whether files that were opened with these flags may be copied, the one over the other.
+/// Returns whether a file may be copied over another, if they were opened with these flags.
 pub(super) const fn may_be_copied(from: i32, to: i32) -> bool {
     (from | to) & libc::O_PATH == 0
         && from & libc::O_ACCMODE != libc::O_WRONLY
@@ -466,7 +471,7 @@ pub(super) const fn may_be_copied(from: i32, to: i32) -> bool {
         && to & libc::O_APPEND == 0
 }
 
-/// `copy_file_range` between files of one session.
+/// Serves `copy_file_range` between files of one session.
 pub(super) fn copy_range(a: &[u64; 6]) -> Served {
     if a[5] != 0 {
         let is_open = |descriptor: i32| descriptors::is_ours(descriptor) || open_flags(descriptor).is_some();
@@ -484,8 +489,8 @@ pub(super) fn copy_range(a: &[u64; 6]) -> Served {
     let (from, to) = match (from, to) {
         (Some(from), Some(to)) if from.session()?.number == to.session()?.number => (from, to),
         (from, to) => {
-            // That they are on different mounts the kernel would say too, and who asks goes on without it: no reason to make the one that
-            // is ours a file of the kernel's.
+            // The kernel would report different mounts too, and the program then copies without this call. So there is
+            // no reason to hand the LibFS file over.
             let other = Other::of(a[0] as i32, a[2] as i32);
             let Some(other) = other.filter(|other| other.is_apart && other.is_regular) else { return Ok(None) };
             let may = other.may_be_copied(from.as_ref(), to.as_ref());
@@ -504,7 +509,7 @@ pub(super) fn copy_range(a: &[u64; 6]) -> Served {
     copy(&from, a[1], &to, a[3], a[4])
 }
 
-/// Fails with `EFAULT` where the offsets of `copy_file_range` can't be read.
+/// Fails with `EFAULT` if the offsets of `copy_file_range` can't be read.
 fn check_offsets(a: &[u64; 6]) -> Result<(), Errno> {
     [a[1], a[3]]
         .into_iter()
@@ -512,7 +517,9 @@ fn check_offsets(a: &[u64; 6]) -> Result<(), Errno> {
         .try_for_each(|address| memory::load::<i64>(address).map(drop))
 }
 
-/// Copies so many bytes between files of one session. For each there is the address of an offset, or null, and then its place is the offset.
+/// Copies so many bytes between files of one session.
+///
+/// For each file the call gives the address of an offset, or null; then the open file's offset counts.
 fn copy(from: &File, from_address: u64, to: &File, to_address: u64, bytes: u64) -> Served {
     let (from_given, to_given) = (offset_at(from_address)?, offset_at(to_address)?);
     let place = |file: &File| file.place().map(|place| place.offset);
@@ -539,7 +546,7 @@ fn copy(from: &File, from_address: u64, to: &File, to_address: u64, bytes: u64) 
     Ok(Some(copied as i64))
 }
 
-/// Notes where a copy has come to: where the offset was given, or in the open file.
+/// Stores the offset after a copy: at the address that the call gave, or in the open file.
 fn moved(file: &File, address: u64, given: Option<u64>, offset: u64) -> Result<(), Errno> {
     match given {
         Some(_) => memory::store(address, &(offset as i64)),
@@ -552,7 +559,7 @@ fn moved(file: &File, address: u64, given: Option<u64>, offset: u64) -> Result<(
     }
 }
 
-/// `sendfile` out of a file of ours into whatever it is, and into one of ours out of whatever is a file.
+/// Serves `sendfile` from a LibFS file to any descriptor, and from any regular file to a LibFS file.
 pub(super) fn send_file(a: &[u64; 6]) -> Served {
     if a[2] != 0 {
         memory::load::<i64>(a[2])?;
@@ -565,14 +572,15 @@ pub(super) fn send_file(a: &[u64; 6]) -> Served {
         (from, Some(to)) => receive(from.as_ref(), &to, a),
         (None, None) => Ok(None),
     };
-    // The kernel stores the offset after each try, also a failed one; it makes those itself that LibFS leaves to it.
+    // The kernel stores the offset after each try, even after a failed one. If LibFS leaves the call to the kernel, the
+    // kernel does so itself.
     if a[2] != 0 && !matches!(sent, Ok(None) | Err(Errno::RESERVED)) {
         memory::check(a[2], size_of::<i64>() as u64, memory::Use::Write)?;
     }
     sent
 }
 
-/// Fails with what is wrong with the file that `sendfile` reads, and with where it does, which the kernel sees first.
+/// Fails if the file that `sendfile` reads or its offset is invalid. The kernel checks these first.
 fn check_sent(from: &File, a: &[u64; 6]) -> Result<(), Errno> {
     if !from.may_read() {
         return Err(Errno::EBADF);
@@ -582,7 +590,7 @@ fn check_sent(from: &File, a: &[u64; 6]) -> Result<(), Errno> {
 }
 
 fn send_out(from: &File, a: &[u64; 6]) -> Served {
-    // Into one that appends it's an error, which the kernel finds.
+    // A descriptor that appends is an error, which the kernel reports.
     let appends = || materialise::flags(a[0] as i32) & libc::O_APPEND != 0;
     check_sent(from, a)?;
     if from.is_directory() || appends() {
@@ -590,12 +598,12 @@ fn send_out(from: &File, a: &[u64; 6]) -> Served {
     }
     let given = offset_at(a[2])?;
     let session = from.session()?;
-    // Others have the place while the other side is waited for, as in the kernel: they may be that side.
+    // The place is not held while the other side is waited for, as in the kernel: the other side may need it.
     let Some(start) = given.or_else(|| from.place().map(|place| place.offset)) else { return Ok(None) };
     let mut buffer = vec![0; COPY_BYTES.min(a[3] as usize)];
     let count = session.fs.read(from.inode(), start, &mut buffer)?;
-    // What the other side does not take is read again at the next call; fewer bytes than asked for are no error.
-    // SAFETY: the buffer is ours, and has that many bytes.
+    // Bytes that the other side does not take are read again at the next call; a short count is no error. SAFETY: the
+    // buffer is this function's, and has that many bytes.
     let sent = unsafe { system_call(libc::SYS_write as u64, [a[0], buffer.as_ptr() as u64, count as u64, 0, 0, 0]) };
     if sent > 0 {
         moved(from, a[2], given, start + sent as u64)?;
@@ -603,16 +611,16 @@ fn send_out(from: &File, a: &[u64; 6]) -> Served {
     Ok(Some(sent))
 }
 
-/// `sendfile` into a file of ours: of the same session, or out of a regular file of the kernel's.
+/// Serves `sendfile` into a LibFS file, from one of the same session or from a regular file of the kernel's.
 fn receive(from: Option<&File>, to: &File, a: &[u64; 6]) -> Served {
-    // The errors are the kernel's to find. Where the place is other processes' too, they would have to wait for the other side.
+    // The kernel reports the errors. If other processes share the place, they would have to wait for the other side.
     let is_plain = to.may_write() && to.flags() & (libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC) == 0;
     if !is_plain || to.is_directory() || to.place().is_none_or(|place| place.is_shared()) {
         return Ok(None);
     }
     let session = to.session()?;
     if let Some(from) = from {
-        // Within one file it copies over what it has copied, and so it may read that again.
+        // Within one file, the copy overwrites what it may read again.
         let is_other = from.session()?.number == session.number && from.inode() != to.inode();
         let is_plain = from.may_read() && !from.is_directory() && is_other;
         check_sent(from, a)?;
@@ -629,7 +637,7 @@ fn receive(from: Option<&File>, to: &File, a: &[u64; 6]) -> Served {
         return Ok(None);
     }
     let given = offset_at(a[2])?;
-    // SAFETY: it asks where the open file stands.
+    // SAFETY: it asks for the open file's offset.
     let stands = || unsafe { system_call(libc::SYS_lseek as u64, [a[1], 0, libc::SEEK_CUR as u64, 0, 0, 0]) } as u64;
     let start = given.unwrap_or_else(stands);
     if start as i64 <= -1 {
@@ -641,7 +649,7 @@ fn receive(from: Option<&File>, to: &File, a: &[u64; 6]) -> Served {
     while done < wanted {
         let step = buffer.len().min(wanted - done) as u64;
         let arguments = [a[1], buffer.as_mut_ptr() as u64, step, start + done as u64, 0, 0];
-        // SAFETY: the buffer is ours, and has that many bytes.
+        // SAFETY: the buffer is this function's, and has that many bytes.
         let count = unsafe { system_call(libc::SYS_pread64 as u64, arguments) };
         let written = match count {
             0 => break,
@@ -664,13 +672,13 @@ fn receive(from: Option<&File>, to: &File, a: &[u64; 6]) -> Served {
     let end = start + done as u64;
     match given {
         Some(_) => memory::store(a[2], &(end as i64))?,
-        // SAFETY: it moves where the open file stands.
+        // SAFETY: it moves the open file's offset.
         None => drop(unsafe { system_call(libc::SYS_lseek as u64, [a[1], end, libc::SEEK_SET as u64, 0, 0, 0]) }),
     }
     Ok(Some(done as i64))
 }
 
-/// Writes bytes of ours where an open file stands, which moves it. `ESTALE`: that is not ours alone any more.
+/// Writes bytes at an open file's offset, which moves; fails with `ESTALE` if other processes share it by now.
 fn put(session: &Session, to: &File, bytes: &[u8]) -> Result<usize, Errno> {
     let Some(mut place) = to.place().filter(|place| !place.is_shared()) else { return Err(Errno::ESTALE) };
     let at = WriteAt::Offset(place.offset);

@@ -1,4 +1,4 @@
-//! What is done with descriptors as such: closing, duplicating, flags, locks.
+//! Calls on descriptors as such: closing, duplicating, flags, locks.
 
 use std::sync::atomic::Ordering;
 
@@ -10,23 +10,23 @@ use crate::descriptors::{self, CHANGEABLE, File, OnExec};
 use crate::locks::Way;
 use crate::{locks, memory, recycled, session, threads};
 
-/// A file that is larger than 2 GiB may be opened: always so on 64 bits, and shown by `F_GETFL`.
+/// The flag for files larger than 2 GiB: always set on 64 bits, and shown by `F_GETFL`.
 const LARGE_FILE: i32 = 0o100_000;
 const TCGETS: u64 = libc::TCGETS;
-/// The same with speeds of any number.
+/// As `TCGETS`, with any speed.
 const TCGETS2: u64 = 0x802c_542a;
 /// Copies a file, or a part of it, by sharing its blocks.
 pub(super) const FICLONE: u64 = 0x4004_9409;
 pub(super) const FICLONERANGE: u64 = 0x4020_940D;
-/// Has parts of files that are the same share their blocks.
+/// Makes equal parts of files share their blocks.
 pub(super) const FIDEDUPERANGE: u64 = 0xC018_9436;
-/// How long what is written is expected to live.
+/// Commands for the expected lifetime of written data.
 const F_GET_RW_HINT: i32 = 1035;
 const F_SET_RW_HINT: i32 = 1036;
 /// `RWH_WRITE_LIFE_EXTREME`.
 const RW_HINT_MAX: u64 = 5;
 
-/// Serves any of them.
+/// Serves any call on descriptors.
 pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     let descriptor = a[0] as i32;
     match number {
@@ -37,7 +37,7 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
         libc::SYS_dup3 => duplicate_to(descriptor, a[1] as i32, a[2] as i32, true),
         libc::SYS_close_range => close_range(a),
         libc::SYS_fcntl => control(descriptor, a[1] as i32, a[2]),
-        // No terminal: what stdio asks of each file that it writes to.
+        // It is no terminal: stdio asks this of each file that it writes to.
         libc::SYS_ioctl if is_for_terminals(a[1]) && descriptors::is_ours(descriptor) => Err(Errno::ENOTTY),
         libc::SYS_ioctl if a[1] == FICLONE => clone_file(descriptor, a[2] as i32),
         libc::SYS_ioctl if a[1] == FICLONERANGE => clone_file(descriptor, memory::load(a[2])?),
@@ -56,12 +56,12 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     }
 }
 
-/// Whether an `ioctl` is one that terminals alone know.
+/// Returns whether an `ioctl` is one that only terminals know.
 pub(crate) const fn is_for_terminals(request: u64) -> bool {
     request == TCGETS || request == TCGETS2 || request == libc::TIOCGWINSZ
 }
 
-/// `ioctl(FICLONE)`: no file shares blocks with another one. `cp` asks for each file before it copies it.
+/// Serves `ioctl(FICLONE)`: no file shares blocks with another one. `cp` asks this for each file before it copies it.
 fn clone_file(to: i32, from: i32) -> Served {
     let is_closed = |file: &File| file.flags() & libc::O_PATH != 0;
     match (descriptors::file(to), descriptors::file(from)) {
@@ -84,7 +84,7 @@ fn clone_file(to: i32, from: i32) -> Served {
     }
 }
 
-/// `close` of what is ours.
+/// Serves `close` of a LibFS descriptor.
 #[inline]
 pub(super) fn close_at_once(descriptor: i32) -> Option<i64> {
     let file = descriptors::remove(descriptor)?;
@@ -122,7 +122,7 @@ fn duplicate(descriptor: i32, from: i32, cloexec: bool) -> Served {
     descriptors::install(&file, from, cloexec).map(|number| Some(number.into()))
 }
 
-/// Duplicates a descriptor of ours at which the kernel has a real open file, that forked processes have too.
+/// Duplicates a LibFS descriptor at which the kernel has a real open file, which forked processes share.
 fn duplicate_real(file: &File, descriptor: i32, from: i32, cloexec: bool) -> Served {
     recycled::end();
     let made = kernel_duplicate(descriptor, from, cloexec);
@@ -143,7 +143,7 @@ fn kernel_duplicate(descriptor: i32, from: i32, cloexec: bool) -> i64 {
     unsafe { system_call(libc::SYS_fcntl as u64, arguments) }
 }
 
-/// Duplicates a descriptor of the kernel's from which paths may begin, or which may become ours: the new one may too.
+/// Duplicates a kernel descriptor from which paths may begin, or which is adoptable: so is the new one.
 fn duplicate_followed(descriptor: i32, from: i32, cloexec: bool) -> Option<i64> {
     if !descriptors::is_named(descriptor) && !descriptors::is_candidate(descriptor) {
         return None;
@@ -156,7 +156,7 @@ fn duplicate_followed(descriptor: i32, from: i32, cloexec: bool) -> Option<i64> 
     Some(made)
 }
 
-/// Notes that the one descriptor of the kernel's is a duplicate of the other.
+/// Records that one kernel descriptor is a duplicate of another.
 fn note_followed(old: i32, new: i32) {
     if descriptors::is_candidate(old) {
         descriptors::note_duplicate(old, new);
@@ -165,7 +165,7 @@ fn note_followed(old: i32, new: i32) {
     }
 }
 
-/// `dup2` and `dup3`, where the one or the other descriptor is ours.
+/// Serves `dup2` and `dup3`, if LibFS serves the one or the other descriptor.
 fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
     let file = descriptors::file(old);
     let number = if is_dup3 { libc::SYS_dup3 } else { libc::SYS_dup2 };
@@ -174,16 +174,17 @@ fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
         unsafe { system_call(number as u64, [old as u64, new as u64, flags as u64, 0, 0, 0]) }
     };
     if old != new && descriptors::is_internal(new) && descriptors::closes_on_exec(old).is_some() {
-        // The program knows nothing of it, and may have any number. What we say there it must not get.
+        // The program does not know this descriptor, and may use any number. It must not receive the library's messages
+        // there.
         process::leave_to_kernel();
         return Ok(None);
     }
     if old == new {
-        // The kernel does nothing, or says what is wrong; the placeholder will do for that.
+        // The kernel changes nothing, or reports an error; the placeholder serves for that.
         return Ok(Some(call()));
     }
-    // The placeholder goes where the number is to be, and takes away what the kernel has there. A flag that there is none of is an
-    // error, and so is a number that can't be.
+    // The kernel puts the placeholder at the new number, and closes its descriptor there. It reports unknown flags and
+    // invalid numbers.
     let named = locks::file_of_named(new);
     let done = call();
     if done < 0 {
@@ -212,12 +213,12 @@ fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
 
 fn close_range(a: &[u64; 6]) -> Served {
     let (first, last, flags) = (a[0] as u32, a[1] as u32, a[2] as u32);
-    // A flag that there is none of is an error.
+    // The kernel reports an unknown flag.
     if first > last || flags & !(libc::CLOSE_RANGE_UNSHARE | libc::CLOSE_RANGE_CLOEXEC) != 0 {
         return Ok(None);
     }
     if flags & libc::CLOSE_RANGE_UNSHARE != 0 && !threads::is_one() {
-        // This thread's descriptors are its own from here on, and our table is of those of all.
+        // From here on this thread has descriptors of its own, but the table is of the descriptors of all threads.
         process::leave_to_kernel();
         return Ok(None);
     }
@@ -236,7 +237,7 @@ fn close_range(a: &[u64; 6]) -> Served {
     descriptors::inherited().filter(is_closed).for_each(descriptors::forget_kernels);
     descriptors::forget_named(first, last);
     let _closes = Forgetting(named);
-    // Around those that the program does not know of.
+    // Close around the descriptors that the program does not know of.
     let mut from = first;
     let highest = last.min(crate::arch::DESCRIPTORS as u32);
     for internal in (first..=highest).filter(|&number| descriptors::is_internal(number as i32)) {
@@ -248,7 +249,7 @@ fn close_range(a: &[u64; 6]) -> Served {
     Ok(Some(if from <= last { close_kernel_range(from, last) } else { 0 }))
 }
 
-/// Files that are closed, and whose locks go when they are.
+/// Files that are closed; their locks end when this is dropped.
 struct Forgetting(Vec<locks::Locked>);
 
 impl Drop for Forgetting {
@@ -262,7 +263,7 @@ fn close_kernel_range(first: u32, last: u32) -> i64 {
     unsafe { system_call(libc::SYS_close_range as u64, [first.into(), last.into(), 0, 0, 0, 0]) }
 }
 
-/// Sets status flags of an open file, of the real one that others have too.
+/// Sets status flags of an open file, and of the real open file that other processes share.
 fn set_flags(file: &File, descriptor: i32, change: i32, to: i32) -> i64 {
     file.set_flags(change, to);
     if file.shared().is_none() {
@@ -273,13 +274,13 @@ fn set_flags(file: &File, descriptor: i32, change: i32, to: i32) -> i64 {
     unsafe { system_call(libc::SYS_fcntl as u64, arguments) }
 }
 
-/// Whether the opening of a kernel's open file has made the file.
+/// Returns whether the open call behind a kernel's open file has created the file.
 pub(super) fn is_made(descriptor: i32) -> bool {
     // SAFETY: it asks for a flag.
     unsafe { system_call(libc::SYS_fcntl as u64, [descriptor as u64, F_CREATED_QUERY as u64, 0, 0, 0, 0]) == 1 }
 }
 
-/// Whether another descriptor leads to an open file of ours, too.
+/// Returns whether another descriptor leads to the same LibFS open file.
 fn is_same(file: &File, other: i32) -> Result<bool, Errno> {
     if let Some(other) = descriptors::file(other) {
         return Ok(file.is_same(&other));
@@ -288,14 +289,16 @@ fn is_same(file: &File, other: i32) -> Result<bool, Errno> {
     if is_there { Ok(false) } else { Err(Errno::EBADF) }
 }
 
-/// `F_SETLEASE`. The kernel would grant leases by what it knows of who has the file open, and break them when it opens it; what LibFS opens it does not see.
-/// So it grants none, as for a file that others have open, if nothing else is wrong.
+/// Serves `F_SETLEASE`: it grants no lease, as if others had the file open, if nothing else is wrong.
+///
+/// The kernel would grant leases by the open files that it knows, and would break them when it opens the file. It does
+/// not see what LibFS opens.
 fn lease(descriptor: i32, argument: u64) -> Served {
     let is_asked_for = [libc::F_RDLCK, libc::F_WRLCK].contains(&(argument as i32));
     let command = if is_asked_for { libc::F_UNLCK as u64 } else { argument };
     let ask = |descriptor: i32| {
         let arguments = [descriptor as u64, libc::F_SETLEASE as u64, command, 0, 0, 0];
-        // SAFETY: it takes numbers, and gives up no lease, since there is none.
+        // SAFETY: the call takes numbers. It gives up no lease, since none exists.
         let result = unsafe { system_call(libc::SYS_fcntl as u64, arguments) };
         Ok(Some(if is_asked_for && result >= 0 { -i64::from(Errno::EAGAIN.0) } else { result }))
     };
@@ -355,12 +358,12 @@ fn control(descriptor: i32, command: i32, argument: u64) -> Served {
     }
 }
 
-/// Whether a command of `fcntl` is about a record lock of the process.
+/// Returns whether a command of `fcntl` is about a record lock of the process.
 pub(super) fn is_record_lock(command: u64) -> bool {
     matches!(command as i32, libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW)
 }
 
-/// What becomes of a command of `fcntl`, if it is about a record lock.
+/// Returns the outcome of a command of `fcntl`, if it is about a record lock.
 pub(super) fn lock(call: [u64; 6]) -> Result<Way, Errno> {
     if is_record_lock(call[1]) { locks::control(call[0] as i32, call[1] as i32, call[2]) } else { Ok(Way::Kernel) }
 }

@@ -1,4 +1,4 @@
-//! Listing directories.
+//! Lists directories.
 
 use ashlar_libfs::ListedName;
 use ashlar_types::Errno;
@@ -9,26 +9,28 @@ use crate::memory;
 
 /// Bytes of `linux_dirent64` before the name: inode:8 offset:8 length:2 kind:1.
 const HEAD_BYTES: usize = 19;
-/// What stands behind a name, up to the entry's end.
+/// The padding after a name, up to the entry's end.
 const ZEROS: [u8; 8] = [0; 8];
-/// The most that one call fills.
+/// The most bytes that one call fills.
 const FILLED_MAX: usize = 1 << 20;
-/// What libc asks for.
+/// The bytes that libc asks for.
 const ROOM_USUAL: usize = 32 << 10;
 
-/// Entries as the program gets them.
+/// Entries in the form that the program gets.
 struct Page {
     bytes: Vec<u8>,
     room: usize,
-    /// The last cookie, and how long the page was before its first entry.
+    /// The last cookie, and the length of the page before its first entry.
     last: (u64, usize),
-    /// Where the listing goes on.
+    /// The cookie from which the listing goes on.
     next: u64,
     is_full: bool,
 }
 
 impl Page {
-    /// Adds an entry, unless the page is full. Names that share a cookie are in one page: a listing goes on behind a cookie.
+    /// Adds an entry, unless the page is full.
+    ///
+    /// A listing goes on after a cookie, so names that share a cookie are in one page.
     fn add(&mut self, listed: &ListedName<'_>) -> bool {
         let ListedName { cookie, name, id, kind } = *listed;
         let length = (HEAD_BYTES + name.len() + 1).next_multiple_of(8);
@@ -55,7 +57,7 @@ impl Page {
         true
     }
 
-    /// The cookie of the last entry that stayed.
+    /// Returns the cookie of the last entry that stayed.
     fn before(&self) -> u64 {
         let mut at = 0;
         let mut cookie = 0;
@@ -67,7 +69,7 @@ impl Page {
     }
 }
 
-/// `getdents64`.
+/// Serves `getdents64`.
 pub(super) fn list(a: &[u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
     if !file.is_directory() {
@@ -83,7 +85,7 @@ pub(super) fn list(a: &[u64; 6]) -> Served {
         next: place.offset,
         is_full: false,
     };
-    // What stands above the root is the kernel's to know, and FUSE says the same of it.
+    // Only the kernel knows the directory above the root, and FUSE lists the root's parent in the same way.
     session.fs.list_with_dots(file.inode(), place.offset, &mut |listed| page.add(&listed))?;
     if page.bytes.is_empty() && page.is_full {
         return Err(Errno::EINVAL);

@@ -1,4 +1,4 @@
-//! Opening files, and what is done to one as a whole.
+//! Opens files, and serves calls on a file as a whole.
 
 use std::os::fd::AsRawFd;
 
@@ -16,8 +16,8 @@ use crate::session::{self, Session};
 use crate::shared::Shared;
 use crate::{snapshot, unnamed};
 
-/// Flags that an open file keeps, and `F_GETFL` shows. The others say how to open, or nothing. Of a file that its opening has made,
-/// `O_CREAT` is noted.
+/// Flags that an open file keeps and that `F_GETFL` shows. The others say how to open, or nothing. `O_CREAT` is set if
+/// the opening has created the file.
 const KEPT_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_APPEND
     | libc::O_NONBLOCK
@@ -31,19 +31,20 @@ const KEPT_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_PATH
     | TMPFILE;
 
-/// How often an opening is tried where others make and remove the file at the same time. Then the kernel does it.
+/// How often an opening is tried while others make and remove the file at the same time. Then the kernel opens it.
 const OPENING_TRIES: u32 = 8;
 
-/// Whether a call opens a file of a path.
+/// Returns whether a call opens a file by its path.
 pub(super) fn is_opening(number: i64) -> bool {
     matches!(number, libc::SYS_open | libc::SYS_openat | libc::SYS_creat)
 }
 
-/// What `open` does that takes more than what is there.
+/// Flags of `open` that the fast path does not serve.
 const NOT_AT_ONCE: i32 =
     libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_PATH | libc::O_NOATIME | libc::O_DIRECT | TMPFILE;
 
-/// `open` and `openat` of a file or a directory that is there, where all that it takes is at hand; `None` otherwise, and then nothing has happened.
+/// Opens an existing file or directory on the fast path (`open`, `openat`); `None` otherwise, and then nothing has
+/// happened.
 #[inline]
 pub(super) fn open_at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
     let (directory, address, flags) = match number {
@@ -83,7 +84,7 @@ pub(super) fn open_at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
     }
 }
 
-/// `open`, `openat`, `creat`.
+/// Serves `open`, `openat`, `creat`.
 pub(super) fn open(number: i64, a: &[u64; 6]) -> Served {
     let (directory, address, flags, mode) = match number {
         libc::SYS_open => (libc::AT_FDCWD, a[0], a[1] as i32, a[2] as u32),
@@ -110,7 +111,7 @@ pub(super) fn open(number: i64, a: &[u64; 6]) -> Served {
     let cloexec = flags & libc::O_CLOEXEC != 0;
     for _ in 0..OPENING_TRIES {
         let Walked::Inside(place) = path::walk(session, start.directory, start.rest, aim)? else { return Ok(None) };
-        // Before anything is made or cut off: where there is no number for a descriptor, nothing happens.
+        // Reserve a number before the file is created or truncated: if no number is free, nothing happens.
         let descriptor = descriptors::reserve(0, cloexec)?;
         let opened = open_place(session, &place, flags, mode);
         if let Ok(Some(file)) = &opened {
@@ -120,11 +121,11 @@ pub(super) fn open(number: i64, a: &[u64; 6]) -> Served {
         descriptors::give_back(descriptor, cloexec);
         let is_mapped = |found: &Found| materialise::is_mapped(session.number, found.id);
         match opened {
-            // Somebody made it first, or removed it, or has put another one in its place: it's looked for again.
+            // Another process created, removed or replaced the file first: resolve the path again.
             Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => {}
             Err(Errno::ESTALE) => {}
             Err(errno) => return Err(errno),
-            // Locks that are the session's go with its closing, which must be seen.
+            // Closing the descriptor ends locks of the session, so the library must see it.
             Ok(_) if place.found.as_ref().is_some_and(is_mapped) => return open_named(number, directory, a).map(Some),
             Ok(_) => return Ok(None),
         }
@@ -132,8 +133,11 @@ pub(super) fn open(number: i64, a: &[u64; 6]) -> Served {
     Ok(None)
 }
 
-/// Whether flags are the kernel's to judge: it may refuse to make a directory, or a file without a name that can't be written, before it looks at the path;
-/// and it opens files for requests alone (with both bits of the access mode), to be neither read nor written.
+/// Returns whether the kernel must check these flags.
+///
+/// Before it looks at the path, the kernel may refuse to make a directory, or a file without a name that can't be
+/// written. It also opens files for requests alone, with both bits of the access mode, which are neither read nor
+/// written.
 const fn is_kernels(flags: i32) -> bool {
     if flags & libc::O_PATH != 0 {
         return false;
@@ -146,7 +150,7 @@ const fn is_kernels(flags: i32) -> bool {
     !is_whole || flags & libc::O_ACCMODE == libc::O_RDONLY
 }
 
-/// Opens a path alone: what it leads to is known, and neither read nor written. `None` where it leaves the mount.
+/// Opens an `O_PATH` descriptor: its file is known, and neither read nor written. `None` if the path leaves the mount.
 fn open_alone(start: &Start<'_>, flags: i32) -> Result<Option<i32>, Errno> {
     let session = start.session;
     let last = if flags & libc::O_NOFOLLOW != 0 { Last::Keep } else { Last::Follow };
@@ -161,19 +165,19 @@ fn open_alone(start: &Start<'_>, flags: i32) -> Result<Option<i32>, Errno> {
     descriptors::install(&file, 0, flags & libc::O_CLOEXEC != 0).map(Some)
 }
 
-/// What a path led to, and is no more, is not there.
+/// Turns the error of a file that is gone by now into `ENOENT`.
 fn gone(errno: Errno) -> Errno {
     if errno == Errno::ESTALE { Errno::ENOENT } else { errno }
 }
 
-/// Has the kernel open a path, and notes the descriptor. From a directory of ours it does so beside it: that one stays ours.
+/// Lets the kernel open a path, and records the descriptor. A LibFS directory that the path begins at stays with LibFS.
 fn open_named(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errno> {
     recycled::end();
     let open = |arguments: [u64; 6]| {
         // SAFETY: the program's own call, but for the number of the directory.
         unsafe { crate::arch::system_call(number as u64, arguments) }
     };
-    // One that the path names is looked for by the kernel.
+    // The kernel resolves a descriptor that the path names.
     let address = if number == libc::SYS_openat { a[1] } else { a[0] };
     if let Some(descriptor) = path::descriptor_at(address) {
         materialise::descriptor(descriptor)?;
@@ -188,10 +192,10 @@ fn open_named(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errno> {
     Ok(opened)
 }
 
-/// Opens what a path leads to; `None` where that is the kernel's.
+/// Opens the file that a path leads to; `None` if the kernel must.
 fn open_place(session: &'static Session, place: &Place, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
     let opening = match place.opening(flags) {
-        // What a device, a pipe or a socket does is the kernel's to say.
+        // The kernel serves devices, pipes and sockets.
         Err(Errno::ENXIO) => return Ok(None),
         opening => opening?,
     };
@@ -223,10 +227,12 @@ fn open_place(session: &'static Session, place: &Place, flags: i32, mode: u32) -
     Ok(Some(file))
 }
 
-/// Takes an open file of the kernel's over: one of ours with the same inode, flags and offset takes its place at all its numbers.
+/// Adopts an open file of the kernel's.
+///
+/// LibFS's open file, with the same inode, flags and offset, takes its place at all its numbers.
 ///
 /// # Errors
-/// Those of LibFS, and `EOPNOTSUPP` for what stays the kernel's.
+/// Those of LibFS, and `EOPNOTSUPP` for files that stay with the kernel.
 pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
     let flags = materialise::flags(descriptor);
     if flags < 0 {
@@ -238,7 +244,7 @@ pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
     let is_alone = flags & libc::O_PATH != 0;
     let is_served = is_alone || matches!(inode.kind, FileKind::Regular | FileKind::Directory);
     let is_written = flags & libc::O_ACCMODE != libc::O_RDONLY;
-    // Of a file that the kernel has made without a name, it knows that it may get one.
+    // The kernel knows whether a file that it has made without a name may get one.
     let is_unnamed = flags & TMPFILE != 0 && inode.links == 0;
     let is_for_requests = flags & libc::O_ACCMODE == libc::O_ACCMODE;
     if !is_served
@@ -262,21 +268,21 @@ pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
     }
     for number in descriptors::alike(descriptor) {
         if descriptors::closes_on_exec(number).is_none() {
-            // It was closed, past libc.
+            // The program closed it past libc.
             descriptors::forget_kernels(number);
             continue;
         }
-        // The kernel's open file at this number gives way to the placeholder.
+        // The placeholder replaces the kernel's open file at this number.
         materialise::put_at(placeholder, number)?;
         descriptors::enter(&file, number);
     }
     Ok(())
 }
 
-/// Serves an open file that the process was forked with, beside those who share it, if it has a session.
+/// Serves an open file inherited at a fork, together with the processes that share it, if this one has a session.
 ///
 /// # Errors
-/// Those of LibFS, and `EOPNOTSUPP` for what stays the kernel's.
+/// Those of LibFS, and `EOPNOTSUPP` for files that stay with the kernel.
 pub(crate) fn adopt_inherited(descriptor: i32) -> Result<(), Errno> {
     let shared = descriptors::inherited_at(descriptor).filter(Shared::is_own_users).ok_or(Errno::EOPNOTSUPP)?;
     if shared.has_left() {
@@ -296,8 +302,10 @@ pub(crate) fn adopt_inherited(descriptor: i32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Opens in a session what was opened outside it. Where others have narrowed the rights since, it stays the kernel's, which knows what it was
-/// opened with: SharedFS takes nobody's word for that.
+/// Opens a file in a session that was opened outside it.
+///
+/// If other sessions have narrowed the rights since, the file stays with the kernel. The kernel knows the rights that
+/// it was opened with; SharedFS trusts no client's claim about them.
 fn open_again(session: &Session, id: InodeId, flags: i32) -> Result<(), Errno> {
     let opened = match flags & libc::O_PATH {
         0 => session.fs.open_again(&session.who, id, access_of(flags & libc::O_ACCMODE)),
@@ -306,12 +314,12 @@ fn open_again(session: &Session, id: InodeId, flags: i32) -> Result<(), Errno> {
     opened.map(drop)
 }
 
-/// Whether a file may be a program that runs, which then can't be written (`ETXTBSY`): the kernel knows.
+/// Returns whether a file may be a running program, which can't be written (`ETXTBSY`): the kernel knows.
 fn may_run(inode: &Inode) -> bool {
     inode.kind == FileKind::Regular && inode.mode & 0o111 != 0
 }
 
-/// Notes an open file that the session knows as open; where that fails it is open no more.
+/// Creates the open file for an inode that the session has opened; if that fails, the session closes the inode.
 fn enter(session: &'static Session, id: InodeId, kind: FileKind, flags: i32) -> Result<File, Errno> {
     descriptors::open(session, id, kind, flags & KEPT_FLAGS).inspect_err(|_| session.fs.close(id))
 }
@@ -329,7 +337,7 @@ fn make(session: &'static Session, place: &Place, flags: i32, mode: u32) -> Resu
 }
 
 fn make_unnamed(session: &'static Session, directory: InodeId, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
-    // Whether it may get a name later (`O_EXCL`: never) is the kernel's to remember.
+    // The kernel keeps track of whether the file may get a name later (`O_EXCL`: never).
     if flags & libc::O_EXCL != 0 {
         return Ok(None);
     }
@@ -338,7 +346,7 @@ fn make_unnamed(session: &'static Session, directory: InodeId, flags: i32, mode:
     enter(session, made.id, FileKind::Regular, flags).map(Some)
 }
 
-/// `truncate`, `ftruncate`.
+/// Serves `truncate`, `ftruncate`.
 pub(super) fn truncate(number: i64, a: &[u64; 6]) -> Served {
     let size = a[1] as i64;
     if number == libc::SYS_ftruncate {
@@ -350,7 +358,7 @@ pub(super) fn truncate(number: i64, a: &[u64; 6]) -> Served {
         if size as u64 > session::file_limit() {
             return Ok(None);
         }
-        // The right was checked when it was opened.
+        // The right to write was checked at the opening.
         return resize(session, &session.admitted, file.inode(), size as u64);
     }
     let mut buffer = PathBuffer::new();
@@ -378,11 +386,11 @@ fn resize(session: &Session, who: &Credentials, id: InodeId, size: u64) -> Serve
     Ok(Some(0))
 }
 
-/// `fallocate`.
+/// Serves `fallocate`.
 pub(super) fn allocate(a: &[u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
     let how = match allocation_of(a[1] as i32) {
-        // What the kernel does not hand to FUSE it refuses, and so that both are the same, it does here.
+        // The kernel refuses these before FUSE sees them, so LibFS refuses them too.
         None | Some(Allocation::Collapse | Allocation::Insert) => return Ok(None),
         Some(how) => how,
     };
@@ -402,7 +410,7 @@ pub(super) fn allocate(a: &[u64; 6]) -> Served {
     Ok(Some(0))
 }
 
-/// `fstatfs`: the same for all files, but for those in a tree that has a quota.
+/// Serves `fstatfs`: the answer is the same for all files, except in a tree that has a quota.
 pub(super) fn file_system(descriptor: i32, to: u64) -> Served {
     let Some(file) = descriptors::file(descriptor) else { return Ok(None) };
     let session = file.session()?;
@@ -417,7 +425,7 @@ pub(super) fn file_system(descriptor: i32, to: u64) -> Served {
     crate::locks::with_real(&file, false, ask)
 }
 
-/// `posix_fadvise`, `readahead`: all is in memory, and what is wrong with them the kernel says.
+/// Serves `posix_fadvise`, `readahead`: all data is in memory, and the kernel reports errors.
 pub(super) fn advise(number: i64, a: &[u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
     let is_right = match number {
@@ -427,7 +435,9 @@ pub(super) fn advise(number: i64, a: &[u64; 6]) -> Served {
     Ok(is_right.then_some(0))
 }
 
-/// `mmap` of a file of ours: of a copy, of the data segments, or of a kernel's descriptor on the same file, which lives as long as the mapping.
+/// Serves `mmap` of a LibFS file.
+///
+/// It maps a copy, the data segments, or a kernel descriptor on the same file, which lives as long as the mapping.
 pub(super) fn map(a: &[u64; 6]) -> Served {
     if a[3] & libc::MAP_FIXED as u64 != 0 {
         direct::leave(a[0], a[1])?;

@@ -1,4 +1,4 @@
-//! Names: making, removing, moving and linking them, and symbolic links.
+//! Names: makes, removes, moves and links them, and symbolic links.
 
 use ashlar_libfs::{Found, Make, RenameFlags};
 use ashlar_types::{Errno, FileKind};
@@ -14,7 +14,7 @@ const RENAME_NOREPLACE: u64 = 1;
 const RENAME_EXCHANGE: u64 = 2;
 const RENAME_WHITEOUT: u64 = 4;
 
-/// Serves any of them.
+/// Serves any call on names.
 pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     const HERE: u64 = libc::AT_FDCWD as u64;
     match number {
@@ -38,7 +38,7 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     }
 }
 
-/// Where a directory's descriptor and a path lead.
+/// Resolves a path from a directory's descriptor on.
 fn resolve(directory: u64, address: u64, aim: impl Into<Aim>) -> Result<Option<(&'static Session, Place)>, Errno> {
     let mut buffer = PathBuffer::new();
     let text = memory::path(address, &mut buffer)?;
@@ -52,7 +52,7 @@ fn resolve(directory: u64, address: u64, aim: impl Into<Aim>) -> Result<Option<(
     }
 }
 
-/// A place where something new is to stand.
+/// Resolves the path of a new name.
 fn resolve_new(
     directory: u64,
     address: u64,
@@ -73,7 +73,7 @@ fn make(directory: u64, address: u64, kind: FileKind, mode: u64) -> Served {
     let Some((session, place)) = resolve_new(directory, address, kind == FileKind::Directory)? else {
         return Ok(None);
     };
-    // The set-id bits of a new directory are its parent's to give.
+    // A new directory takes its set-id bits from its parent.
     let allowed = if kind == FileKind::Directory { 0o1777 } else { 0o7777 };
     let make = Make { kind, mode: mode as u32 & allowed, umask: umask(), device: 0, target: &[] };
     session.fs.make(&session.who, place.directory, &place.name, &make)?;
@@ -83,7 +83,7 @@ fn make(directory: u64, address: u64, kind: FileKind, mode: u64) -> Served {
 fn make_node(directory: u64, address: u64, mode: u64) -> Served {
     match FileKind::from_mode(mode as u32) {
         Some(kind @ (FileKind::Regular | FileKind::Fifo | FileKind::Socket)) => make(directory, address, kind, mode),
-        // Who may make a device, and which numbers there are, the kernel says.
+        // The kernel checks the right to make a device, and its number.
         _ => Ok(None),
     }
 }
@@ -116,7 +116,7 @@ fn remove(directory: u64, address: u64, flags: u64) -> Served {
     Ok(Some(0))
 }
 
-/// Whether the kernel must be told what becomes of a directory: something may be mounted on it, elsewhere.
+/// Returns whether the kernel must remove or rename a directory: something may be mounted on it, in another namespace.
 fn is_in_use(session: &Session, found: &Found) -> bool {
     session.renew_covered(true);
     session.covered.contains(found.id)
@@ -129,7 +129,7 @@ fn read_link(directory: u64, address: u64, buffer: u64, length: u64) -> Served {
     let mut text = PathBuffer::new();
     let text = memory::path(address, &mut text)?;
     if let Some(descriptor) = path::descriptor_named(text) {
-        // The kernel says where it leads, once it knows.
+        // The kernel reads the link, once it has the open file.
         return crate::materialise::descriptor(descriptor).map(|()| None);
     }
     if text.is_empty() {
@@ -171,14 +171,14 @@ fn rename(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
     Ok(Some(0))
 }
 
-/// What is to get another name: what a path leads to, or an open file, which may have none.
+/// Finds the file that is to get another name: the file of a path, or an open file, which may have no name.
 fn link_source(from: (u64, u64), flags: u64) -> Result<Option<(&'static Session, Found)>, Errno> {
     let mut buffer = PathBuffer::new();
     let text = memory::path(from.1, &mut buffer)?;
     let last = if flags & libc::AT_SYMLINK_FOLLOW as u64 != 0 { Last::Follow } else { Last::Keep };
     if text.is_empty() && flags & libc::AT_EMPTY_PATH as u64 != 0 {
         return match open_source(from.0 as i32)? {
-            // The super-user names any file so, others what they have opened.
+            // The super-user may name any file in this way; others may name only what they have opened.
             Some((session, found))
                 if session.who.uid != 0 && (!names_own_files() || unnamed::is_of_another(session, &found)) =>
             {
@@ -196,7 +196,8 @@ fn link_source(from: (u64, u64), flags: u64) -> Result<Option<(&'static Session,
     Ok(Some((session, source.found.ok_or(Errno::ENOENT)?)))
 }
 
-/// The file of an open file of ours, or of one of the kernel's of which it does not know that it may get a name.
+/// Returns the file of a LibFS descriptor, or of a kernel descriptor whose file may get a name, which the kernel does
+/// not know.
 fn open_source(descriptor: i32) -> Result<Option<(&'static Session, Found)>, Errno> {
     let (session, inode) = match descriptors::file(descriptor) {
         Some(file) if file.is_of_now() => (file.session()?, file.inode()),
@@ -213,7 +214,7 @@ fn open_source(descriptor: i32) -> Result<Option<(&'static Session, Found)>, Err
     Ok(Some((session, found)))
 }
 
-/// Whether the kernel lets those without a right to read everything name what they have opened themselves (Linux 6.10).
+/// Returns whether the kernel lets users without the right to read everything name their own open files (Linux 6.10).
 fn names_own_files() -> bool {
     // SAFETY: zeros are a `utsname`, which the call fills.
     let release = unsafe {
@@ -236,7 +237,7 @@ fn link(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
     if session.number != other.number {
         return Err(Errno::EXDEV);
     }
-    // Which files of others may be linked to the kernel says (`fs.protected_hardlinks`).
+    // The kernel checks which files of other users may be linked to (`fs.protected_hardlinks`).
     if session.who.uid != 0 && session.who.uid != found.inode.uid {
         return Ok(None);
     }

@@ -1,7 +1,7 @@
-//! Descriptors that a call passes to the kernel elsewhere than where it names what it is about: in a later argument, in
-//! a structure, or in a path.
+//! Descriptors that a call passes to the kernel in another place than its subject.
 //!
-//! The kernel goes on using most of them after the call, so they become its own.
+//! They stand in a later argument, in a structure, or in a path. The kernel goes on using most of them after the call,
+//! so they are handed over to it.
 
 use ashlar_types::Errno;
 
@@ -10,7 +10,7 @@ use crate::arch::Frame;
 use crate::{memory, path};
 
 const LANDLOCK_RULE_PATH_BENEATH: u64 = 1;
-/// Where the path begins in the address of a socket (`sockaddr_un`).
+/// The offset of the path in the address of a socket (`sockaddr_un`).
 const SOCKET_PATH_AT: u64 = 2;
 const KCMP_FILE: u64 = 0;
 const FSCONFIG_SET_PATH: u64 = 3;
@@ -20,7 +20,7 @@ const FSCONFIG_SET_FD: u64 = 5;
 /// Requests whose argument is a descriptor: `FICLONE`, `LOOP_SET_FD`, `LOOP_CHANGE_FD`, `NBD_SET_SOCK`,
 /// `PERF_EVENT_IOC_SET_OUTPUT` and `…_SET_BPF`.
 const ARGUMENTS: [u64; 6] = [FICLONE, 0x4C00, 0x4C06, 0xAB00, 0x2405, 0x4004_2408];
-/// Requests whose argument leads to a structure with descriptors of four bytes, and where they stand in it.
+/// Requests whose argument leads to a structure with descriptors of four bytes, and their offsets in it.
 const IN_STRUCTURES: [(u64, &[u64]); 18] = [
     (FICLONERANGE, &[0]),
     // LOOP_CONFIGURE
@@ -50,16 +50,16 @@ const IN_STRUCTURES: [(u64, &[u64]); 18] = [
     (0x4008_AF30, &[4]),
     (0x4004_AF07, &[0]),
 ];
-/// `struct file_dedupe_range`: how many files there are stands here, and they follow behind so many bytes, each in so
-/// many.
+/// `struct file_dedupe_range`: the offset of the number of files, the offset of the first file, and the bytes of each.
 const DEDUPED_COUNT_AT: u64 = 16;
 const DEDUPED_AT: u64 = 24;
 const DEDUPED_BYTES: u64 = 32;
-/// As many as fit into the memory that the kernel takes for them.
+/// As many as fit into the memory that the kernel allocates for them.
 const DEDUPED_MAX: u16 = 4096 / DEDUPED_BYTES as u16;
 
-/// Whether a call passes a descriptor of which `is_meant` is true. Unreadable memory passes none: the kernel reports
-/// it.
+/// Returns whether a call passes a descriptor for which `is_meant` is true.
+///
+/// Unreadable memory passes none: the kernel reports it.
 pub(super) fn is_any(call: &Frame, is_meant: impl Fn(i32) -> bool) -> bool {
     let mut is_any = false;
     let _ = each(call, &mut |descriptor| {
@@ -72,7 +72,7 @@ pub(super) fn is_any(call: &Frame, is_meant: impl Fn(i32) -> bool) -> bool {
 /// Calls `then` with each descriptor that a call passes, until that fails.
 ///
 /// # Errors
-/// Those of `then`, and `EFAULT` where the structure can't be read.
+/// Those of `then`, and `EFAULT` if the structure can't be read.
 pub(super) fn each(call: &Frame, then: &mut dyn FnMut(i32) -> Result<(), Errno>) -> Result<(), Errno> {
     let a = &call.arguments;
     match call.rax as i64 {
@@ -104,7 +104,7 @@ pub(super) fn each(call: &Frame, then: &mut dyn FnMut(i32) -> Result<(), Errno>)
     }
 }
 
-/// Where the path of a socket stands that has one: the kernel's own sockets and the abstract ones have none.
+/// Returns the address of a socket's path. Sockets that the kernel has named and abstract ones have none.
 pub(super) fn socket_path(address: u64, length: u64) -> Option<u64> {
     let at = address + SOCKET_PATH_AT;
     let is_path = memory::load::<u16>(address).is_ok_and(|family| family == libc::AF_UNIX as u16)
@@ -126,7 +126,7 @@ fn in_request(request: u64, argument: u64, then: &mut dyn FnMut(i32) -> Result<(
     places.iter().try_for_each(|place| then(memory::load(argument + place)?))
 }
 
-/// The descriptors that a message passes on.
+/// Calls `then` with each descriptor that a message passes on.
 fn in_message(message: u64, then: &mut dyn FnMut(i32) -> Result<(), Errno>) -> Result<(), Errno> {
     let message: libc::msghdr = memory::load(message)?;
     let (mut at, length) = (message.msg_control as u64, message.msg_controllen as u64);

@@ -1,4 +1,4 @@
-//! Processes: forks, threads, other programs, other users, other namespaces.
+//! Calls on processes: forks, threads, other programs, other users, other namespaces.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,23 +17,23 @@ use crate::{
     report, reserve, session, shared, threads, users,
 };
 
-/// Namespaces in which paths or users mean something else.
+/// Namespaces in which paths or users have another meaning.
 const NAMESPACES: u64 = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER) as u64;
-/// What a thread no longer shares with the others after `unshare`, of what we know one of for all of them: the namespaces, the
-/// descriptors, the working directory with the file creation mask.
+/// State that a thread shares no longer after `unshare`, and of which the library knows one for all threads: the
+/// namespaces, the descriptors, the working directory with the file creation mask.
 const SEPARATED: u64 = NAMESPACES | (libc::CLONE_FILES | libc::CLONE_FS) as u64;
-/// What of `unshare` is looked at.
+/// The flags of `unshare` that concern the library.
 pub(super) const UNSHARED: u64 = SEPARATED | libc::CLONE_NEWPID as u64;
-/// The new process has the same descriptors, and not copies of them.
+/// The new process shares the descriptors, and has no copies of them.
 const SHARES_DESCRIPTORS: u64 = libc::CLONE_FILES as u64;
 /// `struct clone_args` begins with the flags.
 const CLONE_ARGUMENTS_MIN: u64 = 64;
 
 /// Whether the kernel serves the process.
 static IS_KERNELS: AtomicBool = AtomicBool::new(false);
-/// Whether processes that are made have numbers that mean others to this one.
+/// Whether the process's children have process ids in another namespace.
 static IS_NUMBERED_ANEW: AtomicBool = AtomicBool::new(false);
-/// How often what other threads open at the moment of a fork is made the kernel's as well.
+/// How often a fork also hands over what other threads open at that moment.
 const FORK_TRIES: u32 = 16;
 
 /// How a call makes a process.
@@ -45,11 +45,11 @@ enum Making {
     Thread,
     /// A process that uses the memory until it runs another program, while the caller stands still.
     Vfork,
-    /// Something that shares one thing and not the other.
+    /// A process that shares one of memory and descriptors, and not the other.
     Strange,
 }
 
-/// The flags of a call that makes a process.
+/// Returns the flags of a call that makes a process.
 fn making_flags(call: &Frame) -> Result<Option<u64>, Errno> {
     let a = call.arguments;
     Ok(Some(match call.rax as i64 {
@@ -65,7 +65,7 @@ fn making_flags(call: &Frame) -> Result<Option<u64>, Errno> {
 fn making(flags: u64) -> Making {
     let has = |flag: i32| flags & flag as u64 != 0;
     match (has(libc::CLONE_VM), has(libc::CLONE_VFORK), flags & SHARES_DESCRIPTORS != 0) {
-        // A working directory that another process may change.
+        // Another process could change the working directory.
         _ if has(libc::CLONE_FS) && !has(libc::CLONE_THREAD) => Making::Strange,
         (false, _, false) => Making::Fork,
         (true, true, false) => Making::Vfork,
@@ -74,7 +74,7 @@ fn making(flags: u64) -> Making {
     }
 }
 
-/// The way in which the kernel must serve a call.
+/// Returns the way in which the kernel must serve a call that makes a process.
 pub(super) fn verdict(call: &Frame) -> Option<Verdict> {
     Some(match making(making_flags(call).ok()??) {
         Making::Vfork => Verdict::Vfork,
@@ -82,7 +82,7 @@ pub(super) fn verdict(call: &Frame) -> Option<Verdict> {
     })
 }
 
-/// Serves what concerns the process as a whole.
+/// Serves calls on the process as a whole.
 pub(super) fn serve(call: &mut Frame) -> Served {
     let a = call.arguments;
     match call.rax as i64 {
@@ -100,7 +100,8 @@ pub(super) fn serve(call: &mut Frame) -> Served {
         }
         libc::SYS_setrlimit | libc::SYS_prlimit64 => {
             let is_less = is_left_less_room(call);
-            // The next session takes as little as there is, or there is none. What other threads may be using stays.
+            // The next session takes as little memory as possible, or none begins. A session that other threads may use
+            // stays.
             if is_less && threads::is_one() && users::is_any() && leave_files() {
                 users::make_way();
             }
@@ -112,7 +113,7 @@ pub(super) fn serve(call: &mut Frame) -> Served {
             Ok(Some(result))
         }
         number if changes_user(number) => {
-            // What is open stays open, whoever the process is from here on.
+            // Open files stay open for the new user.
             leave_files();
             let result = kernel(call);
             shared::change_user();
@@ -146,17 +147,18 @@ fn kernel(call: &Frame) -> i64 {
     unsafe { system_call(call.rax, call.arguments) }
 }
 
-/// Whether the process sets itself a limit for its address space, below the one that there is: what a session has mapped it would lack.
+/// Returns whether the process sets itself a lower limit of its address space: it would lack the memory that a session
+/// has mapped.
 fn is_left_less_room(call: &Frame) -> bool {
     let a = &call.arguments;
     let (process, resource, limits) =
         if call.rax as i64 == libc::SYS_setrlimit { (0, a[0], a[1]) } else { (a[0] as u32, a[1], a[2]) };
     let is_meant = (process == 0 || process == std::process::id()) && resource as u32 == libc::RLIMIT_AS;
-    // What can't be read the kernel refuses.
+    // The kernel refuses limits that can't be read.
     is_meant && memory::load(limits).is_ok_and(|limit: u64| limit < session::address_space())
 }
 
-/// There is no memory for us any more: the kernel serves the process from here on, but for the programs that it runs.
+/// Leaves the process to the kernel, but for the programs that it runs: the library's memory is used up.
 #[cold]
 pub(crate) fn give_up() {
     reserve::is_seen_to();
@@ -164,7 +166,7 @@ pub(crate) fn give_up() {
     if users::is_any() {
         let are_left = leave_files();
         leave_inherited(|_| true);
-        // What could not become the kernel's needs them.
+        // Files that could not be handed over still need the sessions.
         if are_left {
             users::make_way();
         }
@@ -172,10 +174,12 @@ pub(crate) fn give_up() {
     }
 }
 
-/// The kernel serves all of this process from here on: paths will mean something else, calls may be forbidden, or descriptors be
-/// used where we do not see it, or be others for each thread.
+/// Leaves all of this process to the kernel.
+///
+/// From here on paths may have another meaning, calls may be forbidden, or descriptors may be used unseen or differ
+/// between threads.
 pub(super) fn leave_to_kernel() {
-    // Nobody sees any more when there is another thread.
+    // From here on the library doesn't see when another thread is made.
     end_alone();
     leave_files();
     leave_inherited(|_| true);
@@ -184,7 +188,7 @@ pub(super) fn leave_to_kernel() {
     super::disarm();
 }
 
-/// Makes all descriptors, locks and what is mapped the kernel's: the sessions are about to end. Says whether it could.
+/// Hands all descriptors, locks and mappings over to the kernel before the sessions end; returns whether it could.
 fn leave_files() -> bool {
     direct::leave_all();
     let are_all = materialise::all();
@@ -192,10 +196,12 @@ fn leave_files() -> bool {
     are_all
 }
 
-/// Makes what is mapped the kernel's, and all descriptors, unless the new process `shares` them, and keeps other threads from opening and mapping more.
+/// Hands all mappings over to the kernel, and all descriptors unless the new process `shares` them.
+///
+/// It then keeps other threads from opening and mapping more.
 ///
 /// # Errors
-/// `ENOMEM` where what is mapped can be left to nobody.
+/// `ENOMEM` if a mapping could be neither handed over nor copied.
 fn hold_all(shares: bool) -> Result<session::AllHeld, Errno> {
     let mut tries = 1;
     loop {
@@ -220,7 +226,7 @@ fn make_process(call: &Frame) -> Served {
         }
         return Ok(None);
     }
-    // Those who share open files know each other by their numbers.
+    // Processes that share open files know each other by their process ids.
     let shares = flags & libc::CLONE_NEWPID as u64 == 0 && !IS_NUMBERED_ANEW.load(Ordering::Relaxed);
     if !shares {
         leave_inherited(|_| true);
@@ -234,7 +240,7 @@ fn make_process(call: &Frame) -> Served {
             drop((closing, locks));
             if result == 0 {
                 session::forget_all();
-                // Some of it may have stayed with the parent (`MADV_DONTFORK`).
+                // The parent may have kept some of its memory (`MADV_DONTFORK`).
                 memory::forget_all();
             } else {
                 direct::tidy();
@@ -256,7 +262,8 @@ fn make_process(call: &Frame) -> Served {
             Ok(None)
         }
         Making::Thread => {
-            // What is taken over while other threads use it could be lost to them, and who has threads is here to stay.
+            // Files adopted while other threads use them could be lost to those threads. A process with threads runs
+            // for long.
             deferred::end();
             end_alone();
             Ok(None)
@@ -264,32 +271,32 @@ fn make_process(call: &Frame) -> Served {
     }
 }
 
-/// Makes what the process was forked with the kernel's, as far as it is meant.
+/// Hands the inherited open files that are meant over to the kernel.
 fn leave_inherited(is_meant: impl Fn(i32) -> bool) {
     descriptors::inherited().filter(|&number| is_meant(number)).for_each(materialise::leave_inherited);
 }
 
-/// Runs a program in a process that has borrowed the memory, if that takes more than the kernel does by itself.
+/// Runs a program in a process that has borrowed the memory, if the kernel needs help with that.
 pub(crate) fn execute_lent(call: &Frame) -> Option<i64> {
     bare::execute_lent(call.rax as i64, call.arguments, IS_KERNELS.load(Ordering::Relaxed))
 }
 
-/// Runs another program: what it inherits it finds as the kernel's, and what brings us into it in its environment.
+/// Runs another program: hands its inherited files over to the kernel, and adds the library to its environment.
 fn execute(number: u64, a: [u64; 6]) -> Served {
     let mut arguments = a;
     if IS_KERNELS.load(Ordering::Relaxed) {
         return Ok(bare::execute_foreign(number as i64, a));
     }
     let (is_by_path, environment_at) = (number as i64 == libc::SYS_execve, bare::environment_at(number as i64));
-    // Where there is no program, nothing is given up.
+    // If there is no such program, hand nothing over.
     if is_by_path && let Some(errno) = bare::missing(a[0]) {
         return Err(errno);
     }
-    // Where a descriptor is a part of the path, the program is not told the path that was named; and what other threads do to descriptors meanwhile
-    // is not known.
+    // If a descriptor is a part of the path, the new program gets another path than the one named here. And with
+    // several threads, others may change descriptors meanwhile.
     let carried = if is_by_path && threads::is_one() { carried::find() } else { Carried::default() };
     let open = carried::variable(&carried, a[0]);
-    // The process may have so little room by now that there is no memory: most environments take none.
+    // By now the process may have too little memory left to allocate: most environments need none.
     let (mut some, mut more, mut preload) = ([0; bare::VARIABLES], Vec::new(), PreloadText::new());
     let list = environment::list_for(a[environment_at], &mut some, &mut more)?;
     if let Some(completed) = environment::completed(a[environment_at], open.as_deref(), list, &mut preload)? {
@@ -303,7 +310,7 @@ fn execute(number: u64, a: [u64; 6]) -> Served {
     if let Some(result) = bare::execute(number as i64, a) {
         return Ok(Some(result));
     }
-    // SAFETY: the program's own call, but for what was added to its environment, which lives until this returns.
+    // SAFETY: the program's own call, but for the additions to its environment, which live until this returns.
     Ok(Some(unsafe { system_call(number, arguments) }))
 }
 

@@ -1,11 +1,13 @@
-//! The shapes of calls, by their numbers: where their paths and descriptors stand, and which of them the entry is to catch.
+//! Shapes of system calls, by number: the places of their paths and descriptors.
+//!
+//! They also decide which calls the entry catches.
 
 use crate::arch::{CALLS, INTEREST_ALWAYS, INTEREST_APART, INTEREST_DESCRIPTOR, INTEREST_NONE};
 
-/// Where a call's paths and descriptors stand among its arguments.
+/// The places of a call's paths and descriptors among its arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// Nothing of it concerns us.
+    /// Nothing of the call concerns the library.
     None,
     /// A descriptor comes first.
     Descriptor,
@@ -15,7 +17,7 @@ pub(super) enum Shape {
     At,
     /// Two paths.
     TwoPaths,
-    /// Two directories' descriptors, each with a path behind it.
+    /// Two directories' descriptors, each with a path after it.
     TwoAt,
     /// A path that is only text, then a path (`symlink`).
     SecondPath,
@@ -23,11 +25,11 @@ pub(super) enum Shape {
     SecondAt,
     /// A descriptor, then the address of a socket, which may be a path.
     Address,
-    /// A descriptor of another kind than files' comes first: one of ours the kernel refuses.
+    /// A descriptor of another kind than files' comes first: the kernel refuses the call on a LibFS descriptor.
     OtherKind,
-    /// It makes a descriptor of the kernel's, and concerns us only while a number is parked for one of ours.
+    /// The call makes a kernel descriptor. It concerns the library only while a descriptor number is recycled.
     Maker,
-    /// It is looked at each time.
+    /// The call is checked each time.
     Always,
 }
 
@@ -40,7 +42,7 @@ const REMOVEXATTRAT: i64 = 466;
 const FILE_GETATTR: i64 = 468;
 const FILE_SETATTR: i64 = 469;
 
-/// Of a call, by its number.
+/// Returns the shape of a call.
 pub(super) const fn shape(number: i64) -> Shape {
     match number {
         libc::SYS_read
@@ -245,7 +247,7 @@ pub(super) const fn shape(number: i64) -> Shape {
     }
 }
 
-/// Whether a call changes whose the process or the thread is, or which rights it has.
+/// Returns whether a call changes the user or the rights of the process or the thread.
 pub(super) const fn changes_user(number: i64) -> bool {
     matches!(
         number,
@@ -262,14 +264,15 @@ pub(super) const fn changes_user(number: i64) -> bool {
     )
 }
 
-/// Whether calls of a number are caught.
+/// Returns whether calls of a number are caught.
 pub(crate) fn is_wanted(number: i32) -> bool {
     number < 0 || shape(number.into()) != Shape::None
 }
 
-/// What the entry is to catch, by the calls' numbers: made beforehand, since asking for each number shows in a program that begins.
+/// Which calls the entry catches, by number. The table is made at compile time: asking for each number would show in
+/// the start of a program.
 pub(super) static INTERESTS: [u8; CALLS] = interests(false);
-/// Where there is a report, which counts what is done with the kernel's descriptors, and with sockets, too.
+/// The table for a report, which also counts calls on kernel descriptors and on sockets.
 pub(super) static INTERESTS_COUNTED: [u8; CALLS] = interests(true);
 
 const fn interests(is_counted: bool) -> [u8; CALLS] {
@@ -277,7 +280,7 @@ const fn interests(is_counted: bool) -> [u8; CALLS] {
     let mut number = 0;
     while number < CALLS {
         interests[number] = match shape(number as i64) {
-            // It is caught where its number was not known before, since it must find the stack as it was.
+            // A trampoline whose call's number was unknown leads here too. The call must find the stack as it was.
             _ if number as i64 == libc::SYS_rt_sigreturn => INTEREST_ALWAYS,
             Shape::None | Shape::Maker => INTEREST_NONE,
             Shape::Descriptor if !is_counted => INTEREST_DESCRIPTOR,
@@ -292,7 +295,8 @@ const fn interests(is_counted: bool) -> [u8; CALLS] {
     interests
 }
 
-/// Whether a call has nothing to do with which numbers of descriptors are free: one may stay parked while the kernel serves it.
+/// Returns whether a call has nothing to do with which descriptor numbers are free: a number may stay recycled while
+/// the kernel serves it.
 pub(crate) const fn is_apart(number: i64) -> bool {
     matches!(
         number,
@@ -326,7 +330,8 @@ pub(crate) const fn is_apart(number: i64) -> bool {
     )
 }
 
-/// Where a call's paths stand, each with the place of the directory's descriptor that it begins from, if it has one.
+/// Returns the indexes of a call's paths, each with the index of the directory's descriptor that it begins from, if
+/// there is one.
 pub(super) const fn paths_of(shape: Shape) -> &'static [(Option<usize>, usize)] {
     match shape {
         Shape::Path => &[(None, 0)],
@@ -339,7 +344,7 @@ pub(super) const fn paths_of(shape: Shape) -> &'static [(Option<usize>, usize)] 
     }
 }
 
-/// Where the descriptors stand that a call is about.
+/// Returns the indexes of the descriptors that a call is about.
 pub(crate) const fn descriptors_of(number: i64) -> &'static [usize] {
     match number {
         libc::SYS_mmap => &[4],

@@ -1,5 +1,8 @@
-//! Waiting for descriptors. A file is always ready, which the kernel says best: those of ours that are waited for become its own. Into a set for `epoll`
-//! no file goes: programs learn from that error that it's one (libevent, Python). Of FUSE's the kernel would take it.
+//! Waiting for descriptors (`poll`, `select`, `epoll`).
+//!
+//! A file is always ready. The kernel reports this best, so the LibFS files that a call waits for are handed over to
+//! it. No file is added to a set for `epoll`: programs detect a file by that error (libevent, Python). The kernel would
+//! accept a FUSE file.
 
 use ashlar_types::Errno;
 
@@ -25,14 +28,16 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     Ok(None)
 }
 
-/// Whether a descriptor is ours, or of a regular file that may become so. Of directories, and paths alone, the kernel says so itself.
+/// Returns whether a descriptor is LibFS's, or an adoptable regular file.
+///
+/// The kernel itself refuses directories and `O_PATH` descriptors.
 fn is_file(descriptor: i32) -> bool {
     let is_path = || materialise::flags(descriptor) & libc::O_PATH != 0;
     let is_regular = || session::device_and_kind_of(descriptor).is_some_and(|(_, is_regular)| is_regular);
     descriptors::is_ours(descriptor) || descriptors::is_candidate(descriptor) && is_regular() && !is_path()
 }
 
-/// What the kernel says of a file that is to go into a set for `epoll`, or is meant to be in one.
+/// Returns the kernel's error for a file that is to be added to a set for `epoll`, or changed or removed in one.
 fn no_set(a: &[u64; 6]) -> Served {
     if a[1] as i32 != libc::EPOLL_CTL_DEL {
         memory::check(a[3], size_of::<libc::epoll_event>() as u64, memory::Use::Read)?;

@@ -1,6 +1,6 @@
-//! Watching by inotify and fanotify, which the kernel does.
+//! Watches by inotify and fanotify, which the kernel serves.
 //!
-//! The kernel knows only of operations through itself. So before a watch begins, the mount reserves its inode for the
+//! The kernel sees only operations through itself. So before a watch begins, the mount reserves its inode for the
 //! kernel, and the process hands its own open files of that inode over.
 
 use std::ffi::{CStr, CString};
@@ -19,7 +19,7 @@ const MARK_ADD: u64 = 0x1;
 const MARK_DONT_FOLLOW: u64 = 0x4;
 const MARK_ALL: u64 = 0x110;
 
-/// Serves `inotify_add_watch` and `fanotify_mark`, as far as something is to be done before the kernel does.
+/// Prepares `inotify_add_watch` and `fanotify_mark`, which the kernel serves.
 pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     match number {
         libc::SYS_inotify_add_watch => {
@@ -35,8 +35,9 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     Ok(None)
 }
 
-/// Makes the mount of a path reserve its inode, or all of the mount. A path elsewhere, or to nothing, is left to the
-/// kernel.
+/// Makes the mount of a path reserve its inode, or all its inodes.
+///
+/// The kernel handles a path elsewhere, or to nothing.
 fn announce(directory: i32, address: u64, follows: bool, is_all: bool) -> Result<(), Errno> {
     if let Some(number) = path::descriptor_at(address) {
         materialise::descriptor(number)?;
@@ -45,7 +46,7 @@ fn announce(directory: i32, address: u64, follows: bool, is_all: bool) -> Result
     let text = if address == 0 { None } else { Some(memory::path(address, &mut buffer)?) };
     let text = match text {
         Some(text) if directory == libc::AT_FDCWD || text.first() == Some(&b'/') => text.to_vec(),
-        // The way from a descriptor, which no call for attributes takes.
+        // The path by way of the descriptor: no call for attributes takes a descriptor and a path.
         text => [format!("/proc/self/fd/{directory}/").as_bytes(), text.unwrap_or(b".")].concat(),
     };
     let text = CString::new(text).map_err(|_| Errno::EINVAL)?;
@@ -59,17 +60,17 @@ fn announce(directory: i32, address: u64, follows: bool, is_all: bool) -> Result
 
 fn has_attribute(path: &CStr, name: &CStr, follows: bool) -> bool {
     let call = if follows { libc::SYS_getxattr } else { libc::SYS_lgetxattr };
-    // SAFETY: both are strings that outlive the call, which is only asked for the length of the value.
+    // SAFETY: both are strings that outlive the call, which returns only the length of the value.
     unsafe { system_call(call as u64, [path.as_ptr() as u64, name.as_ptr() as u64, 0, 0, 0, 0]) > 0 }
 }
 
-/// Makes what is open and reserved the kernel's, so that the watch sees no opening of it.
+/// Hands open files of reserved inodes over to the kernel, so that the watch sees no opening of them.
 fn leave_reserved() {
     for number in descriptors::ours(0, u32::MAX) {
         let Some(file) = descriptors::file(number) else { continue };
         let is_reserved = |session: &Session| session.fs.attributes(file.inode()) == Err(Errno::RESERVED);
         if file.session().is_ok_and(is_reserved) {
-            // One that can't be is so with the next call.
+            // If the hand-over fails, the next call on the file repeats it.
             let _ = materialise::descriptor(number);
         }
     }

@@ -1,5 +1,7 @@
-//! Extended attributes: the user's, what says that there is no access list, no capability and no label, and access lists that say no more than
-//! the permission bits. All others are the kernel's to give and to set, which has rules of its own for them.
+//! Extended attributes: those of users, and the usual answers about access lists.
+//!
+//! LibFS also answers that there is no access list, no capability and no label, and sets access lists that say no more
+//! than the permission bits. The kernel serves all others, for which it has rules of its own.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -13,13 +15,13 @@ use crate::descriptors::File;
 use crate::path::{Last, Purpose};
 use crate::{descriptors, locks, memory};
 
-/// Lists that the kernel reads, and shows as it has read them.
+/// Lists that the kernel interprets, and returns as it has interpreted them.
 const LISTS: [&[u8]; 2] = [XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT];
 const CAPABILITY: &[u8] = b"security.capability";
-/// The label that SELinux gives every file, also where nothing is stored. `ls -l` asks for it wherever it runs.
+/// The label that SELinux gives every file, even if none is stored. `ls -l` asks for it everywhere.
 const LABEL: &[u8] = b"security.selinux";
 
-/// Whether the kernel runs SELinux: 0 where that is not known yet, then 1 for no and 2 for yes.
+/// Whether the kernel runs SELinux: 0 if that is not known yet, 1 for no, 2 for yes.
 static HAS_LABELS: AtomicU8 = AtomicU8::new(0);
 
 fn has_labels() -> bool {
@@ -32,12 +34,14 @@ fn has_labels() -> bool {
     known == 2
 }
 
-/// Serves any of them. What is left to the kernel of an open file it does beside it: that one stays ours.
+/// Serves any call on extended attributes.
+///
+/// If the kernel must serve a call on an open file, it does so on a real open file beside LibFS's, which stays LibFS's.
 pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     let by_descriptor =
         [libc::SYS_fgetxattr, libc::SYS_flistxattr, libc::SYS_fsetxattr, libc::SYS_fremovexattr].contains(&number);
     let file = descriptors::file(a[0] as i32).filter(|_| by_descriptor);
-    // What is wrong with a path alone is not the first thing that may be wrong.
+    // The error for an `O_PATH` descriptor is not the first one that the kernel checks.
     let answer = if file.as_ref().is_some_and(File::is_alone) { None } else { answer(number, a)? };
     match (answer, file) {
         (None, Some(file)) => locks::with_real(&file, false, |real| {
@@ -61,7 +65,7 @@ fn answer(number: i64, a: &[u64; 6]) -> Served {
         _ => {}
     }
     let mut buffer = [0; XATTR_NAME_MAX + 1];
-    // The kernel says what is wrong with a name, with flags, and with a length, before it looks for the file.
+    // The kernel checks the name, the flags and the length before it looks for the file.
     let Some(name) = name_at(a[1], &mut buffer) else { return Ok(None) };
     let sets = matches!(number, libc::SYS_setxattr | libc::SYS_lsetxattr | libc::SYS_fsetxattr);
     if sets && (XattrFlags::of(a[4] as i32).is_err() || a[3] > XATTR_VALUE_MAX as u64) {
@@ -84,7 +88,7 @@ fn answer(number: i64, a: &[u64; 6]) -> Served {
     }
 }
 
-/// The name at an address; `None` where the kernel says what is wrong with it.
+/// Returns the name at an address, or `None` if the kernel must report its error.
 fn name_at(address: u64, buffer: &mut [u8; XATTR_NAME_MAX + 1]) -> Option<&[u8]> {
     let length = memory::start_of(address, buffer);
     (1..=XATTR_NAME_MAX).contains(&length).then(|| &buffer[..length])
@@ -115,7 +119,7 @@ fn list(subject: &Subject, room: (u64, u64)) -> Served {
     give(&xattr_list(&subject.session.fs.xattr_names(subject.found.id)?), room)
 }
 
-/// Stores a value where there is room for it: an address, and so many bytes there. Without room, it says how much it takes.
+/// Stores a value at an address, if there is room for it; without any room it returns only the length.
 fn give(value: &[u8], (address, room): (u64, u64)) -> Served {
     if room != 0 {
         if value.len() as u64 > room {
@@ -137,11 +141,11 @@ fn set(subject: &Subject, name: &[u8], (address, length): (u64, u64), flags: i32
         session.fs.set_xattr(&session.who, id, name, &value, XattrFlags::of(flags)?, false)?;
         return Ok(Some(0));
     }
-    // Such lists `cp -p` and `sed -i` set.
+    // `cp -p` and `sed -i` set such lists.
     if !Acl::is_plain(&value) {
         return Ok(None);
     }
-    // The kernel takes no notice of the flags.
+    // The kernel ignores the flags.
     session.fs.set_xattr(&session.who, id, name, &value, XattrFlags::default(), false)?;
     Ok(Some(0))
 }

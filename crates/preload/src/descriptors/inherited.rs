@@ -1,4 +1,4 @@
-//! Descriptors that a process was forked with, and whose open files its relations may go on serving (`shared`).
+//! Descriptors inherited at a fork, whose open files other processes may still serve.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -9,34 +9,34 @@ use super::open_file::OPEN;
 use super::{File, HIGHEST, INHERITED, TABLE, entry, file, ours};
 use crate::shared::Shared;
 
-/// The open files that such descriptors lead to. What was closed since may be among them: the table says what is there.
+/// The open files of such descriptors. Some may be closed by now: the table of descriptors is right.
 pub(crate) type Inherited = BTreeMap<i32, Shared>;
 
-/// Whether a descriptor is one of the kernel's that the process was forked with, and whose open file others may serve.
+/// Returns whether a descriptor is the kernel's, was inherited at a fork, and has an open file that others may serve.
 pub(crate) fn is_inherited(descriptor: i32) -> bool {
     entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) == INHERITED)
 }
 
-/// All such descriptors.
+/// Returns all such descriptors.
 pub(crate) fn inherited() -> impl Iterator<Item = i32> {
     let all: Vec<i32> = TABLE.lock().keys().copied().collect();
     all.into_iter().filter(|&descriptor| is_inherited(descriptor))
 }
 
-/// What such a descriptor leads to.
+/// Returns the open file of such a descriptor.
 pub(crate) fn inherited_at(descriptor: i32) -> Option<Shared> {
     let inherited = TABLE.lock();
     inherited.get(&descriptor).filter(|_| is_inherited(descriptor)).cloned()
 }
 
-/// All such descriptors of an open file.
+/// Returns all such descriptors of an open file.
 pub(crate) fn inherited_alike(shared: &Shared) -> Vec<i32> {
     let inherited = TABLE.lock();
     let alike = inherited.iter().filter(|(number, other)| is_inherited(**number) && other.is_same(shared));
     alike.map(|(number, _)| *number).collect()
 }
 
-/// Has all such descriptors of an open file lead to one of ours, or, without one, be the kernel's for good.
+/// Makes all such descriptors of an open file lead to a LibFS open file, or, without one, leaves them to the kernel.
 pub(crate) fn replace_inherited(shared: &Shared, file: Option<&File>) {
     let mut inherited = TABLE.lock();
     inherited.retain(|&descriptor, other| {
@@ -52,7 +52,7 @@ pub(crate) fn replace_inherited(shared: &Shared, file: Option<&File>) {
     });
 }
 
-/// All descriptors whose open files a process shares that is made now.
+/// Returns all descriptors whose open files a new process shares.
 pub(crate) fn all_shared() -> Vec<(i32, Shared)> {
     let own = ours(0, u32::MAX).filter_map(|number| file(number)?.shared().cloned().map(|shared| (number, shared)));
     let mut all: Vec<(i32, Shared)> = own.collect();
@@ -62,14 +62,16 @@ pub(crate) fn all_shared() -> Vec<(i32, Shared)> {
     all
 }
 
-/// In a process that was forked: what its parent shares is inherited, and what threads of that one have opened at that moment leads nowhere.
+/// Turns LibFS descriptors into inherited ones in a forked process.
+///
+/// Its parent's shared open files are inherited. Files that threads of the parent opened at that moment lead nowhere.
 pub(crate) fn forget_ours() {
     let mut inherited = TABLE.lock();
     let mut freed = Vec::new();
     for number in ours(0, u32::MAX) {
         let Some(entry) = entry(number) else { continue };
         let open = &OPEN[entry.load(Ordering::Relaxed) as usize - 1];
-        // SAFETY: the entry is a reference, and nobody else is there to give it up.
+        // SAFETY: the entry is a reference, and no other thread exists that could drop it.
         match unsafe { open.shared.load(Ordering::Relaxed).as_ref() } {
             Some(shared) => {
                 inherited.insert(number, shared.clone());
@@ -79,9 +81,9 @@ pub(crate) fn forget_ours() {
         }
         freed.push(open);
     }
-    // One that a thread had in use stays, with what it held.
+    // An open file that a thread had in use stays, with all that it held.
     for open in freed.into_iter().filter(|open| open.place.try_lock().is_some()) {
-        // The session is not this process's: nothing is told to it. Each number counts as a reference.
+        // The session belongs to the parent, so it gets no message. Each number counts as a reference.
         if open.references.swap(0, Ordering::AcqRel) != 0 {
             // SAFETY: there is one thread, and no entry of the table leads here any more.
             std::mem::forget(unsafe { (*open.opened.get()).take() });

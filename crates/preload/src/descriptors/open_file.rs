@@ -1,6 +1,6 @@
-//! Open files of ours: what stands behind the numbers.
+//! LibFS's open files, which descriptors lead to.
 //!
-//! They stand in a table of their own, and a [`File`] is a reference to one, which keeps it there.
+//! They are in a table of their own. A [`File`] is a reference to one, which keeps it there.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -15,25 +15,25 @@ use crate::session::Session;
 use crate::shared::{self, Held, Shared};
 use crate::{materialise, unnamed};
 
-/// Open files that there can be. More are the kernel's.
+/// The most open files that LibFS serves. The kernel serves more.
 pub(super) const OPEN_MAX: usize = 65_536;
 /// `O_TMPFILE` without `O_DIRECTORY`, which it includes.
 pub(crate) const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
 /// Flags that `F_SETFL` can change.
 pub(crate) const CHANGEABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME;
-/// In place of the number of references: the last one is gone, and what ends with it is not done yet.
+/// In place of the number of references: the last one is gone, and the close is not finished yet.
 const CLOSING: u32 = u32::MAX;
 
-/// Where an open file stands, and what else only one call at a time may look at.
+/// The state of an open file that only one call at a time may use: its offset.
 #[derive(Debug, Default)]
 pub(crate) struct Place {
-    /// The file offset; of a directory the cookie behind which the listing goes on.
+    /// The file offset; for a directory, the cookie after which the listing goes on.
     pub(crate) offset: u64,
-    /// It has become the kernel's: whoever waited for it looks at the descriptor again.
+    /// The open file was handed over to the kernel: a call that waited for it checks the descriptor again.
     pub(crate) is_gone: bool,
 }
 
-/// What becomes of the number of an open file's only descriptor where another program is run.
+/// The fate of an open file's only descriptor when another program is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum OnExec {
@@ -46,7 +46,7 @@ pub(crate) enum OnExec {
 /// An open file description.
 #[derive(Debug)]
 pub(super) struct OpenFile {
-    /// Descriptors, and calls under way; 0: the slot is free.
+    /// The number of descriptors and of calls in progress; 0 means that the slot is free.
     pub(super) references: AtomicU32,
     /// The session that it is open in.
     session: AtomicPtr<Session>,
@@ -54,42 +54,44 @@ pub(super) struct OpenFile {
     kind: AtomicU32,
     flags: AtomicU32,
     hint: AtomicU32,
-    /// What is known of its one descriptor: an [`OnExec`].
+    /// The known fate of its one descriptor: an [`OnExec`].
     on_exec: AtomicU8,
-    /// The way to its inode, for those who hold a reference.
+    /// The open inode, for holders of a reference.
     pub(super) opened: UnsafeCell<Option<OpenInode>>,
-    /// What it shares with other processes, or null. It's there as long as there are references.
+    /// The state that it shares with other processes, or null. It lives as long as there are references.
     pub(super) shared: AtomicPtr<Shared>,
     pub(super) place: alone::Mutex<Place>,
 }
 
-// SAFETY: `opened` is written by who has taken a free slot, before others can find it, and by who has given up the last reference; in between it
-// is only looked at. All else may be used by all threads.
+// SAFETY: `opened` is written by a thread that has taken a free slot, before others can find it, and by the thread that
+// has dropped the last reference. In between, threads only read it. All threads may use the other fields.
 unsafe impl Sync for OpenFile {}
 
 /// The place of an open file, held by one call.
 #[derive(Debug)]
 pub(crate) struct PlaceGuard {
     place: alone::MutexGuard<'static, Place>,
-    /// Kept from other processes.
+    /// The lock against other processes.
     held: Option<Held>,
 }
 
 impl PlaceGuard {
-    /// Takes what is before an offset for what is about to be written, from others who have the open file. `false` where they have not waited.
+    /// Reserves the part before an offset for the data about to be written, against other processes.
+    ///
+    /// Returns `false` if the others have not waited.
     #[inline]
     #[must_use]
     pub(crate) fn reserve(&self, next: u64) -> bool {
         self.held.as_ref().is_none_or(|held| held.reserve(next))
     }
 
-    /// Whether other processes may have the open file.
+    /// Returns whether other processes may share the open file.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
         self.held.is_some()
     }
 
-    /// As it is for all processes that have the open file, if they serve it.
+    /// Takes the offset that all processes share, if LibFS serves the open file in them.
     #[cold]
     fn shared(mut self, shared: &Shared) -> Option<Self> {
         let held = shared.hold()?;
@@ -125,11 +127,11 @@ impl Drop for PlaceGuard {
 }
 
 pub(super) static OPEN: [OpenFile; OPEN_MAX] = [const { OpenFile::FREE }; OPEN_MAX];
-/// How many of them were opened as a path alone.
+/// The number of open files that are `O_PATH`.
 pub(super) static ALONE: AtomicU32 = AtomicU32::new(0);
-/// The place that was freed last: what was in use just now lies in the processor's cache.
+/// The slot that was freed last: it lies in the processor's cache.
 static FREED: AtomicU32 = AtomicU32::new(0);
-/// Where to look for a free one otherwise.
+/// Where the search for a free slot begins otherwise.
 static HINT: AtomicU32 = AtomicU32::new(0);
 impl OpenFile {
     #[allow(clippy::declare_interior_mutable_const, reason = "it is what the table is filled with")]
@@ -146,26 +148,28 @@ impl OpenFile {
         place: alone::Mutex::new(Place { offset: 0, is_gone: false }),
     };
 
-    /// The session that it is open in; `None` where that has ended.
+    /// Returns the session that it is open in; `None` if that has ended.
     #[inline]
     fn session(&self) -> Option<&'static Session> {
-        // SAFETY: whoever looks has a reference, and no session is freed while there are open files of it (`users`).
+        // SAFETY: the caller has a reference, and no session is freed while open files of it exist (`users`).
         unsafe { self.session.load(Ordering::Relaxed).as_ref() }.filter(|session| !session.is_over())
     }
 
-    /// Lets go of what it shares with other processes.
+    /// Ends the sharing with other processes.
     ///
     /// # Safety
-    /// Nobody has a reference.
+    /// No reference to it exists.
     pub(super) unsafe fn end_sharing(&self) {
         let shared = self.shared.swap(ptr::null_mut(), Ordering::AcqRel);
         if !shared.is_null() {
-            // SAFETY: it was made as a box, and whoever has looked at it had a reference.
+            // SAFETY: it was made as a box, and all its users had references.
             drop(unsafe { Box::from_raw(shared) });
         }
     }
 
-    /// Changes the number of references as `next` says; what it was, or as an error what it was where `next` says nothing.
+    /// Changes the number of references as `next` says.
+    ///
+    /// Returns the old number, as an error if `next` returned none.
     #[inline]
     fn count(&self, next: impl Fn(u32) -> Option<u32>) -> Result<u32, u32> {
         let mut before = self.references.load(Ordering::Relaxed);
@@ -197,7 +201,7 @@ impl Drop for File {
 }
 
 impl File {
-    /// A reference to the open file of a number, if there is one.
+    /// Returns a reference to the open file of a number, if there is one.
     #[inline]
     pub(super) fn of(number: u32) -> Option<Self> {
         let more = |references: u32| (references != 0 && references != CLOSING).then(|| references + 1);
@@ -208,50 +212,51 @@ impl File {
         &OPEN[self.number as usize - 1]
     }
 
-    /// The way to its inode, where there is one.
+    /// Returns the open inode, if there is one.
     #[inline]
     pub(crate) fn opened(&self) -> Option<&OpenInode> {
-        // SAFETY: this is a reference, so nobody writes it.
+        // SAFETY: this is a reference, so no thread writes it.
         unsafe { (*self.open().opened.get()).as_ref() }
     }
 
-    /// The session that it is open in, whoever the process is by now.
+    /// Returns the session that it is open in, even if the process has changed its user since.
     ///
     /// # Errors
-    /// `EIO` where the session has ended.
+    /// `EIO` if the session has ended.
     pub(crate) fn session(&self) -> Result<&'static Session, Errno> {
         self.open().session().ok_or(Errno::EIO)
     }
 
-    /// Whether the session that it is open in is the process's current one with that mount: of another one, which was another user's, it has no more than
-    /// what the kernel gives with an open file.
+    /// Returns whether its session is the process's current one with that mount.
+    ///
+    /// A session of another user gives no more than the kernel gives with an open file.
     pub(crate) fn is_of_now(&self) -> bool {
         self.session().is_ok_and(Session::is_current)
     }
 
-    /// Whether it was opened in a session.
+    /// Returns whether it was opened in a session.
     pub(crate) fn is_of(&self, session: &Session) -> bool {
         ptr::eq(self.open().session.load(Ordering::Relaxed), session)
     }
 
-    /// Its inode.
+    /// Returns its inode.
     pub(crate) fn inode(&self) -> InodeId {
         InodeId(self.open().inode.load(Ordering::Relaxed))
     }
 
-    /// Whether it is a directory.
+    /// Returns whether it is a directory.
     pub(crate) fn is_directory(&self) -> bool {
         self.open().kind.load(Ordering::Relaxed) == FileKind::Directory as u32
     }
 
-    /// What it shares with other processes, if it does.
+    /// Returns the state that it shares with other processes, if it does.
     #[inline]
     pub(crate) fn shared(&self) -> Option<&Shared> {
         // SAFETY: it is freed with the last reference, and this is one.
         unsafe { self.open().shared.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Whether it was shared, and the kernel has it: its descriptors are to be handed over.
+    /// Returns whether it was shared and then handed over to the kernel: its descriptors must follow.
     #[inline]
     pub(crate) fn has_left(&self) -> bool {
         self.shared().is_some_and(Shared::has_left)
@@ -261,7 +266,7 @@ impl File {
         self.shared().map_or(&self.open().flags, Shared::flags)
     }
 
-    /// Access mode and status flags, as `open` and `F_SETFL` set them.
+    /// Returns the access mode and status flags, as `open` and `F_SETFL` set them.
     #[inline]
     pub(crate) fn flags(&self) -> i32 {
         let own = self.open().flags.load(Ordering::Relaxed) as i32;
@@ -274,31 +279,31 @@ impl File {
     /// Changes status flags.
     pub(crate) fn set_flags(&self, change: i32, to: i32) {
         let update = |flags: u32| Some(flags & !(change as u32) | (to & change) as u32);
-        // It can't fail: the closure always gives a value.
+        // It can't fail: the closure always returns a value.
         let _ = self.flags_word().fetch_update(Ordering::Relaxed, Ordering::Relaxed, update);
     }
 
-    /// How long what is written to it is expected to live, as `F_SET_RW_HINT` has said: we do nothing about it.
+    /// Returns the expected lifetime of its data that `F_SET_RW_HINT` has set: LibFS only stores it.
     pub(crate) fn hint(&self) -> &AtomicU32 {
         &self.open().hint
     }
 
-    /// Whether it was opened as a path alone (`O_PATH`): neither read nor written.
+    /// Returns whether it was opened with `O_PATH`: it is neither read nor written.
     pub(crate) fn is_alone(&self) -> bool {
         self.flags() & libc::O_PATH != 0
     }
 
-    /// Whether its access mode allows reading.
+    /// Returns whether its access mode allows reading.
     pub(crate) fn may_read(&self) -> bool {
         self.flags() & libc::O_ACCMODE != libc::O_WRONLY
     }
 
-    /// Whether its access mode allows writing.
+    /// Returns whether its access mode allows writing.
     pub(crate) fn may_write(&self) -> bool {
         self.flags() & libc::O_ACCMODE != libc::O_RDONLY
     }
 
-    /// Its place, for one call at a time; `None` where it has become the kernel's.
+    /// Locks its place for one call; returns `None` if it was handed over to the kernel.
     #[inline(always)]
     pub(crate) fn place(&self) -> Option<PlaceGuard> {
         let place = self.open().place.lock();
@@ -312,12 +317,12 @@ impl File {
         }
     }
 
-    /// Whether it has become the kernel's.
+    /// Returns whether it was handed over to the kernel.
     pub(crate) fn is_gone(&self) -> bool {
         self.open().place.lock().is_gone || self.has_left()
     }
 
-    /// What is known of its descriptor.
+    /// Returns the known fate of its descriptor when another program is run.
     pub(crate) fn on_exec(&self) -> OnExec {
         [OnExec::Stays, OnExec::Closes]
             .into_iter()
@@ -325,22 +330,22 @@ impl File {
             .unwrap_or(OnExec::Unknown)
     }
 
-    /// Forgets what was known of its descriptor, which is another one's from here on or has got another flag.
+    /// Discards the known fate of its descriptor: the descriptor has another flag, or is no longer the only one.
     pub(crate) fn forget_on_exec(&self) {
         self.open().on_exec.store(OnExec::Unknown as u8, Ordering::Relaxed);
     }
 
-    /// Whether it is the same open file as another.
+    /// Returns whether it is the same open file as another.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.number == other.number
     }
 
-    /// Whether a descriptor leads to it.
+    /// Returns whether a descriptor leads to it.
     pub(crate) fn is_at(&self, descriptor: i32) -> bool {
         entry(descriptor).is_some_and(|entry| entry.load(Ordering::Acquire) == self.number)
     }
 
-    /// Has a descriptor lead to it too, of which it is known what becomes of it on the run of another program, if it is the only one.
+    /// Makes a descriptor lead to it too, with the known fate of that descriptor if it is the only one.
     pub(super) fn add(&self, descriptor: i32, on_exec: OnExec) {
         let _one_at_a_time = TABLE.lock();
         // It may have been shared since its placeholder was put there.
@@ -349,7 +354,7 @@ impl File {
             if !shared.is_at(descriptor)
                 && let Some(real) = real
             {
-                // Otherwise it is one that fails.
+                // If this fails, calls on the descriptor fail.
                 let _ = materialise::put_at(real, descriptor);
             }
             true
@@ -362,8 +367,9 @@ impl File {
         drop(is_file(old).then(|| Self { number: old }));
     }
 
-    /// Gives its descriptors to the kernel: `replace` is called with each number, and the place can't move meanwhile. Where `is_noted`, they
-    /// are noted, so that their closing is seen.
+    /// Hands its descriptors over to the kernel: `replace` is called with each number, while the place is locked.
+    ///
+    /// If `is_noted`, they are recorded, so that the library sees their closing.
     pub(crate) fn hand_over(
         &self,
         is_noted: bool,
@@ -382,7 +388,7 @@ impl File {
         for (descriptor, entry) in self.numbers() {
             match shared {
                 None => replace(Some(descriptor), &place)?,
-                // A real one is there. With the first of them it has left.
+                // The kernel has a real open file there. With the first of them it is handed over.
                 Some(shared) => drop(shared.leave(descriptor)),
             }
             if is_noted || self.is_directory() {
@@ -398,14 +404,16 @@ impl File {
         Ok(())
     }
 
-    /// All its descriptors; the table is held meanwhile.
+    /// Returns all its descriptors; the caller holds the table.
     fn numbers(&self) -> impl Iterator<Item = (i32, &'static AtomicU32)> {
         let number = self.number;
         let all = (0..highest()).filter_map(|descriptor| Some((descriptor, entry(descriptor)?)));
         all.filter(move |(_, entry)| entry.load(Ordering::Acquire) == number)
     }
 
-    /// Begins to share it with processes that will be forked: a real open file takes the place of ours at all its numbers (`put`), and it stays ours.
+    /// Begins to share it with processes that will be forked.
+    ///
+    /// A real open file replaces the placeholder at all its numbers (`put`), and LibFS goes on serving it.
     ///
     /// # Errors
     /// Those of `put`.
@@ -422,19 +430,19 @@ impl File {
         Ok(())
     }
 
-    /// Goes on sharing what others do, which is not shared yet.
+    /// Joins the sharing by other processes, if it is not shared yet.
     pub(crate) fn share_on(&self, shared: Shared) {
         shared::note_any();
         self.open().shared.store(Box::into_raw(Box::new(shared)), Ordering::Release);
     }
 }
 
-/// Whether the open file of a number is one that other processes have, too.
+/// Returns whether other processes share the open file of a number.
 pub(super) fn is_shared(number: u32) -> bool {
     !OPEN[number as usize - 1].shared.load(Ordering::Relaxed).is_null()
 }
 
-/// Opens a file that the session has noted as open; the caller has no descriptor for it yet.
+/// Opens a file that the session has opened; the caller has no descriptor for it yet.
 ///
 /// # Errors
 /// `ENFILE`.
@@ -442,7 +450,7 @@ pub(crate) fn open(session: &'static Session, inode: InodeId, kind: FileKind, fl
     open_by(session, session.fs.open_inode(inode), kind, flags)
 }
 
-/// As [`open`], with the way to the inode.
+/// As [`open`], with the open inode.
 ///
 /// # Errors
 /// `ENFILE`.
@@ -459,12 +467,12 @@ pub(crate) fn open_by(session: &'static Session, way: OpenInode, kind: FileKind,
         ALONE.fetch_add(1, Ordering::Relaxed);
     }
     *open.place.lock() = Place::default();
-    // SAFETY: the slot was free, and nobody else can find it yet.
+    // SAFETY: the slot was free, and no other thread can find it yet.
     unsafe { *open.opened.get() = Some(way) };
     Ok(File { number: index as u32 + 1 })
 }
 
-/// Takes a free place with a reference; `None` where there is none.
+/// Takes a free slot, with a reference; returns `None` if there is none.
 fn take_place() -> Option<usize> {
     let take = |index: &usize| {
         let references = &OPEN[*index].references;
@@ -480,7 +488,7 @@ fn take_place() -> Option<usize> {
     Some(index)
 }
 
-/// What is known besides of an open file of a path alone, or of one that was made without a name, ends.
+/// Removes the extra state of an `O_PATH` open file, or of one that was made without a name.
 #[cold]
 fn forget_special(open: &OpenFile, flags: i32) {
     if flags & libc::O_PATH != 0 {
@@ -492,18 +500,18 @@ fn forget_special(open: &OpenFile, flags: i32) {
     }
 }
 
-/// What ends with the last reference to an open file.
+/// Closes an open file after its last reference is gone.
 fn close_last(number: u32) {
     let open = &OPEN[number as usize - 1];
     let flags = open.flags.load(Ordering::Relaxed) as i32;
     if flags & (libc::O_PATH | TMPFILE) != 0 {
         forget_special(open, flags);
     }
-    // SAFETY: the last reference is gone, and nobody takes the slot before this is done.
+    // SAFETY: the last reference is gone, and no thread takes the slot before this is done.
     let way = unsafe { (*open.opened.get()).take() };
     // SAFETY: as above.
     unsafe { open.end_sharing() };
-    // A session that is gone has taken its handles with it.
+    // A session that has ended has closed its handles.
     if let (Some(session), Some(way)) = (open.session(), way) {
         session.fs.close_open(way);
     }
