@@ -1,15 +1,16 @@
-//! Record locks: they belong to a process and a file, and go when it closes any descriptor of that file.
+//! Record locks: a process and a file have them, and they end when the process closes any descriptor of that file.
 //!
-//! Those on a file that the process has through us are its session's: LibFS has them, without a message where nobody else locks the file.
-//! Where the process locks the file through a descriptor of the kernel's, or a descriptor of it becomes the kernel's while it is locked,
-//! all its locks on the file are the kernel's from then on, so that they live as the kernel's descriptors do: over the run of another
-//! program in particular. They go over one by one, and nobody can come between: SharedFS knows that the two owners are one process.
+//! LibFS serves the locks that a process sets through LibFS descriptors: they are its session's. They take no message
+//! if no other process locks the file. If the process locks the file through a kernel descriptor, or a descriptor of a
+//! locked file is handed over, all its locks on the file move to the kernel. From then on they live as the kernel's
+//! descriptors do; in particular, they stay when another program is run. They move one by one, and no other owner can
+//! come between: SharedFS knows that the two owners are one process.
 //!
-//! A file whose locks are the kernel's is locked through a descriptor of the kernel's, one for each file. When the program closes a
-//! descriptor of ours, the kernel must be told so by the closing of one of its own: of that one, or, where the program has locked the file
-//! through another, of a new one. Descriptors of the kernel's that lead to a file whose locks are the session's are noted, so that their
-//! closing is seen. That is also why a file that became the kernel's because it was mapped for sharing need not have its locks there:
-//! [`of_kernel`] sets them by the kernel's descriptors, until something else than setting them is asked for.
+//! A file whose locks are the kernel's is locked through a kernel descriptor, one for each file. When the program
+//! closes a LibFS descriptor, the kernel must see one of its own closed: that one, or, if the program has locked the
+//! file through another, a new one. Kernel descriptors of a file whose locks are the session's are recorded, so that
+//! the library sees their closing. So a file that was handed over because it was mapped for sharing can keep its locks
+//! in the session: [`of_kernel`] sets them for kernel descriptors, until a call needs more than setting them.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -27,49 +28,50 @@ use crate::{deferred, hook, materialise, memory, session, signals};
 
 /// The last byte that can be locked.
 const LAST: i64 = i64::MAX;
-/// How often the locks of a file are brought to the kernel, where SharedFS was started anew meanwhile.
+/// How often the move of a file's locks to the kernel is tried, if SharedFS restarts meanwhile.
 const MOVES: u32 = 3;
 
-/// A file that the process has locked: in which session, and its inode.
+/// A file that the process has locked: the session's number and the inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Locked {
     session: u32,
     inode: InodeId,
 }
 
-/// Whose its locks are.
+/// The owner of the process's locks on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Through {
-    /// The session's.
+    /// The session.
     Session,
-    /// The kernel's, through descriptors of the kernel's that the process had.
+    /// The kernel, through kernel descriptors that the process had.
     Kernel,
-    /// The kernel's, if there are any: the process began with a descriptor of the kernel's of this file, and SharedFS was not asked yet.
+    /// The kernel, if there are any locks. The process began with a kernel descriptor of this file, and has not asked
+    /// SharedFS yet.
     Inherited,
-    /// The kernel's, through a descriptor that was made for that.
+    /// The kernel, through a descriptor that was made for the locks.
     Own(i32),
-    /// The kernel's, through one that was made for that, and has become the program's open file.
+    /// The kernel, through a descriptor that was made for the locks and is now the program's open file.
     HandedOver(i32),
 }
 
 /// How a call goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// It is done.
+    /// The call is done.
     Done,
     /// The kernel serves it, with this descriptor.
     Instead(i32),
     /// The kernel serves it.
     Kernel,
-    /// It is made again.
+    /// The call is made again.
     Again,
 }
 
-/// All that is known, kept from other threads.
+/// The records of all locks, held against other threads.
 pub(crate) type Held = [MutexGuard<'static, Option<Files>>; PARTS];
 pub(crate) type Files = HashMap<Locked, Through>;
 
-/// Files are told apart by inode: threads that lock different ones seldom meet.
+/// Inodes are spread over parts: threads that lock different files seldom wait for each other.
 const PARTS: usize = 16;
 /// Whether the process has ever locked a file.
 static IS_USED: AtomicBool = AtomicBool::new(false);
@@ -84,7 +86,7 @@ impl Locked {
         Ok(Self { session: file.session()?.number, inode: file.inode() })
     }
 
-    /// What is known of it, and of others.
+    /// Returns the records of the part that the file is in.
     fn files(self) -> MutexGuard<'static, Option<Files>> {
         part(self.inode.0 as usize)
     }
@@ -101,7 +103,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// The lock that a structure asks for; `None` where the file has become the kernel's.
+    /// Reads the lock that a structure asks for; `None` if the file was handed over to the kernel.
     ///
     /// # Errors
     /// `EINVAL` and `EOVERFLOW`, as fcntl(2) says.
@@ -121,7 +123,7 @@ impl Asked {
         Self::from(from, asked).map(Some)
     }
 
-    /// The lock that a structure asks for, whose range begins from a place.
+    /// Reads the lock that a structure asks for, if its range is relative to an offset.
     fn from(place: i64, asked: &libc::flock) -> Result<Self, Errno> {
         let range = range(place, asked.l_start, asked.l_len)?;
         let mode = match i32::from(asked.l_type) {
@@ -134,7 +136,7 @@ impl Asked {
     }
 }
 
-/// Whether an open file with such flags may be locked so.
+/// Returns whether an open file with such flags may be locked so.
 fn allows(flags: i32, mode: LockMode) -> bool {
     match mode {
         LockMode::Read => flags & libc::O_ACCMODE != libc::O_WRONLY,
@@ -143,7 +145,7 @@ fn allows(flags: i32, mode: LockMode) -> bool {
     }
 }
 
-/// The first and the last byte of a range that begins so far from a place.
+/// Returns the first and the last byte of a range that begins so far from an offset.
 fn range(from: i64, start: i64, length: i64) -> Result<(u64, u64), Errno> {
     let start = from.checked_add(start).ok_or(Errno::EOVERFLOW)?;
     let (first, last) = match length {
@@ -155,7 +157,7 @@ fn range(from: i64, start: i64, length: i64) -> Result<(u64, u64), Errno> {
     Ok((bytes(first)?, bytes(last)?))
 }
 
-/// `F_GETLK`, `F_SETLK` and `F_SETLKW`.
+/// Serves `F_GETLK`, `F_SETLK` and `F_SETLKW`.
 ///
 /// # Errors
 /// Those of fcntl(2).
@@ -185,7 +187,7 @@ pub(crate) fn control(descriptor: i32, command: i32, address: u64) -> Result<Way
         match attempt(locked, Some(&file), &lock) {
             Ok(RecordLock::Done) => return Ok(Way::Done),
             Ok(_) => {
-                // The kernel would wait for what has come, which it takes for another's.
+                // The kernel would wait for the lock that has come, which it would take for another process's.
                 if has_come {
                     locked.fs()?.drop_awaited(locked.inode, lock.range)?;
                 }
@@ -206,19 +208,19 @@ pub(crate) fn control(descriptor: i32, command: i32, address: u64) -> Result<Way
     }
 }
 
-/// The same, by a descriptor of the kernel's.
+/// Serves the same commands on a kernel descriptor.
 fn of_kernel(descriptor: i32, command: i32, address: u64) -> Result<Way, Errno> {
     let Some((locked, flags)) = opened(descriptor) else { return Ok(Way::Kernel) };
     if command == libc::F_SETLK && materialise::is_mapped(locked.session, locked.inode) {
         let asked: libc::flock = memory::load(address)?;
-        // Where a descriptor stands, and how long it takes the file for, the kernel knows.
+        // Only the kernel knows a descriptor's offset, and the size that it assumes for the file.
         if i32::from(asked.l_whence) == libc::SEEK_SET {
             let lock = Asked::from(0, &asked)?;
             if !allows(flags, lock.mode) {
                 return Err(Errno::EBADF);
             }
             if attempt(locked, None, &lock)? == RecordLock::Done {
-                // Another thread may have closed it before its closing was looked for.
+                // Another thread may have closed the descriptor before its closing was watched.
                 if !is_alone() && opened(descriptor).is_none_or(|(file, _)| file != locked) {
                     forget_file(locked);
                     return Err(Errno::EBADF);
@@ -230,22 +232,24 @@ fn of_kernel(descriptor: i32, command: i32, address: u64) -> Result<Way, Errno> 
     give_way(locked)
 }
 
-/// Has the kernel serve a call by the descriptor that it names: the process's locks on the file are the kernel's from now on.
+/// Lets the kernel serve a call on the descriptor that it names: it has the process's locks on the file from now on.
 fn give_way(locked: Locked) -> Result<Way, Errno> {
     note_kernel(locked)?;
     Ok(Way::Kernel)
 }
 
-/// Sets a lock of the session's, if the file's locks are the session's. By an open file of ours, or of the kernel's alone.
+/// Sets a lock of the session, if the session has the file's locks.
+///
+/// The lock is set through a LibFS open file, or, without one, through a kernel descriptor.
 fn attempt(locked: Locked, file: Option<&File>, lock: &Asked) -> Result<RecordLock, Errno> {
     let mut files = locked.files();
     let known = files.get_or_insert_default();
     match known.get(&locked) {
         Some(Through::Session) => {}
         Some(Through::Kernel | Through::Own(_) | Through::HandedOver(_)) => return Ok(RecordLock::OfMount),
-        // It has none, as far as it can know; LibFS asks where it can't.
+        // The process has no locks that this code knows of; LibFS asks SharedFS if it can't know.
         None if lock.mode == LockMode::Unlock => {}
-        // What it may have from before is the kernel's.
+        // Locks from before this program are the kernel's.
         Some(Through::Inherited) if lock.mode == LockMode::Unlock => {
             known.insert(locked, Through::Kernel);
             return Ok(RecordLock::OfMount);
@@ -273,18 +277,18 @@ fn attempt(locked: Locked, file: Option<&File>, lock: &Asked) -> Result<RecordLo
     Ok(done)
 }
 
-/// Has the closing of a file's descriptors that are the kernel's be seen: the process's locks on it are the session's.
+/// Watches the closing of a file's kernel descriptors: the session has the process's locks on it.
 fn note_kernels(locked: Locked) {
     for (descriptor, _) in kernels(locked) {
         descriptors::note_kernels(descriptor);
     }
 }
 
-/// Waits for a lock. It may be there to be had then: whether it has come, and is the session's until it is asked for.
+/// Waits for a lock; returns whether it has come, and then the session has it until the caller takes it.
 fn wait(file: &File, descriptor: i32, lock: &Asked) -> Result<ControlFlow<Way, bool>, Errno> {
     let locked = Locked::of(file)?;
     let fs = locked.fs()?;
-    // Where the file is the kernel's by now, nothing has come.
+    // If the file was handed over to the kernel meanwhile, no lock has come.
     let has_come = match fs.await_record(locked.inode, lock.range, lock.mode, &mut signals::pause) {
         Ok(came) => came == RecordLock::Done,
         Err(Errno::EINTR) if hook::restarts() => return Ok(ControlFlow::Break(Way::Again)),
@@ -292,7 +296,7 @@ fn wait(file: &File, descriptor: i32, lock: &Asked) -> Result<ControlFlow<Way, b
     };
     let drop_awaited = || if has_come { fs.drop_awaited(locked.inode, lock.range) } else { Ok(()) };
     let is_sessions = locked.files().as_ref().and_then(|files| files.get(&locked)) == Some(&Through::Session);
-    // It came for nothing where the descriptor was closed meanwhile, or the locks have become the kernel's.
+    // The lock came in vain if the descriptor was closed meanwhile, or the locks moved to the kernel.
     let is_gone = file.is_gone();
     let is_closed = !is_gone && !file.is_at(descriptor);
     if is_closed || !is_sessions {
@@ -307,7 +311,7 @@ fn wait(file: &File, descriptor: i32, lock: &Asked) -> Result<ControlFlow<Way, b
     Ok(ControlFlow::Continue(has_come && is_sessions))
 }
 
-/// `F_GETLK`.
+/// Serves `F_GETLK`.
 fn query(file: &File, lock: &Asked, asked: libc::flock, address: u64) -> Result<Way, Errno> {
     if file.is_directory() {
         return through_kernel(file, &asked);
@@ -336,7 +340,7 @@ fn query(file: &File, lock: &Asked, asked: libc::flock, address: u64) -> Result<
     Ok(Way::Done)
 }
 
-/// Has the kernel serve a call on a file of ours, through a descriptor of its own.
+/// Lets the kernel serve a call on a LibFS file, through a descriptor of its own.
 fn through_kernel(file: &File, asked: &libc::flock) -> Result<Way, Errno> {
     let number = own_descriptor(file)?;
     if i32::from(asked.l_whence) == libc::SEEK_CUR {
@@ -350,7 +354,7 @@ fn through_kernel(file: &File, asked: &libc::flock) -> Result<Way, Errno> {
     Ok(Way::Instead(number))
 }
 
-/// The kernel's descriptor through which a file is locked whose locks are the kernel's.
+/// Returns the kernel descriptor for locks on a file whose locks are the kernel's.
 fn own_descriptor(file: &File) -> Result<i32, Errno> {
     let locked = Locked::of(file)?;
     let mut files = locked.files();
@@ -365,13 +369,15 @@ fn own_descriptor(file: &File) -> Result<i32, Errno> {
     Ok(made)
 }
 
-/// Whether the process has ever locked a file.
+/// Returns whether the process has ever locked a file.
 pub(crate) fn is_used() -> bool {
     IS_USED.load(Ordering::Acquire)
 }
 
-/// Has something done with a real open file of the kernel's beside one of ours; it may become the program's (`hands_over`), and then the
-/// process's locks on the file become the kernel's. It is closed again, which ends no locks (`ashlar-fuse`, FLUSH).
+/// Calls `then` with a real open file of the kernel's beside a LibFS one.
+///
+/// If that becomes the program's (`hands_over`), the process's locks on the file move to the kernel. Otherwise it is
+/// closed again, which ends no locks (`ashlar-fuse`, FLUSH).
 ///
 /// # Errors
 /// Those of making it.
@@ -380,7 +386,7 @@ pub(crate) fn with_real<R>(
     hands_over: bool,
     then: impl FnOnce(i32) -> Result<R, Errno>,
 ) -> Result<R, Errno> {
-    // A path alone has nothing to do with locks.
+    // An `O_PATH` descriptor has no locks.
     if file.is_alone() || !IS_USED.load(Ordering::Acquire) {
         let real = materialise::beside(file)?;
         return then(real.as_raw_fd());
@@ -401,7 +407,7 @@ pub(crate) fn with_real<R>(
             let moves = is_sessions && hands_over && locked.fs()?.has_records(locked.inode);
             let attempt = || {
                 if moves {
-                    // Those that would follow it could not be closed any more.
+                    // Open files that followed later could not be closed any more.
                     for other in ours(locked).filter(|other| !other.is_same(file)) {
                         materialise::without_locks(&other)?;
                     }
@@ -418,7 +424,7 @@ pub(crate) fn with_real<R>(
             };
             let result = attempt();
             if moves && result.is_err() {
-                // Some of its descriptors may be the kernel's by now, while its locks are the session's.
+                // Some of its descriptors may be the kernel's by now, while the session has its locks.
                 note_kernels(locked);
             }
             result
@@ -426,8 +432,9 @@ pub(crate) fn with_real<R>(
     }
 }
 
-/// Has something done with a real open file that becomes the program's, which has mapped the file: locks that are the session's stay that,
-/// and then `then` is told that the closing of its descriptors must be seen.
+/// Calls `then` with a real open file that becomes the program's, which has mapped the file for sharing.
+///
+/// Locks of the session stay there; then `then` gets `true`, and the closing of the file's descriptors must be watched.
 ///
 /// # Errors
 /// As [`with_real`].
@@ -436,7 +443,7 @@ pub(crate) fn with_mapped<R>(file: &File, then: impl FnOnce(i32, bool) -> Result
     {
         let mut guard = locked.files();
         if guard.get_or_insert_default().get(&locked) == Some(&Through::Session) {
-            // The kernel has no locks that would go when it's closed again.
+            // The kernel has no locks that would end when it is closed again.
             let real = materialise::beside(file)?;
             return then(real.as_raw_fd(), true);
         }
@@ -444,7 +451,7 @@ pub(crate) fn with_mapped<R>(file: &File, then: impl FnOnce(i32, bool) -> Result
     with_real(file, true, |real| then(real, false))
 }
 
-/// Has the kernel have all the process's locks, as the sessions end.
+/// Moves all the process's locks to the kernel, as the sessions end.
 pub(crate) fn give_all() {
     for number in 0..PARTS {
         let mut guard = part(number);
@@ -452,13 +459,13 @@ pub(crate) fn give_all() {
         let all: Vec<_> =
             files.iter().filter(|&(_, through)| *through == Through::Session).map(|(file, _)| *file).collect();
         for locked in all {
-            // Where SharedFS is away they go with the session.
+            // If SharedFS is away, the locks end with the session.
             let _ = give_to_kernel(files, locked, Through::Kernel);
         }
     }
 }
 
-/// What is known of a file, when it matters whether the kernel has locks on it.
+/// Returns the owner of a file's locks, and asks SharedFS if the kernel may have inherited ones.
 fn known(files: &mut Files, locked: Locked) -> Result<Option<Through>, Errno> {
     if files.get(&locked) == Some(&Through::Inherited) {
         match locked.fs()?.query_record(locked.inode, (0, LAST as u64), LockMode::Write)? {
@@ -469,9 +476,11 @@ fn known(files: &mut Files, locked: Locked) -> Result<Option<Through>, Errno> {
     Ok(files.get(&locked).copied())
 }
 
-/// A session begins: the process may have locks on files of which it has descriptors of the kernel's, from before it ran this program.
+/// Records at a session's start that the kernel may have locks on files with kernel descriptors.
+///
+/// The process may have set them before it ran this program.
 pub(crate) fn note_inherited(session: u32) {
-    // What the program itself has opened without a session it has no locks on.
+    // The program has no locks on files that it has opened without a session.
     let is_before = |number: &i32| deferred::is_any_carried() || !descriptors::is_candidate(*number);
     let files = all_of_kernel().filter(is_before).filter_map(opened);
     for (locked, _) in files.filter(|(file, _)| file.session == session) {
@@ -480,17 +489,17 @@ pub(crate) fn note_inherited(session: u32) {
     }
 }
 
-/// Whether the closing of a descriptor of the kernel's would end locks of the process.
+/// Returns whether closing a kernel descriptor would end locks of the process.
 pub(crate) fn keep(descriptor: i32) -> bool {
     if !IS_USED.load(Ordering::Acquire) {
         return false;
     }
     let Some((locked, _)) = opened(descriptor) else { return false };
-    // Where SharedFS does not say, they may.
+    // If SharedFS does not answer, it may.
     !matches!(known(locked.files().get_or_insert_default(), locked), Ok(None | Some(Through::Session)))
 }
 
-/// The program locks a file through a descriptor of the kernel's.
+/// Records that the program locks a file through a kernel descriptor.
 fn note_kernel(locked: Locked) -> Result<(), Errno> {
     let mut guard = locked.files();
     let files = guard.get_or_insert_default();
@@ -503,7 +512,7 @@ fn note_kernel(locked: Locked) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Makes the locks on a file the kernel's, those that there are and those that come, through what is said.
+/// Moves the locks on a file to the kernel, those that exist and those to come, through this owner.
 fn give_to_kernel(files: &mut Files, locked: Locked, through: Through) -> Result<(), Errno> {
     let fs = locked.fs()?;
     let own = if let Through::Own(descriptor) = through { Some(descriptor) } else { None };
@@ -514,7 +523,7 @@ fn give_to_kernel(files: &mut Files, locked: Locked, through: Through) -> Result
         let moved = fs.yield_records(locked.inode).and_then(|ranges| set_in_kernel(locked, own, &ranges));
         match moved {
             Ok(()) => fs.release_records(locked.inode)?,
-            // A new SharedFS does not know that they move.
+            // A restarted SharedFS does not know that they move.
             Err(Errno::EAGAIN) if tried < MOVES => {}
             Err(errno) => return Err(errno),
         }
@@ -524,13 +533,14 @@ fn give_to_kernel(files: &mut Files, locked: Locked, through: Through) -> Result
     Ok(())
 }
 
-/// Sets locks through descriptors of the kernel's that the process has: that one, where it is good for them.
+/// Sets locks through kernel descriptors that the process has: through `own`, if its access mode allows.
 fn set_in_kernel(locked: Locked, own: Option<i32>, ranges: &[(LockMode, u64, u64)]) -> Result<(), Errno> {
     let usable = || own.map(with_flags).into_iter().chain(kernels(locked)).collect::<Vec<_>>();
     let mut through = usable();
     let is_good = |&(_, flags): &(i32, i32), mode| flags >= 0 && allows(flags, mode);
     if !ranges.iter().all(|&(mode, ..)| through.iter().any(|one| is_good(one, mode))) {
-        // They were locked through some of ours that are. Once the kernel has the first of the locks, none could be made.
+        // LibFS open files that allow these locks exist. Hand them over first: once the kernel has the first of the
+        // locks, none could be made.
         ours(locked).try_for_each(|file| materialise::without_locks(&file))?;
         through = usable();
     }
@@ -554,19 +564,20 @@ fn set_in_kernel(locked: Locked, own: Option<i32>, ranges: &[(LockMode, u64, u64
     Ok(())
 }
 
-/// The open files of ours of a file.
+/// Returns the LibFS open files of a file.
 fn ours(locked: Locked) -> impl Iterator<Item = File> {
     let all = descriptors::ours(0, u32::MAX).filter_map(descriptors::file);
     all.filter(move |file| !file.is_alone() && Locked::of(file) == Ok(locked))
 }
 
-/// A descriptor with its flags.
+/// Returns a descriptor with its flags.
 fn with_flags(number: i32) -> (i32, i32) {
     (number, materialise::flags(number))
 }
 
-/// The file that a descriptor of the kernel's has opened, and the flags. One of a path alone has to do with no locks, neither when it is
-/// closed.
+/// Returns the file of a kernel descriptor, and its flags; `None` for an `O_PATH` one.
+///
+/// An `O_PATH` descriptor has no locks, and closing it ends none.
 fn opened(number: i32) -> Option<(Locked, i32)> {
     let (_, flags) = with_flags(number);
     if flags < 0 || flags & libc::O_PATH != 0 {
@@ -575,20 +586,19 @@ fn opened(number: i32) -> Option<(Locked, i32)> {
     session::file_of(number).map(|(session, inode)| (Locked { session, inode }, flags))
 }
 
-/// The descriptors of the kernel's that the process has of a file, with their flags.
+/// Returns the process's kernel descriptors of a file, with their flags.
 fn kernels(locked: Locked) -> Vec<(i32, i32)> {
     let all = all_of_kernel().filter_map(|number| opened(number).map(|(file, flags)| (number, file, flags)));
     all.filter(|&(_, file, _)| file == locked).map(|(number, _, flags)| (number, flags)).collect()
 }
 
-/// The program's descriptors that are the kernel's.
+/// Returns the program's kernel descriptors.
 fn all_of_kernel() -> impl Iterator<Item = i32> {
     let all = session::open_numbers().into_iter();
     all.filter(|&number| !descriptors::is_ours(number) && !descriptors::is_internal(number))
 }
 
-/// The file of a descriptor of the kernel's that is about to be closed, where the process's locks may go with it, and the kernel does not
-/// know.
+/// Returns the file of a kernel descriptor about to be closed, if that may end locks that the kernel doesn't know.
 pub(crate) fn file_of_named(descriptor: i32) -> Option<Locked> {
     let is_seen = descriptors::is_named(descriptor) || descriptors::is_inherited(descriptor);
     if !IS_USED.load(Ordering::Acquire) || !is_seen {
@@ -597,7 +607,7 @@ pub(crate) fn file_of_named(descriptor: i32) -> Option<Locked> {
     opened(descriptor).map(|(locked, _)| locked)
 }
 
-/// The same, of all in a range.
+/// Returns the same for all descriptors in a range.
 pub(crate) fn files_of_named(first: u32, last: u32) -> Vec<Locked> {
     if !IS_USED.load(Ordering::Acquire) {
         return Vec::new();
@@ -606,8 +616,9 @@ pub(crate) fn files_of_named(first: u32, last: u32) -> Vec<Locked> {
     descriptors::named(first, last).chain(inherited).filter_map(file_of_named).collect()
 }
 
-/// Such a descriptor was closed: the locks that are the session's go. Also where the kernel has them, something of the session's may be left
-/// that SharedFS has not answered about.
+/// Ends the session's locks after such a descriptor was closed.
+///
+/// If the kernel has the locks, the session may still have some about which SharedFS has not answered.
 pub(crate) fn forget_file(locked: Locked) {
     let mut guard = locked.files();
     let Some(files) = guard.as_mut() else { return };
@@ -616,7 +627,7 @@ pub(crate) fn forget_file(locked: Locked) {
     }
 }
 
-/// Ends the locks that are the session's. Where SharedFS is away, they are asked to go again with the next descriptor, or go with the session.
+/// Ends the session's locks. If SharedFS is away, the next closing repeats this, or they end with the session.
 fn release(files: &mut Files, locked: Locked) {
     if locked.fs().is_ok_and(|fs| fs.release_records(locked.inode).is_err()) {
         files.insert(locked, Through::Session);
@@ -625,7 +636,7 @@ fn release(files: &mut Files, locked: Locked) {
     }
 }
 
-/// The program closes a descriptor of a file: the process's locks on it go.
+/// Ends the process's locks on a file when the program closes a descriptor of it.
 pub(crate) fn forget(file: &File) {
     if file.is_alone() || !IS_USED.load(Ordering::Acquire) {
         return;
@@ -633,16 +644,17 @@ pub(crate) fn forget(file: &File) {
     let Ok(locked) = Locked::of(file) else { return };
     let mut guard = locked.files();
     let Some(files) = guard.as_mut() else { return };
-    // Where SharedFS is away, and does not say, the kernel is told.
+    // If SharedFS is away, close a kernel descriptor too.
     let through = known(files, locked).unwrap_or(Some(Through::Kernel));
-    // Also where the kernel has them, something of the session's may be left that SharedFS has not answered about.
+    // If the kernel has the locks, the session may still have some about which SharedFS has not answered.
     if through.is_some() {
         release(files, locked);
     }
     match through {
         Some(Through::Session) => {}
         Some(Through::Own(descriptor) | Through::HandedOver(descriptor)) => close(descriptor),
-        // It goes again at once: the one that came, and a second one, whose closing counts. Where it can't be made, SharedFS is away, and the locks with it.
+        // Make a real open file and a duplicate of it, and close both: the second closing counts. If that fails,
+        // SharedFS is away, and its locks are gone.
         Some(Through::Kernel | Through::Inherited) => {
             if let Ok(second) = materialise::beside(file).and_then(materialise::high) {
                 close(second.into_raw_fd());
@@ -652,12 +664,12 @@ pub(crate) fn forget(file: &File) {
     }
 }
 
-/// Keeps other threads from what is known of locks, over a fork.
+/// Keeps other threads from the records of locks, over a fork.
 pub(crate) fn hold() -> Held {
     std::array::from_fn(part)
 }
 
-/// The process was forked: it has no locks.
+/// Discards the records in a forked process, which has no locks.
 pub(crate) fn forget_all() {
     for number in 0..PARTS {
         for (_, through) in part(number).take().into_iter().flatten() {

@@ -1,4 +1,6 @@
-//! Descriptors of ours that become the kernel's: one real open file on the FUSE mount for all numbers of an open file.
+//! Hands LibFS descriptors over to the kernel.
+//!
+//! One real open file on the FUSE mount replaces all numbers of an open file.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -13,7 +15,7 @@ use crate::session::Session;
 use crate::shared::{Identity, Shared};
 use crate::{direct, locks, recycled, session, shared};
 
-/// Status flags that a new open file of the kernel's takes over.
+/// Status flags that the real open file takes over.
 const KEPT_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_APPEND
     | libc::O_NONBLOCK
@@ -22,15 +24,15 @@ const KEPT_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_DSYNC
     | libc::O_NOATIME;
 
-/// How often the kernel is asked for a size until it has the right one. While a file grows all the time it never has.
+/// How often the kernel is asked for a size until it has the right one. While a file keeps growing, it never has.
 const SIZE_TRIES: u32 = 64;
 
-/// A real open file beside one of ours, with its access mode and flags.
+/// Opens a real open file beside a LibFS one, with its access mode and flags.
 ///
 /// # Errors
 /// Those of SharedFS, which opens it.
 pub(crate) fn beside(file: &File) -> Result<OwnedFd, Errno> {
-    // It may be the last number that there is.
+    // The recycled number may be the last one.
     recycled::end();
     let session = file.session()?;
     if file.is_alone() {
@@ -42,34 +44,36 @@ pub(crate) fn beside(file: &File) -> Result<OwnedFd, Errno> {
     Ok(real)
 }
 
-/// Whether a kernel's open file was opened as one of ours was.
+/// Returns whether a kernel's open file has the flags of a LibFS one.
 pub(crate) fn is_as(real: i32, file: &File) -> bool {
     let flags = flags(real);
     flags >= 0 && (flags ^ file.flags()) & KEPT_FLAGS == 0
 }
 
-/// The access mode and flags of a kernel's open file, or a negative errno.
+/// Returns the access mode and flags of a kernel's open file, or a negative errno.
 pub(crate) fn flags(descriptor: i32) -> i32 {
     // SAFETY: it asks for flags.
     unsafe { system_call(libc::SYS_fcntl as u64, [descriptor as u64, libc::F_GETFL as u64, 0, 0, 0, 0]) as i32 }
 }
 
-/// Sees to it that the kernel has the size that a file has: it goes by that where a mapping of the file is touched, and does not ask
-/// then. An answer that comes when a lease has just moved it does not take.
+/// Makes the kernel take over a file's current size.
+///
+/// The kernel uses its own size when a mapping of the file is touched, and does not ask then. It ignores an answer that
+/// arrives just after a lease has moved the size.
 pub(crate) fn renew_size(real: i32, file: &File) {
     if let Ok(session) = file.session() {
         renew_size_of(real, session, file.inode());
     }
 }
 
-/// As [`renew_size`], for a file that may have no open file of ours.
+/// As [`renew_size`], for a file without a LibFS open file.
 pub(crate) fn renew_size_of(real: i32, session: &Session, inode: InodeId) {
     for _ in 0..SIZE_TRIES {
         let kernel = session::size_of(real);
         match session.fs.attributes(inode) {
             Ok(found) if Some(found.inode.size) != kernel => {}
             Ok(_) => return,
-            // What can't be looked at here is gone, or reserved for the kernel: its lease has moved for the last time by now.
+            // The file is gone or reserved for the kernel: its lease has moved for the last time by now.
             Err(_) => {
                 session::size_of(real);
                 return;
@@ -78,12 +82,12 @@ pub(crate) fn renew_size_of(real: i32, session: &Session, inode: InodeId) {
     }
 }
 
-/// A real open file to read, of a file that may have no open file of ours.
+/// Opens a real open file to read, for a file without a LibFS open file.
 ///
 /// # Errors
 /// As [`beside`].
 pub(crate) fn to_read(session: &Session, inode: InodeId) -> Result<OwnedFd, Errno> {
-    // A reserved inode can't be opened here, and SharedFS hands it over all the same.
+    // A reserved inode can't be opened here, but SharedFS opens it all the same.
     let is_open = match session.fs.open(inode) {
         Err(Errno::RESERVED) => false,
         opened => opened.map(|_| true)?,
@@ -98,13 +102,13 @@ pub(crate) fn to_read(session: &Session, inode: InodeId) -> Result<OwnedFd, Errn
     real
 }
 
-/// Moves a descriptor to where a program does not look for its own.
+/// Moves a descriptor to a high number, away from the program's own.
 ///
 /// # Errors
 /// `EMFILE`.
 pub(crate) fn high(low: OwnedFd) -> Result<OwnedFd, Errno> {
     let arguments = [low.as_raw_fd() as u64, libc::F_DUPFD_CLOEXEC as u64, session::floor(), 0, 0, 0];
-    // SAFETY: it makes a descriptor of one that is ours.
+    // SAFETY: it makes a duplicate of a descriptor of the library's.
     let made = unsafe { system_call(libc::SYS_fcntl as u64, arguments) };
     if made < 0 {
         return Err(Errno(-made as i32));
@@ -117,11 +121,11 @@ pub(crate) fn high(low: OwnedFd) -> Result<OwnedFd, Errno> {
 /// Sets a kernel's file offset.
 pub(crate) fn set_offset(descriptor: i32, offset: u64) {
     let arguments = [descriptor as u64, offset, libc::SEEK_SET as u64, 0, 0, 0];
-    // SAFETY: it changes the offset of an open file that is ours to change.
+    // SAFETY: it changes the offset of an open file that the library may change.
     unsafe { system_call(libc::SYS_lseek as u64, arguments) };
 }
 
-/// A kernel's file offset.
+/// Returns a kernel's file offset.
 ///
 /// # Errors
 /// Those of lseek(2).
@@ -132,15 +136,15 @@ pub(crate) fn offset(descriptor: i32) -> Result<u64, Errno> {
     if offset < 0 { Err(Errno(-offset as i32)) } else { Ok(offset as u64) }
 }
 
-/// Makes a descriptor the kernel's, and all others of the same open file. One that is the kernel's already stays as it is.
+/// Hands a descriptor over to the kernel, with all others of the same open file. A kernel descriptor stays as it is.
 ///
 /// # Errors
-/// Those of SharedFS; then it stays ours.
+/// Those of SharedFS; then it stays LibFS's.
 pub(crate) fn descriptor(number: i32) -> Result<(), Errno> {
     found(number, descriptors::file(number))
 }
 
-/// As [`descriptor`], for what was found there.
+/// As [`descriptor`], for the file that was found there.
 pub(crate) fn found(number: i32, file: Option<File>) -> Result<(), Errno> {
     match file {
         Some(file) => {
@@ -158,10 +162,10 @@ pub(crate) fn found(number: i32, file: Option<File>) -> Result<(), Errno> {
     }
 }
 
-/// A descriptor that the process was forked with, and the others of that open file, are the kernel's for good, and so they are for all who share it.
+/// Leaves an inherited descriptor and its open file to the kernel for good, for all processes that share it.
 pub(crate) fn leave_inherited(number: i32) {
     if let Some(shared) = descriptors::inherited_at(number) {
-        // By one that leads there, whatever the program has done to the others past us.
+        // Try each number that leads there: the program may have changed the others past the library.
         let _ = descriptors::inherited_alike(&shared).into_iter().any(|number| shared.leave(number));
         descriptors::replace_inherited(&shared, None);
         if let Some(session) = session::by_number(shared.file().mount).filter(|_| shared.is_at(number)) {
@@ -172,48 +176,48 @@ pub(crate) fn leave_inherited(number: i32) {
 
 fn file_of(file: &File) -> Result<(), Errno> {
     if file.shared().is_some() && !locks::is_used() {
-        // The real one is there.
+        // The real open file is there already.
         return file.hand_over(false, |_, _| Ok(()));
     }
     locks::with_real(file, true, |real| file.hand_over(false, |number, place| put(real, number, place)))
 }
 
-/// As [`file_of`], for one whose locks are on their way to the kernel.
+/// As [`file_of`], for a file whose locks are moving to the kernel.
 pub(crate) fn without_locks(file: &File) -> Result<(), Errno> {
     let real = beside(file)?;
     file.hand_over(false, |number, place| put(real.as_raw_fd(), number, place))
 }
 
-/// Puts a real open file in the place of one of ours at one of its numbers; at none, has it stand where ours stands.
+/// Puts a real open file at one of a LibFS open file's numbers; without a number, sets its offset.
 fn put(real: i32, number: Option<i32>, place: &Place) -> Result<(), Errno> {
     let Some(number) = number else {
         set_offset(real, place.offset);
         return Ok(());
     };
-    // The kernel's placeholder there gives way to the real file.
+    // The real open file replaces the placeholder.
     put_at(real, number)
 }
 
-/// Has a number lead to what another descriptor has open, in place of what it led to, with the flag for the run of another program that it had.
+/// Makes a number lead to another descriptor's open file, and keeps the number's close-on-exec flag.
 ///
 /// # Errors
 /// Those of dup3(2).
 pub(crate) fn put_at(descriptor: i32, number: i32) -> Result<(), Errno> {
     let cloexec = if descriptors::closes_on_exec(number) == Some(false) { 0 } else { libc::O_CLOEXEC };
     let arguments = [descriptor as u64, number as u64, cloexec as u64, 0, 0, 0];
-    // SAFETY: both stand for the same open file of the program's, the one in the kernel and the one here.
+    // SAFETY: both are the same open file for the program, the kernel's and LibFS's.
     let done = unsafe { system_call(libc::SYS_dup3 as u64, arguments) };
     if done < 0 { Err(Errno(-done as i32)) } else { Ok(()) }
 }
 
-/// Files that the process has mapped for sharing: what a mapping shows and what descriptors read and write must be the same at once, so
-/// the kernel has them from then on.
+/// Files that the process has mapped for sharing. A mapping and the descriptors must show the same data at once, so the
+/// kernel serves these files from then on.
 static MAPPED: Mutex<Vec<(u32, InodeId)>> = Mutex::new(Vec::new());
 static IS_ANY_MAPPED: AtomicBool = AtomicBool::new(false);
-/// More files than these are not kept apart: then all are the kernel's.
+/// More files than these are not listed: then the kernel serves all files.
 const MAPPED_MAX: usize = 1024;
 
-/// Whether a file is the kernel's since it was mapped for sharing.
+/// Returns whether the kernel serves a file because it was mapped for sharing.
 pub(crate) fn is_mapped(session: u32, inode: InodeId) -> bool {
     IS_ANY_MAPPED.load(Ordering::Acquire) && {
         let mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -221,7 +225,7 @@ pub(crate) fn is_mapped(session: u32, inode: InodeId) -> bool {
     }
 }
 
-/// A file is about to be mapped for sharing: all its descriptors become the kernel's, and those that come are so at once.
+/// Hands over all descriptors of a file that is about to be mapped for sharing, and all later ones at once.
 ///
 /// # Errors
 /// As [`descriptor`].
@@ -240,7 +244,7 @@ fn note_mapped(file: (u32, InodeId)) {
     IS_ANY_MAPPED.store(true, Ordering::Release);
 }
 
-/// The same, for a file that is mapped for sharing already, otherwise than by the kernel.
+/// Does the same for a file that is mapped for sharing already, but not by the kernel.
 ///
 /// # Errors
 /// As [`descriptor`].
@@ -249,7 +253,7 @@ pub(crate) fn share(session: u32, inode: InodeId) -> Result<(), Errno> {
     note_mapped(this);
     for number in descriptors::ours(0, u32::MAX) {
         let Some(other) = descriptors::file(number) else { continue };
-        // One of a session that has ended gives errors as it is.
+        // An open file of a session that has ended gives errors as it is.
         if other.session().is_ok_and(|session| (session.number, other.inode()) == this) {
             locks::with_mapped(&other, |real, is_noted| {
                 other.hand_over(is_noted, |number, place| put(real, number, place))
@@ -259,17 +263,21 @@ pub(crate) fn share(session: u32, inode: InodeId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Makes all descriptors the kernel's, and says whether it could. One that can't be stays ours: what does not know us finds the
-/// placeholder there, and an error.
+/// Hands all descriptors over to the kernel; returns whether it could.
+///
+/// A descriptor that can't be handed over stays LibFS's: a program without the library finds the placeholder there, and
+/// gets an error.
 pub(crate) fn all() -> bool {
     descriptors::candidates().for_each(descriptors::forget_candidate);
-    // The program's call goes on; a descriptor that stays answers for itself.
-    // All are tried, also behind one that fails.
+    // The program's call goes on; a descriptor that stays gives its own errors. All are tried, even after one that
+    // fails.
     descriptors::ours(0, u32::MAX).filter(|&number| descriptor(number).is_err()).count() == 0
 }
 
-/// Before a process is made: regular files get real open files, which both will have, and stay ours; all else becomes the kernel's. Says whether it
-/// could.
+/// Prepares all open files for a new process; returns whether it could.
+///
+/// Regular files get real open files, which both processes will have, and stay LibFS's. All others are handed over to
+/// the kernel.
 pub(crate) fn share_all() -> bool {
     descriptors::candidates().for_each(descriptors::forget_candidate);
     let mut files: Vec<(File, Identity)> = Vec::new();
@@ -282,10 +290,10 @@ pub(crate) fn share_all() -> bool {
         }
     }
     let identities: Vec<_> = files.iter().map(|(_, identity)| *identity).collect();
-    // Without memory all become the kernel's.
+    // Without memory, all are handed over to the kernel.
     let prepared = shared::prepare(&identities).unwrap_or_default();
     for ((file, _), shared) in files.iter().zip(prepared) {
-        // One that can't have a real one becomes the kernel's, or stays ours alone, below.
+        // One that can't get a real open file is handed over below, or stays LibFS's alone.
         let _ = share_one(file, shared);
     }
     drop(files);
@@ -299,12 +307,12 @@ fn share_one(file: &File, shared: Shared) -> Result<(), Errno> {
     file.share(shared, |number| put_at(real.as_raw_fd(), number))
 }
 
-/// Whether all that is ours is shared with the processes that are made now.
+/// Returns whether all LibFS open files are shared with new processes.
 pub(crate) fn is_all_shared() -> bool {
     descriptors::ours(0, u32::MAX).filter_map(descriptors::file).all(|file| file.shared().is_some())
 }
 
-/// Keeps other threads from what is known of mapped files, over a fork.
+/// Keeps other threads from the list of mapped files, over a fork.
 pub(crate) fn hold() -> MutexGuard<'static, Vec<(u32, InodeId)>> {
     MAPPED.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,8 @@
-//! The program's memory: whether an address may be read or written, found out without a fault, and copies from and to it.
+//! The program's memory: checks of addresses without a fault, and copies from and to it.
 //!
-//! The kernel gives `EFAULT` for a bad pointer; we would take the program down. Before memory is touched its pages are asked about, with a
-//! system call that brings them in (`MADV_POPULATE_*`), and remembered until the program unmaps or protects them. So a
-//! program that uses its buffers again pays a look into a table.
+//! For a bad pointer the kernel gives `EFAULT`; the library would crash the program. So before it touches memory, it
+//! asks about the pages by a system call that brings them in (`MADV_POPULATE_*`). It remembers them until the program
+//! unmaps or protects them. So a program that uses its buffers again pays one look into a table.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -14,43 +14,44 @@ use crate::arch::system_call;
 const PAGE: u64 = 4096;
 /// Addresses from here on are the kernel's.
 const USER_END: u64 = 1 << 47;
-/// Nothing is mapped below this address, and programs that follow a null pointer look there.
+/// Nothing is mapped below this address, where a program that uses a null pointer reads.
 const USER_START: u64 = 0x1000;
-/// Pages that are remembered, 64 MiB: the stack's, and those into which a database reads its blocks. The table's own memory comes with its use.
+/// Pages that are remembered, 64 MiB: the stack's, and those into which a database reads its blocks. The table takes
+/// memory only as it is used.
 const REMEMBERED: usize = 16384;
-/// Of more pages than these nothing is looked for in the table: all of it is forgotten.
+/// If more pages than these change, the whole table is discarded.
 const FORGOTTEN_AT_ONCE: u64 = 4096;
-/// More pages than these are asked about each time: next to copying them that costs nothing.
+/// More pages than these are checked each time: next to copying them, that costs nothing.
 const REMEMBERED_AT_ONCE: u64 = 64;
-/// It takes pages away that were mapped.
+/// Takes mapped pages away.
 pub(crate) const MADV_GUARD_INSTALL: u64 = 102;
 const MADV_POPULATE_READ: u64 = 22;
 const MADV_POPULATE_WRITE: u64 = 23;
 /// The longest path, with its end.
 pub(crate) const PATH_MAX: usize = 4096;
 
-/// What is to be done with memory.
+/// The use of memory that is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Read = 0,
     Write = 1,
 }
 
-/// Remembered pages by a hash of their number: `epoch << 37 | page << 1 | use`. A page that may be written may be read.
+/// Remembered pages by a hash of their number: `epoch << 37 | page << 1 | use`. A writable page is readable.
 static PAGES: [AtomicU64; REMEMBERED] = [const { AtomicU64::new(0) }; REMEMBERED];
 const PAGE_BITS: u64 = ((1 << 37) - 1) & !1;
-/// Counts how often all was forgotten; 27 bits of it count.
+/// Counts how often the whole table was discarded, modulo 2²⁷.
 static EPOCH: AtomicU64 = AtomicU64::new(1);
 const EPOCH_BITS: u64 = (1 << 27) - 1;
-/// Counts how often some pages were: what was asked about meanwhile is not remembered.
+/// Counts how often some pages were removed: pages checked meanwhile are not remembered.
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
-/// Says that the program is changing what is mapped, somewhere.
+/// Discards the whole table: the program changes some mapping.
 pub(crate) fn forget_all() {
     EPOCH.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Says that the program is changing what is mapped in a part of its memory.
+/// Removes the pages of a part of the memory, whose mapping the program changes.
 pub(crate) fn forget(start: u64, bytes: u64) {
     let pages = start / PAGE..start.saturating_add(bytes).div_ceil(PAGE);
     if pages.end.saturating_sub(pages.start) > FORGOTTEN_AT_ONCE {
@@ -60,19 +61,19 @@ pub(crate) fn forget(start: u64, bytes: u64) {
     pages.for_each(drop_page);
 }
 
-/// Takes a page out of the table, if it is there.
+/// Removes a page from the table, if it is there.
 fn drop_page(page: u64) {
     let known = place(page).load(Ordering::SeqCst);
     if known & PAGE_BITS == page << 1 {
-        // Another one that takes its place just now is asked about once more.
+        // If another page takes the entry just now, it is checked once more.
         place(page).store(0, Ordering::SeqCst);
     }
 }
 
-/// The heap's end, where the program last put it; only one that moves down takes memory away.
+/// The end of the heap that the program last asked for. Only a lower end takes memory away.
 static BREAK: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Says that the program asks for its heap to end at an address, or, with 0, where it does.
+/// Records that the program asks for an end of its heap; 0 asks for the current end.
 pub(crate) fn note_break(end: u64) {
     if end == 0 {
         return;
@@ -95,7 +96,7 @@ fn is_known(page: u64, what: Use) -> bool {
     known == word(epoch, page, Use::Write) || what == Use::Read && known == word(epoch, page, Use::Read)
 }
 
-/// Whether `length` bytes at an address may be used so.
+/// Checks that `length` bytes at an address may be used so.
 ///
 /// # Errors
 /// `EFAULT`.
@@ -126,7 +127,7 @@ fn check_anew(address: u64, length: u64, what: Use) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The program's memory as bytes to read, if it is known without asking that they may be read.
+/// Returns the program's memory as bytes to read, if the table says that it is readable.
 #[inline]
 pub(crate) fn known_bytes<'a>(address: u64, length: usize) -> Option<&'a [u8]> {
     is_all_known(address, length, Use::Read).then_some(())?;
@@ -134,7 +135,7 @@ pub(crate) fn known_bytes<'a>(address: u64, length: usize) -> Option<&'a [u8]> {
     Some(unsafe { std::slice::from_raw_parts(address as *const u8, length) })
 }
 
-/// The program's memory as bytes to fill, if it is known without asking that they may be written.
+/// Returns the program's memory as bytes to fill, if the table says that it is writable.
 #[inline]
 pub(crate) fn known_bytes_mut<'a>(address: u64, length: usize) -> Option<&'a mut [u8]> {
     is_all_known(address, length, Use::Write).then_some(())?;
@@ -146,7 +147,7 @@ pub(crate) fn known_bytes_mut<'a>(address: u64, length: usize) -> Option<&'a mut
 fn is_all_known(address: u64, length: usize, what: Use) -> bool {
     let end = address.saturating_add(length as u64);
     let (first, last) = (address / PAGE, end.saturating_sub(1) / PAGE);
-    // Of what lies higher the table tells no more than of the same address without its upper bits.
+    // For a higher address, the table would answer as for the same address without its upper bits.
     address >= USER_START
         && end <= USER_END
         && length > 0
@@ -158,13 +159,13 @@ fn is_all_known(address: u64, length: usize, what: Use) -> bool {
 fn ask(start: u64, bytes: u64, what: Use) -> Result<(), Errno> {
     let advice = if what == Use::Write { MADV_POPULATE_WRITE } else { MADV_POPULATE_READ };
     loop {
-        // SAFETY: it changes no content; what it brings in would be brought in by the use.
+        // SAFETY: it changes no content; it brings in only pages that the use would bring in.
         let answer = unsafe { system_call(libc::SYS_madvise as u64, [start, bytes, advice, 0, 0, 0]) };
         return match -answer as i32 {
             0 => Ok(()),
             libc::EINTR | libc::EAGAIN => continue,
-            // What can be read and not written gets the same answer as a request that a kernel before 5.14 does not know, and as memory that
-            // this one can't speak of, such as a device's.
+            // Readable memory that can't be written gets this error. So do a request that a kernel before 5.14 does not
+            // know, and memory such as a device's, which the kernel can't check in this way.
             libc::EINVAL if what == Use::Write && has_populate() && ask(start, bytes, Use::Read).is_ok() => {
                 Err(Errno::EFAULT)
             }
@@ -174,15 +175,15 @@ fn ask(start: u64, bytes: u64, what: Use) -> Result<(), Errno> {
     }
 }
 
-/// Whether the kernel can be asked: it then says that nothing at all is there.
+/// Returns whether the kernel knows the request: it then accepts an empty range.
 fn has_populate() -> bool {
     // SAFETY: no memory is named.
     unsafe { system_call(libc::SYS_madvise as u64, [PAGE, 0, MADV_POPULATE_READ, 0, 0, 0]) == 0 }
 }
 
-/// Reads a byte of each page by a system call. That they may be written is taken on trust.
+/// Reads a byte of each page by a system call. It can't check that they are writable.
 fn probe(start: u64, bytes: u64) -> Result<(), Errno> {
-    // SAFETY: it takes nothing.
+    // SAFETY: the call takes no arguments.
     let process = unsafe { system_call(libc::SYS_getpid as u64, [0; 6]) } as u64;
     for page in (start..start + bytes).step_by(PAGE as usize) {
         let mut byte = 0u8;
@@ -197,13 +198,13 @@ fn probe(start: u64, bytes: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A value out of the program's memory.
+/// Loads a value from the program's memory.
 ///
 /// # Errors
 /// `EFAULT`.
 pub(crate) fn load<T: Plain>(address: u64) -> Result<T, Errno> {
     check(address, size_of::<T>() as u64, Use::Read)?;
-    // SAFETY: the memory is there, and any bytes are a value.
+    // SAFETY: the memory is readable, and any bytes are a value.
     Ok(unsafe { (address as *const T).read_unaligned() })
 }
 
@@ -213,7 +214,7 @@ pub(crate) fn load<T: Plain>(address: u64) -> Result<T, Errno> {
 /// `EFAULT`.
 pub(crate) fn store<T: Plain>(address: u64, value: &T) -> Result<(), Errno> {
     check(address, size_of::<T>() as u64, Use::Write)?;
-    // SAFETY: the memory is there, and the program has asked for the value in it.
+    // SAFETY: the memory is writable, and the program has asked for the value in it.
     unsafe {
         std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast::<u8>(), address as *mut u8, size_of::<T>())
     };
@@ -231,7 +232,7 @@ pub(crate) fn store_bytes(address: u64, bytes: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The program's memory as bytes to read.
+/// Returns the program's memory as bytes to read.
 ///
 /// # Errors
 /// `EFAULT`.
@@ -240,12 +241,12 @@ pub(crate) fn bytes<'a>(address: u64, length: usize) -> Result<&'a [u8], Errno> 
     if length == 0 {
         return Ok(&[]);
     }
-    // SAFETY: the memory is there for as long as the program leaves it there during its own call. It may change meanwhile, which the log
-    // expects: it copies before it sums up.
+    // SAFETY: the memory stays for as long as the program leaves it mapped during its own call. It may change
+    // meanwhile. The log expects that: it copies before it computes a checksum.
     Ok(unsafe { std::slice::from_raw_parts(address as *const u8, length) })
 }
 
-/// The program's memory as bytes to fill.
+/// Returns the program's memory as bytes to fill.
 ///
 /// # Errors
 /// `EFAULT`.
@@ -258,7 +259,7 @@ pub(crate) fn bytes_mut<'a>(address: u64, length: usize) -> Result<&'a mut [u8],
     Ok(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, length) })
 }
 
-/// Where so many bytes at an address end, if a program may have any there.
+/// Returns the end of so many bytes at an address, if a program may have memory there.
 ///
 /// # Errors
 /// `EFAULT`.
@@ -266,10 +267,10 @@ pub(crate) fn check_bounds(address: u64, length: u64) -> Result<u64, Errno> {
     address.checked_add(length).filter(|end| *end <= USER_END).ok_or(Errno::EFAULT)
 }
 
-/// As [`bytes`], as far as they are there: a call transfers those before the first that are not.
+/// As [`bytes`], up to the first byte that is not readable: a call transfers the bytes before it.
 ///
 /// # Errors
-/// `EFAULT` where not even the first one is.
+/// `EFAULT` if the first byte is not readable.
 pub(crate) fn first_bytes<'a>(address: u64, length: usize) -> Result<&'a [u8], Errno> {
     bytes(address, length).or_else(|errno| match reachable(address, length, Use::Read) {
         0 => Err(errno),
@@ -277,7 +278,7 @@ pub(crate) fn first_bytes<'a>(address: u64, length: usize) -> Result<&'a [u8], E
     })
 }
 
-/// As [`bytes_mut`], as far as they are there.
+/// As [`bytes_mut`], up to the first byte that is not writable.
 ///
 /// # Errors
 /// As [`first_bytes`].
@@ -288,7 +289,7 @@ pub(crate) fn first_bytes_mut<'a>(address: u64, length: usize) -> Result<&'a mut
     })
 }
 
-/// How many bytes from an address on may be used so, up to a length, page by page.
+/// Returns how many bytes from an address on may be used so, up to a length, page by page.
 fn reachable(address: u64, length: usize, what: Use) -> usize {
     let mut reached = 0;
     while reached < length {
@@ -311,7 +312,7 @@ impl PathBuffer {
     }
 }
 
-/// A string that ends with a zero, without it.
+/// Copies a string that ends with a zero, and returns it without the zero.
 ///
 /// # Errors
 /// `EFAULT`; `ENAMETOOLONG`.
@@ -322,7 +323,7 @@ pub(crate) fn path(address: u64, buffer: &mut PathBuffer) -> Result<&[u8], Errno
         let at = address.wrapping_add(length as u64);
         let part = ((PAGE - at % PAGE) as usize).min(PATH_MAX - length);
         check(at, part as u64, Use::Read)?;
-        // SAFETY: the page is there, and the buffer has room for the part.
+        // SAFETY: the page is readable, and the buffer has room for the part.
         let (copied, is_end) = unsafe { copy_text(at as *const u8, into.add(length), part) };
         length += copied;
         if is_end {
@@ -333,16 +334,18 @@ pub(crate) fn path(address: u64, buffer: &mut PathBuffer) -> Result<&[u8], Errno
     Err(Errno::ENAMETOOLONG)
 }
 
-/// The first bytes of a string, if it has so many or what stands behind it does, without a copy: they are known to be there, and the program may change them
-/// meanwhile.
+/// Returns the first bytes at an address without a copy, if the table says that they are readable.
+///
+/// The program may change them meanwhile. They may extend beyond the end of a shorter string.
 #[inline]
 pub(crate) fn beginning<'a>(address: u64, length: usize) -> Option<&'a [AtomicU8]> {
     is_all_known(address, length, Use::Read).then_some(())?;
-    // SAFETY: the memory is there for as long as the program leaves it there during its own call, and bytes that others may change can be looked at so.
+    // SAFETY: the memory stays for as long as the program leaves it mapped during its own call. Atomic reads allow for
+    // concurrent changes.
     Some(unsafe { std::slice::from_raw_parts(address as *const AtomicU8, length) })
 }
 
-/// The first bytes of a string, as many as there are up to the buffer's length; none where they can't be read.
+/// Copies the first bytes of a string, up to the buffer's length; none if they can't be read.
 pub(crate) fn start_of(address: u64, buffer: &mut [u8]) -> usize {
     let mut length = 0;
     while length < buffer.len() {
@@ -361,7 +364,9 @@ pub(crate) fn start_of(address: u64, buffer: &mut [u8]) -> usize {
     length
 }
 
-/// Copies bytes up to a zero, and says how many, and whether there was one. What the program changes meanwhile is copied as it was or as it is.
+/// Copies bytes up to a zero; returns how many, and whether there was a zero.
+///
+/// A byte that the program changes meanwhile is copied with its old or its new value.
 ///
 /// # Safety
 /// `most` bytes can be read and written.
@@ -374,7 +379,7 @@ unsafe fn copy_text(from: *const u8, to: *mut u8, most: usize) -> (usize, bool) 
         let word = unsafe { from.add(copied).cast::<u64>().read_unaligned() };
         // SAFETY: as above.
         unsafe { to.add(copied).cast::<u64>().write_unaligned(word) };
-        // The lowest bit that is set is of the first zero byte.
+        // The lowest bit that is set belongs to the first zero byte.
         let zeros = word.wrapping_sub(ONES) & !word & ONES << 7;
         if zeros != 0 {
             return (copied + zeros.trailing_zeros() as usize / 8, true);
@@ -394,10 +399,10 @@ unsafe fn copy_text(from: *const u8, to: *mut u8, most: usize) -> (usize, bool) 
     (copied, false)
 }
 
-/// Values of which any bytes are one.
+/// Types for which any bytes are a value.
 ///
 /// # Safety
-/// No pattern of bits is invalid, and there are no bytes that belong to none of its fields.
+/// No pattern of bits is invalid, and no bytes lie outside the fields.
 pub(crate) unsafe trait Plain: Copy {}
 
 // SAFETY: numbers.
@@ -412,11 +417,11 @@ unsafe impl Plain for i32 {}
 unsafe impl Plain for u64 {}
 // SAFETY: numbers.
 unsafe impl Plain for i64 {}
-// SAFETY: numbers throughout; what pads it is written as it was made, with zeros.
+// SAFETY: numbers throughout; its padding is written as it was made, with zeros.
 unsafe impl Plain for libc::stat {}
 // SAFETY: as above.
 unsafe impl Plain for libc::statx {}
-// SAFETY: a pointer is not followed before it is checked.
+// SAFETY: a pointer is checked before it is followed.
 unsafe impl Plain for libc::iovec {}
 // SAFETY: numbers.
 unsafe impl Plain for libc::timespec {}
@@ -426,5 +431,5 @@ unsafe impl Plain for libc::timeval {}
 unsafe impl Plain for libc::flock {}
 // SAFETY: numbers.
 unsafe impl Plain for libc::pollfd {}
-// SAFETY: numbers, and pointers that are not followed before they are checked.
+// SAFETY: numbers, and pointers that are checked before they are followed.
 unsafe impl Plain for libc::msghdr {}

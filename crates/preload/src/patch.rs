@@ -1,20 +1,22 @@
-//! Patching libc: each of its system calls that may concern files becomes a jump to the hook.
+//! Patches libc: each of its system calls that may concern files becomes a jump to the hook.
 //!
-//! libc calls the kernel from within itself (stdio, `opendir`, `posix_spawn`, …), past every symbol that could be interposed, so the
-//! calls themselves are caught. `syscall` has two bytes and a jump five: instructions beside it make room, and are moved into
-//! the trampoline. Which ones may be moved says a scan of the whole code, once for each build of libc ([`scan`]); what it found is kept as a
-//! [`Plan`] in a file that is named by the build id. Every program checks the bytes that it patches against the plan ([`apply`]).
+//! libc calls the kernel from within itself (stdio, `opendir`, `posix_spawn`, …), past every symbol that could be
+//! interposed. So the system calls themselves are caught. `syscall` has two bytes and a jump five: neighbouring
+//! instructions make room, and move into the trampoline. A scan of the whole code finds the instructions that may move,
+//! once for each build of libc ([`scan`]). The result is kept as a [`Plan`] in a file named by the build id. Every
+//! program compares the bytes that it patches with the plan ([`apply`]).
 //!
-//! To patch some two hundred pages in each program takes longer than most short programs do. So the patched code is kept too, as an
-//! [`image`] that programs map in place of libc's own: they share its pages, and touch those that they run.
+//! Patching some two hundred pages in each program takes longer than most short programs run. So the patched code is
+//! kept too, as an [`image`] that programs map in place of libc's own: they share its pages, and load only those that
+//! they run.
 //!
 //! Other objects call the kernel themselves too: programs, and libraries (in Rust through rustix, in C through
-//! `syscall` instructions of their own, liburing). Each is looked at before the first of its code runs ([`objects`]):
-//! at the start, and when the dynamic linker has loaded it later ([`loader`]). Its plan is kept as libc's is, so that
-//! an object of a known build costs one look into a file.
+//! `syscall` instructions of their own, liburing). Each is scanned before the first of its code runs ([`objects`]): at
+//! the start, and when the dynamic linker has loaded it later ([`loader`]). Its plan is kept as libc's is, so that an
+//! object of a known build costs one read of a file.
 //!
-//! Calls that can't be patched, and those of code that is made at run time, go to the kernel, and through FUSE: slower,
-//! and as correct, but for those that say how later calls are to be understood (the working directory, `umask`,
+//! Calls that can't be patched, and those of code that is made at run time, go to the kernel, and through FUSE. They
+//! are slower, and as correct, except those that change the meaning of later calls (the working directory, `umask`,
 //! descriptors).
 
 mod apply;
@@ -36,30 +38,30 @@ use self::plan::{Plan, Site, WINDOW_MAX};
 use self::scan::scan;
 use crate::arch::ashlar_entry;
 
-/// A program or a library as it stands in memory.
+/// A program or a library in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Library {
-    /// Where it was loaded.
+    /// The address at which it was loaded.
     pub(crate) base: usize,
-    /// Its code, as addresses. Segments that may be written are none: they hold what is made at run time.
+    /// Its code, as addresses. Writable segments are not code: they hold code that is made at run time.
     pub(crate) code: Vec<Range<usize>>,
     /// Its build id.
     pub(crate) build_id: Vec<u8>,
-    /// The end of all of it.
+    /// The end of all its segments.
     end: usize,
     /// The Go compiler has made it.
     is_go: bool,
-    /// Its segments, as far as they come from the file and may be read.
+    /// The readable parts of its segments that come from the file.
     loaded: Vec<Range<usize>>,
-    /// Where the table of its functions stands.
+    /// The address of the table of its functions.
     frames: Option<usize>,
 }
 
 impl Library {
-    /// The one that the dynamic linker describes.
+    /// Returns the object that the dynamic linker describes.
     fn new(info: &libc::dl_phdr_info) -> Self {
         let base = info.dlpi_addr as usize;
-        // SAFETY: the linker says how many headers there are.
+        // SAFETY: the linker gives the number of headers.
         let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
         let mut library = Self { base, ..Self::default() };
         for header in headers {
@@ -75,7 +77,7 @@ impl Library {
                     }
                 }
                 libc::PT_NOTE => {
-                    // SAFETY: the segment is loaded, and may be read.
+                    // SAFETY: the segment is loaded and readable.
                     let notes = unsafe { std::slice::from_raw_parts(start as *const u8, header.p_memsz as usize) };
                     let (id, is_go) = build_id(notes);
                     library.build_id.extend(id);
@@ -88,12 +90,12 @@ impl Library {
         library
     }
 
-    /// Whether an address lies in its code.
+    /// Returns whether an address lies in its code.
     fn holds(&self, address: usize) -> bool {
         self.code.iter().any(|code| code.contains(&address))
     }
 
-    /// The pages from the first of its code to the last.
+    /// Returns the pages from the first of its code to the last.
     fn pages(&self) -> Option<Range<usize>> {
         let (first, last) = (self.code.first()?, self.code.last()?);
         Some(first.start / apply::PAGE * apply::PAGE..last.end.next_multiple_of(apply::PAGE))
@@ -102,7 +104,7 @@ impl Library {
 
 const NOTE_BUILD_ID: u32 = 3;
 
-/// The library in which an address lies.
+/// Returns the library in which an address lies.
 pub(crate) fn library_of(address: usize) -> Option<Library> {
     let mut found = None;
     visit(|info| {
@@ -116,7 +118,7 @@ pub(crate) fn library_of(address: usize) -> Option<Library> {
     found
 }
 
-/// Shows all objects that are loaded, until `see` says that it has seen enough.
+/// Calls `see` with each loaded object, until it returns `false`.
 fn visit(mut see: impl FnMut(&libc::dl_phdr_info) -> bool) {
     let mut see: &mut dyn FnMut(&libc::dl_phdr_info) -> bool = &mut see;
     // SAFETY: `show` gets the function as its argument, and is called only until this returns.
@@ -124,13 +126,14 @@ fn visit(mut see: impl FnMut(&libc::dl_phdr_info) -> bool) {
 }
 
 unsafe extern "C" fn show(info: *mut libc::dl_phdr_info, _size: usize, see: *mut c_void) -> c_int {
-    // SAFETY: the dynamic linker describes an object that is loaded, and the function is `visit`'s own.
+    // SAFETY: the dynamic linker describes a loaded object, and the function is `visit`'s own.
     let (info, see) = unsafe { (&*info, &mut *see.cast::<&mut dyn FnMut(&libc::dl_phdr_info) -> bool>()) };
     c_int::from(!see(info))
 }
 
-/// The build id among a segment of notes (name length, length, type, name and content, each padded to four bytes), and whether one of
-/// them is the Go compiler's.
+/// Returns the build id in a segment of notes, and whether one of the notes is the Go compiler's.
+///
+/// A note has a name length, a length, a type, a name and content; name and content are padded to four bytes.
 fn build_id(mut notes: &[u8]) -> (Vec<u8>, bool) {
     let (mut id, mut is_go) = (Vec::new(), false);
     let word = |at: usize, notes: &[u8]| notes.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
@@ -147,9 +150,9 @@ fn build_id(mut notes: &[u8]) -> (Vec<u8>, bool) {
     (id, is_go)
 }
 
-/// Has libc's calls come to the entry. Returns whether they do. No other thread may run yet.
+/// Makes libc's calls jump to the entry; returns whether they do. No other thread may run yet.
 pub(crate) fn catch_libc(plans: Option<&CStr>, wanted: impl Fn(i32) -> bool) -> bool {
-    // libc by a function that nobody puts another in the place of, as is done with `read`; and we are the one that holds the entry.
+    // Find libc by a function that no other library replaces, unlike `read`, and this library by its entry.
     let Some(library) = library_of(libc::gnu_get_libc_version as *const () as usize) else { return false };
     let read = libc::read as *const () as usize;
     if !library.code.iter().any(|code| code.contains(&read)) && is_sanitized() {
@@ -172,10 +175,12 @@ pub(crate) fn catch_libc(plans: Option<&CStr>, wanted: impl Fn(i32) -> bool) -> 
     is_mapped || apply::apply(&library, &sites).is_some()
 }
 
-/// Whether the process looks at its own accesses to memory: it would see ours through libc's functions too, of which it doesn't know what orders them.
+/// Returns whether a sanitizer checks the process's accesses to memory.
+///
+/// It would also see the library's accesses, through libc's functions, and it doesn't know what orders them.
 fn is_sanitized() -> bool {
     [c"__asan_init", c"__hwasan_init", c"__msan_init", c"__tsan_init"].iter().any(|name| {
-        // SAFETY: it takes a string, and looks for its address among the symbols of what is loaded.
+        // SAFETY: it takes a string, and looks for its address among the symbols of the loaded objects.
         !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null()
     })
 }

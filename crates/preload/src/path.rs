@@ -1,4 +1,4 @@
-//! Paths: whether one leads into a mount, and where it leads there.
+//! Paths: decides whether one leads into a mount, and resolves it there.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -16,27 +16,27 @@ use crate::unnamed;
 
 pub(crate) use ashlar_libfs::{Aim, Last, Place, Purpose, Walked};
 
-/// A directory that others may write and not remove each other's names from.
+/// The permissions of a directory that others may write.
 const SHARED_DIRECTORY: u32 = 0o022;
 
-/// The working directory, where it lies in a mount: the mount's number and the inode.
+/// The working directory, if it lies in a mount: the mount's number and the inode.
 static WORKING: Mutex<Option<(u32, InodeId)>> = Mutex::new(None);
-/// Whether it does.
+/// Whether it lies in a mount.
 static IS_WORKING_INSIDE: AtomicBool = AtomicBool::new(false);
-/// It lies in a mount, but nobody has looked where.
+/// Whether it lies in a mount, but has not been resolved there.
 static IS_WORKING_UNKNOWN: AtomicBool = AtomicBool::new(false);
 
-/// How relative paths lead into each mount where it does not lie in one (`Beside::code`), or 0.
+/// The route of relative paths into each mount that the working directory is not in (`Beside::code`), or 0.
 static BESIDE: [AtomicU32; MOUNTS_MAX] = [const { AtomicU32::new(0) }; MOUNTS_MAX];
-/// Whether they do.
+/// Whether there is any such route.
 static IS_BESIDE: AtomicBool = AtomicBool::new(false);
-/// Of the working directory's path as it was then: it may be moved.
+/// Hash of the working directory's path at that time: it may be moved.
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
-/// Bytes at a path's beginning that show where it leads.
+/// The bytes at a path's beginning that are checked.
 const START_BYTES: usize = 256;
 
-/// Whether the working directory lies in a mount.
+/// Returns whether the working directory lies in a mount.
 pub(crate) fn is_working_inside() -> bool {
     IS_WORKING_INSIDE.load(Ordering::Relaxed)
 }
@@ -49,7 +49,7 @@ pub(crate) fn set_working(place: Option<(u32, InodeId)>) {
     IS_WORKING_INSIDE.store(place.is_some(), Ordering::Relaxed);
 }
 
-/// Asks the kernel for the working directory: how it lies to the mounts shows its path.
+/// Asks the kernel for the working directory; its path shows its position relative to the mounts.
 pub(crate) fn find_working() {
     let mut working = WORKING.lock();
     let path = working_path();
@@ -74,18 +74,18 @@ fn hash(path: Option<&[u8]>) -> u64 {
     hasher.finish()
 }
 
-/// The way from a working directory outside of a mount into the mount.
+/// The route into a mount from a working directory outside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Beside {
     /// So many directories up,
     up: u16,
-    /// then down what stands in the mount's path from this byte on.
+    /// then down the mount's path from this byte on.
     from: u16,
 }
 
 impl Beside {
     fn of(working: &[u8], mount: &[u8]) -> Option<Self> {
-        // What can't be reached by a path has none.
+        // An unreachable working directory has no route.
         let working = working.strip_prefix(b"/")?.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
         let names = mount.strip_prefix(b"/")?.split(|&byte| byte == b'/');
         let common: Vec<_> = working.clone().zip(names).take_while(|(one, other)| one == other).collect();
@@ -95,7 +95,7 @@ impl Beside {
         is_below.then(|| Some(Self { up: up as u16, from: u16::try_from(from).ok()? }))?
     }
 
-    /// As a number, which is not 0.
+    /// Encodes the route as a number that is not 0.
     fn code(self) -> u32 {
         u32::from(self.up) << 16 | u32::from(self.from)
     }
@@ -104,14 +104,14 @@ impl Beside {
         (code != 0).then_some(Self { up: (code >> 16) as u16, from: code as u16 })
     }
 
-    /// What is left of a relative path in the mount.
+    /// Returns the rest of a relative path in the mount.
     fn follow<'a>(self, path: &'a [u8], mount: &[u8]) -> Option<&'a [u8]> {
         let up = (0..self.up).try_fold(path, |rest, _| below(rest, b".."))?;
         below(up, mount.get(usize::from(self.from)..)?)
     }
 }
 
-/// What is left of a path behind these names, of which it may say more (`//`, `/./`) than it must.
+/// Returns the rest of a path after these names; the path may have redundant parts (`//`, `/./`).
 fn below<'a>(path: &'a [u8], names: &[u8]) -> Option<&'a [u8]> {
     names.split(|&byte| byte == b'/').try_fold(path, |mut rest, name| {
         while let Some(next) = rest.strip_prefix(b"/").or_else(|| rest.strip_prefix(b"./")) {
@@ -121,12 +121,12 @@ fn below<'a>(path: &'a [u8], names: &[u8]) -> Option<&'a [u8]> {
     })
 }
 
-/// Whether what follows a name in a path ends it.
+/// Returns whether the rest of a path ends a name.
 fn ends_name(rest: &[u8]) -> bool {
     matches!(rest, [] | [b'/', ..])
 }
 
-/// Keeps other threads from it, over a fork.
+/// Keeps other threads from the working directory, over a fork.
 pub(crate) fn hold() -> MutexGuard<'static, Option<(u32, InodeId)>> {
     WORKING.lock()
 }
@@ -157,7 +157,7 @@ fn working() -> Option<(&'static Session, InodeId)> {
     Some((session::of_mount(number)?, inode))
 }
 
-/// The mount that an absolute path leads into as it is written, and what is left of the path there.
+/// Returns the mount that an absolute path leads into as it is written, and the rest of the path there.
 pub(crate) fn of_absolute(path: &[u8]) -> Option<(u32, &[u8])> {
     if path.first() != Some(&b'/') {
         return None;
@@ -166,22 +166,22 @@ pub(crate) fn of_absolute(path: &[u8]) -> Option<(u32, &[u8])> {
     as_written(path).or_else(|| if is_wordy(path) { led_by(in_more_words) } else { None })
 }
 
-/// The same, where the path says no more than it must.
+/// Returns the same for a path without redundant parts.
 fn as_written(path: &[u8]) -> Option<(u32, &[u8])> {
     led_by(|mount| path.strip_prefix(mount).filter(|rest| ends_name(rest)))
 }
 
-/// The first mount that a path leads into, and what is left of the path there, which `rest` says.
+/// Returns the first mount that a path leads into, and the rest of the path there, which `rest` computes.
 fn led_by<'a>(rest: impl Fn(&[u8]) -> Option<&'a [u8]>) -> Option<(u32, &'a [u8])> {
     session::mounts().iter().zip(0..).find_map(|(mount, number)| Some((number, rest(&mount.path)?)))
 }
 
-/// Whether a path says more than it must.
+/// Returns whether a path has redundant parts.
 fn is_wordy(path: &[u8]) -> bool {
     path.windows(2).any(|two| two == b"//") || path.windows(3).any(|three| three == b"/./")
 }
 
-/// The mount that a relative path leads into from a working directory outside, and what is left of it there.
+/// Returns the mount that a relative path leads into from a working directory outside, and the rest of the path there.
 pub(crate) fn of_relative(path: &[u8]) -> Option<(u32, &[u8])> {
     if !IS_BESIDE.load(Ordering::Relaxed) {
         return None;
@@ -189,7 +189,7 @@ pub(crate) fn of_relative(path: &[u8]) -> Option<(u32, &[u8])> {
     way_beside(path).map(|(number, _, rest)| (number, rest))
 }
 
-/// As [`of_relative`], and how.
+/// As [`of_relative`], with the route.
 fn way_beside(path: &[u8]) -> Option<(u32, Beside, &[u8])> {
     session::mounts().iter().zip(&BESIDE).zip(0..).find_map(|((mount, code), number)| {
         let beside = Beside::of_code(code.load(Ordering::Relaxed))?;
@@ -197,7 +197,7 @@ fn way_beside(path: &[u8]) -> Option<(u32, Beside, &[u8])> {
     })
 }
 
-/// As [`of_relative`], where the working directory is still where it was if that matters: from one that was moved, the way up is another one.
+/// As [`of_relative`], after checking that the working directory was not moved, if the route leads up.
 fn of_relative_now(path: &[u8]) -> Option<(u32, &[u8])> {
     let is_up = IS_BESIDE.load(Ordering::Relaxed) && way_beside(path)?.1.up > 0;
     if is_up && hash(working_path().as_deref()) != SEEN.load(Ordering::Relaxed) {
@@ -206,7 +206,7 @@ fn of_relative_now(path: &[u8]) -> Option<(u32, &[u8])> {
     of_relative(path)
 }
 
-/// Whether a path may concern us: one that leads into a mount as it is written, or names a descriptor.
+/// Returns whether a path may concern the library: it leads into a mount as it is written, or names a descriptor.
 pub(crate) fn concerns(directory: i32, address: u64) -> bool {
     if session::mounts().iter().any(|mount| leads_at_once(address, &mount.path)) {
         return true;
@@ -233,17 +233,17 @@ pub(crate) fn concerns(directory: i32, address: u64) -> bool {
     }
 }
 
-/// Whether the path at an address leads into a mount as it is written, seen without a copy. Not so where that can't be seen at once.
+/// Returns whether the path at an address leads into a mount as it is written, if that shows without a copy.
 #[inline]
 fn leads_at_once(address: u64, mount: &[u8]) -> bool {
     memory::beginning(address, mount.len() + 1).is_some_and(|path| {
         let at = |index: usize| path[index].load(Ordering::Relaxed);
-        // Most paths that do not lead there differ in the last byte.
+        // Most paths that lead elsewhere differ in the last byte.
         matches!(at(mount.len()), 0 | b'/') && (0..mount.len()).rev().all(|index| at(index) == mount[index])
     })
 }
 
-/// Whether the relative path at an address leads into a mount from a working directory outside.
+/// Returns whether the relative path at an address leads into a mount from a working directory outside.
 pub(crate) fn leads_in(address: u64) -> bool {
     let mut start = [0; START_BYTES];
     IS_BESIDE.load(Ordering::Relaxed) && {
@@ -252,12 +252,12 @@ pub(crate) fn leads_in(address: u64) -> bool {
     }
 }
 
-/// What names descriptors.
+/// The prefixes of paths that name descriptors.
 const DESCRIPTOR_PATHS: [&[u8]; 3] = [b"/proc/self/fd/", b"/dev/fd/", b"/dev/std"];
 
-/// The descriptor with whose name a path begins, and what follows.
+/// Returns the descriptor that a path's beginning names, and the rest of the path.
 fn number_before(path: &[u8]) -> Option<(i32, &[u8])> {
-    // Most paths are none of these.
+    // Most paths begin otherwise.
     if !matches!(path, [b'/', b'd' | b'p', ..]) {
         return None;
     }
@@ -274,27 +274,27 @@ fn number_before(path: &[u8]) -> Option<(i32, &[u8])> {
     Some((number, rest))
 }
 
-/// The descriptor of ours with whose name a path begins, and what follows.
+/// Returns the LibFS descriptor that a path's beginning names, and the rest of the path.
 fn descriptor_before(path: &[u8]) -> Option<(i32, &[u8])> {
     number_before(path).filter(|&(number, _)| descriptors::is_ours(number))
 }
 
-/// The descriptor that a path names.
+/// Returns the descriptor that a path names.
 pub(crate) fn number_named(path: &[u8]) -> Option<i32> {
     number_before(path).filter(|(_, rest)| rest.is_empty()).map(|(number, _)| number)
 }
 
-/// The descriptor of ours that a path names.
+/// Returns the LibFS descriptor that a path names.
 pub(crate) fn descriptor_named(path: &[u8]) -> Option<i32> {
     descriptor_before(path).filter(|(_, rest)| rest.is_empty()).map(|(number, _)| number)
 }
 
-/// The descriptor of ours with whose name the path at an address begins.
+/// Returns the LibFS descriptor that the beginning of the path at an address names.
 pub(crate) fn descriptor_at(address: u64) -> Option<i32> {
     with_start(address, |start| descriptor_before(start).map(|(number, _)| number))
 }
 
-/// The descriptor of ours that the path at an address names.
+/// Returns the LibFS descriptor that the path at an address names.
 pub(crate) fn descriptor_at_end(address: u64) -> Option<i32> {
     with_start(address, descriptor_named)
 }
@@ -305,20 +305,20 @@ fn with_start<R>(address: u64, look: impl FnOnce(&[u8]) -> R) -> R {
     look(&start[..length])
 }
 
-/// Where a path begins.
+/// The start of a path.
 pub(crate) struct Start<'a> {
-    /// In which session.
+    /// The session.
     pub(crate) session: &'static Session,
-    /// In which directory.
+    /// The directory.
     pub(crate) directory: InodeId,
     /// The path from there on.
     pub(crate) rest: &'a [u8],
 }
 
-/// Where a path begins; `None` where the kernel must look.
+/// Returns the start of a path; `None` if the kernel must resolve it.
 ///
 /// # Errors
-/// `ENOENT` for an empty path, `ENOTDIR` where it begins at a file.
+/// `ENOENT` for an empty path, `ENOTDIR` if it begins at a file.
 pub(crate) fn start(directory: i32, path: &[u8]) -> Result<Option<Start<'_>>, Errno> {
     if let Some((number, rest)) = of_absolute(path) {
         let session = session::of_mount(number);
@@ -351,7 +351,7 @@ pub(crate) fn start(directory: i32, path: &[u8]) -> Result<Option<Start<'_>>, Er
                 match known.map(|(session, inode)| session.fs.attributes(inode)) {
                     Some(Ok(found)) if !found.inode.is_directory() => return Err(Errno::ENOTDIR),
                     Some(Ok(_)) => known,
-                    // What becomes of paths from a directory that is gone, the kernel says.
+                    // The kernel resolves paths from a directory that is gone.
                     Some(Err(_)) | None => None,
                 }
             }
@@ -364,8 +364,10 @@ pub(crate) fn start(directory: i32, path: &[u8]) -> Result<Option<Start<'_>>, Er
     if path.is_empty() { Err(Errno::ENOENT) } else { Ok(Some(Start { session, directory, rest: path })) }
 }
 
-/// As [`start`] for a path of which the beginning is known without asking anybody: it leads into a mount as it is written, or begins from a directory of ours
-/// or a working directory of which it's known where it lies. `None` for all others.
+/// As [`start`], for a path whose start is known without a message; `None` for all others.
+///
+/// The path leads into a mount as it is written, or begins from a LibFS directory, or from a working directory that has
+/// been resolved.
 #[inline]
 pub(crate) fn start_at_hand(directory: i32, path: &[u8]) -> Option<Start<'_>> {
     let (session, directory, rest) = match path.first()? {
@@ -392,7 +394,7 @@ pub(crate) fn start_at_hand(directory: i32, path: &[u8]) -> Option<Start<'_>> {
     (session.is_current() && !session.covered.is_gone()).then_some(Start { session, directory, rest })
 }
 
-/// Follows a path as the kernel does.
+/// Resolves a path as the kernel does.
 ///
 /// # Errors
 /// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`.
@@ -427,14 +429,15 @@ impl Surroundings for Session {
     }
 }
 
-/// Whether the kernel may guard a file in a directory that many may write (`fs.protected_symlinks`, `protected_regular`).
+/// Returns whether the kernel may guard a file in a directory that many users may write (`fs.protected_symlinks`,
+/// `protected_regular`).
 pub(crate) fn is_guarded(session: &Session, directory: InodeId, found: &Found) -> Result<bool, Errno> {
     let directory = session.fs.attributes(directory)?.inode;
     let is_shared = directory.mode & MODE_STICKY != 0 && directory.mode & SHARED_DIRECTORY != 0;
     Ok(is_shared && found.inode.uid != session.who.uid)
 }
 
-/// Fails with `EACCES` where the session's user has not the access.
+/// Fails with `EACCES` if the session's user lacks the access.
 pub(crate) fn check_access(session: &Session, found: &Found, access: Access) -> Result<(), Errno> {
     session.fs.check_access(&session.who, found.id, access)
 }

@@ -1,15 +1,18 @@
-//! Habits: which programs make so many calls that they had better have a session from the first one on.
+//! The program profile: which programs need a session from their first call on.
 //!
-//! Before its session a program's calls are the kernel's, in case that it ends soon (`deferred`). Those that don't end soon would have been served better
-//! from the beginning, and mostly they are the same programs each time: compilers, `git status`, `find`. So a file beside the plans says how programs
-//! went on the times before, by their name with its first argument, and by their name alone where that is new. It has a byte for each, shared by
-//! those whose names fall on the same: whoever is taken for another loses some time, and nothing else.
+//! Before its session, the kernel serves a program's calls, in case it ends soon (`deferred`). A program that runs for
+//! long is better served by LibFS from the start, and it is mostly the same program each time: compilers, `git status`,
+//! `find`. So a file beside the plans records how programs went on in earlier runs. It counts by a program's name with
+//! its first argument, and by the name alone if that argument is new. Each has one byte in the file, shared by all
+//! names with the same hash. A program that is taken for another loses some time, and nothing else.
 //!
-//! Who is known to go on begins with a session so many times, and is looked at again: what a program does now and then is forgotten.
+//! A program that is known to go on begins with a session a number of times, and is then observed again: rare behaviour
+//! is forgotten.
 //!
-//! And which programs are so short that the library itself is a burden: loading it takes a third of a millisecond, half of what `cat` takes at all. A program
-//! that has ended soon eight times one after the other, without having made a process, a thread or a session, and can make none, is run without it (`bare`), fifteen
-//! times out of sixteen; the sixteenth time it is looked at again.
+//! The file also records programs so short that the library itself is a burden: loading it takes a third of a
+//! millisecond, half of the time that `cat` takes. A short program has ended soon eight times in a row, without making
+//! a process, a thread or a session, and can make no process. It runs without the library (`bare`) fifteen times out of
+//! sixteen; the sixteenth time it is observed again.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fs::File;
@@ -21,39 +24,40 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::imports;
 use crate::patch::Kept;
 
-/// Bytes for names with their first arguments, behind them as many for names alone, and as many again for short programs.
+/// Bytes for names with their first arguments, then as many for names alone, then as many for short programs.
 const PLACES: u64 = 4096;
-/// Of a name with its argument: nothing is known.
+/// For a name with its argument: unknown.
 const UNKNOWN: u8 = 0;
-/// It ended before it would have had a session, or is being looked at. Above it: so many times more it begins with one.
+/// The program ended before its session would have begun, or is being observed. A greater value is the number of times
+/// that it still begins with a session.
 const ENDS: u8 = 1;
-/// How many times it does.
+/// The first such number.
 const TIMES: u8 = 32;
-/// Of a name alone: it goes on if the score is so high. Each beginning takes one from it,
+/// For a name alone: the program goes on from this score up. Each start takes one point off,
 const SCORE: u8 = 8;
-/// and each program that has gone on adds so many,
+/// each program that has gone on adds so many,
 const RISE: u8 = 4;
-/// up to this.
+/// up to this score.
 const SCORE_MAX: u8 = 15;
 
-/// A short program is one that has ended soon so many times, one after the other.
+/// A short program has ended soon so many times in a row.
 const SHORT: u8 = 8;
-/// One that was not short: from here on it is counted how often it has ended soon since,
+/// A program was not short: from here on, the runs that have ended soon since are counted.
 const LONG: u8 = 128;
-/// and so many times later it begins anew.
+/// After so many such runs, the count starts anew.
 const LONG_TIMES: u8 = 32;
-/// One in so many of them has the library all the same, and is looked at.
+/// One run in so many of a short program has the library all the same, and is observed.
 const LOOKED_AT: u64 = 16;
-/// A program that computes longer than this has no use for the time that is saved.
+/// A program that computes longer than this gains nothing from the time saved.
 const SHORT_CPU: std::time::Duration = std::time::Duration::from_millis(5);
 
-/// Directories of plans with longer paths are none for habits.
+/// With a longer path of the plans' directory there is no profile.
 const PLANS_MAX: usize = 256;
 
 /// The file's name.
 const NAME: &str = "program_profile";
 
-/// Where a program's bytes stand.
+/// The offsets of a program's bytes.
 #[derive(Clone, Copy, Debug)]
 struct Places {
     whole: u64,
@@ -62,31 +66,33 @@ struct Places {
 }
 
 static FOUND: OnceLock<(Kept, Places)> = OnceLock::new();
-/// Whether the process has done what short programs don't.
+/// Whether the process has done anything that short programs don't.
 static IS_LONG: AtomicBool = AtomicBool::new(false);
 
-/// Notes who the program is, and where habits are kept.
+/// Records the program's name, and the place of the profile.
 ///
 /// # Safety
 /// The arguments are as many strings.
 pub(crate) unsafe fn begin(plans: Option<&'static CStr>, count: c_int, arguments: *const *const c_char) {
-    // A longer path takes memory to open.
+    // Opening a file with a longer path takes memory.
     let Some(plans) = plans.filter(|plans| plans.count_bytes() < PLANS_MAX) else { return };
     // SAFETY: it asks for a number.
     let path = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const c_char;
     if path.is_null() {
         return;
     }
-    // SAFETY: the kernel has put the path there, and there it stays.
+    // SAFETY: the kernel has put the path there, and it stays there.
     let path = unsafe { CStr::from_ptr(path) };
     // SAFETY: as the caller says.
     let argument = |at: usize| (at < count as usize).then(|| unsafe { CStr::from_ptr(*arguments.add(at)) }.to_bytes());
-    // It is noted once, before the program runs.
+    // It is set once, before the program runs.
     let _ = FOUND.set((Kept::named(plans, NAME), Places::of(path.to_bytes(), argument(1), argument(2))));
 }
 
 impl Places {
-    /// By the name of the program, its first argument, and the second one where that is a script in so many words (`sh -ec`, `perl -e`).
+    /// Computes the offsets from a program's name, its first argument, and the second if that is a script.
+    ///
+    /// A script is given in the argument itself (`sh -ec`, `perl -e`).
     fn of(path: &[u8], first: Option<&[u8]>, second: Option<&[u8]>) -> Self {
         let is_script = first.is_some_and(|first| matches!(first, [b'-', b'a'..=b'z', ..]) && first.ends_with(b"c"))
             || first == Some(b"-e");
@@ -101,7 +107,7 @@ impl Places {
         (byte(file, self.whole), byte(file, self.name))
     }
 
-    /// Writes what has changed; who may not write the file only believes it.
+    /// Writes changed bytes. A user that may not write the file only reads it.
     fn write(self, file: &File, before: (u8, u8), now: (u8, u8)) {
         for (place, before, now) in [(self.whole, before.0, now.0), (self.name, before.1, now.1)] {
             if before != now {
@@ -113,18 +119,18 @@ impl Places {
 
 fn byte(file: &File, at: u64) -> u8 {
     let mut byte = [0];
-    // Behind its end nothing is known.
+    // Bytes after its end are unknown.
     file.read_at(&mut byte, at).map_or(0, |_| byte[0])
 }
 
 fn store(file: &File, at: u64, byte: u8) {
-    // Beyond the limit of files' lengths the program would get a signal.
+    // Beyond the limit of file sizes, the program would get a signal.
     if at < crate::session::file_limit() {
         let _ = file.write_at(&[byte], at);
     }
 }
 
-/// Whether a program that begins goes on, by what is known of it; and what is known then.
+/// Returns whether a program that begins will go on, by its bytes, and the bytes after this start.
 fn begins((whole, name): (u8, u8)) -> (bool, (u8, u8)) {
     match whole {
         UNKNOWN if name >= SCORE => (true, (UNKNOWN, name - 1)),
@@ -134,12 +140,12 @@ fn begins((whole, name): (u8, u8)) -> (bool, (u8, u8)) {
     }
 }
 
-/// What is known of a program that has gone on.
+/// Returns the bytes of a program that has gone on.
 fn went_on((_, name): (u8, u8)) -> (u8, u8) {
     (TIMES, name.saturating_add(RISE).min(SCORE_MAX))
 }
 
-/// Whether the program, which makes its first call, will go on, as far as one can tell. Asked once.
+/// Predicts at its first call whether the program will go on. Called once.
 pub(crate) fn will_go_on() -> bool {
     let Some((kept, places)) = FOUND.get() else { return false };
     let Some(file) = kept.change() else { return false };
@@ -149,7 +155,7 @@ pub(crate) fn will_go_on() -> bool {
     is_long
 }
 
-/// Notes that it has.
+/// Records that the program has gone on.
 pub(crate) fn note_going_on() {
     let Some((kept, places)) = FOUND.get() else { return };
     let Some(file) = kept.change() else { return };
@@ -157,31 +163,33 @@ pub(crate) fn note_going_on() {
     places.write(&file, before, went_on(before));
 }
 
-/// Whether anything may be known of programs.
+/// Returns whether there is a profile.
 pub(crate) fn is_any() -> bool {
     FOUND.get().is_some()
 }
 
-/// Whether a program at this path, with these first arguments, ends soon, as far as one can tell, and need not be looked at this time. Nothing is allocated.
+/// Predicts whether a program at this path, with these first arguments, ends soon, and need not be observed this time.
+///
+/// It allocates nothing.
 pub(crate) fn is_short(path: &[u8], first: Option<&[u8]>, second: Option<&[u8]>) -> bool {
     let Some((kept, _)) = FOUND.get() else { return false };
     let Some((file, _)) = kept.open() else { return false };
     let places = Places::of(path, first, second);
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    // Of the clock's digits those that change from one call to the next.
+    // The digits of the clock that change from one call to the next.
     let is_looked_at = (u64::from(since.subsec_nanos()) >> 7).is_multiple_of(LOOKED_AT);
     let (whole, name) = places.read(&file);
     byte(&file, places.short) == SHORT && whole <= ENDS && name == 0 && !is_looked_at
 }
 
-/// Notes that the program has done what short ones don't: it had better have the library.
+/// Records that the program is not short: it needs the library.
 pub(crate) fn note_long() {
     if !IS_LONG.swap(true, Ordering::Relaxed) {
         note_length(|_| LONG);
     }
 }
 
-/// Notes that the program ends.
+/// Records that the program ends.
 pub(crate) fn note_end() {
     if IS_LONG.load(Ordering::Relaxed) {
         return;
@@ -193,8 +201,10 @@ pub(crate) fn note_end() {
     note_length(|times| ended(times, is_quick, imports::may_run_programs));
 }
 
-/// What is known of a program that has ended soon once more. One that may run others is not short: they would go without the library too, unseen.
-/// One that computed long is looked at the next time, and begins anew if it does again: now and then a processor takes long over anything.
+/// Returns the byte of a program that has ended soon once more.
+///
+/// A program that may run others is not short: they would run without the library too, unseen. One that computed long
+/// is observed the next time, and starts anew if it does so again: now and then a processor takes long for anything.
 fn ended(times: u8, is_quick: bool, may_run_programs: impl Fn() -> bool) -> u8 {
     match times {
         SHORT if !is_quick => SHORT - 1,
@@ -228,7 +238,7 @@ fn note_length(change: impl Fn(u8) -> u8) {
 mod tests {
     use super::*;
 
-    /// Has a program begin so often, and says when it began with a session.
+    /// Starts a program so often; returns for each start whether it began with a session.
     fn runs(known: &mut (u8, u8), times: usize, goes_on: impl Fn(usize) -> bool) -> Vec<bool> {
         let run = |time| {
             let (is_long, now) = begins(*known);
@@ -279,14 +289,14 @@ mod tests {
         };
         assert_eq!((after(0, 7, false), after(0, 8, false), after(0, 100, false)), (7, SHORT, SHORT));
         assert!(after(0, 8, true) >= LONG && after(0, 1000, true) != SHORT);
-        // Once it may have computed long for reasons that were not its own.
+        // One long run may have had reasons outside the program.
         assert_eq!(ended(ended(SHORT, false, || false), true, || false), SHORT);
         assert_eq!(ended(ended(SHORT, false, || false), false, || false), 0);
         assert_eq!((ended(3, false, || false), ended(LONG + 3, false, || false)), (0, LONG));
-        // Who was long once is looked at longer.
+        // A program that was long once is observed for longer.
         assert_ne!(after(LONG, usize::from(LONG_TIMES), false), SHORT);
         assert_eq!(after(LONG, usize::from(LONG_TIMES) + 1 + usize::from(SHORT), false), SHORT);
-        // Whatever stands in the file.
+        // For any byte in the file.
         (0..=u8::MAX).for_each(|times| assert!(after(times, 300, false) == SHORT));
     }
 

@@ -1,8 +1,10 @@
-//! Parked numbers: that of the descriptor that was closed last stays with the kernel for the file that is opened next. Who opens one file after
-//! the other makes no system call for it.
+//! The recycled descriptor: the number of the file closed last, kept for the next open.
 //!
-//! The program must not see that: the number is free, and the lowest one that is. So it is closed before any call reaches the kernel that could
-//! tell: the entry lets none past while a number is parked but those that have nothing to do with which numbers are free ([`calls::is_apart`]).
+//! A program that opens one file after the other makes no system call for it.
+//!
+//! The program must not see this: for the program the number is free, and the lowest free one. So it is closed before
+//! any call reaches the kernel that could show it. While a number is recycled, the entry lets only calls past that have
+//! nothing to do with which numbers are free ([`calls::is_apart`]).
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -11,27 +13,30 @@ use ashlar_libfs::alone;
 use crate::arch::{DESCRIPTORS, Frame};
 use crate::{calls, descriptors, hook, signals};
 
-/// The parked number (`code`), or one that is being closed ([`IS_CLOSING`]), or 0. The entry looks at it.
+/// The recycled number (`code`), or one that is being closed ([`IS_CLOSING`]), or 0. The entry reads it.
 pub(crate) static ASHLAR_RECYCLED: AtomicU32 = AtomicU32::new(0);
 
-/// All numbers below this one are in use, as far as we have seen: only the lowest free one is parked. The entry looks at it. Where threads open and
-/// close at the same time it may say too much: those that are closed while another one is taken are not seen.
+/// All numbers below this one are in use, as far as the library has seen: only the lowest free one is recycled.
+///
+/// The entry reads it. If threads open and close at the same time, it may be too high: a number that is closed while
+/// another one is taken is missed.
 pub(crate) static ASHLAR_LOWEST: AtomicU32 = AtomicU32::new(0);
 
-/// Whether nothing is parked any more.
+/// Whether no number is recycled any more.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
-/// Beside the code of a number that is being closed: nobody takes it, and nobody is told of another one as the lowest, before it is.
+/// Added to the code of a number that is being closed: until it is closed, no thread takes it or sees another number as
+/// the lowest.
 const IS_CLOSING: u32 = 1 << 31;
 const _: () = assert!((DESCRIPTORS as u32) << 1 < IS_CLOSING);
 
-/// Held by who closes the parked number: others wait for that. Nothing else is taken under it.
+/// Held by the thread that closes the recycled number: others wait for that. No other lock is taken under it.
 static CLOSING: alone::Mutex<()> = alone::Mutex::new(());
 
-/// Lower ones programs give up in order to get them for what they open next, maybe past the library.
+/// Programs close lower numbers to reuse them for the next open, maybe past the library.
 const LOWEST_RECYCLED: i32 = 3;
 
-/// A number, and whether the kernel closes it where another program is run: never 0.
+/// Encodes a number and its close-on-exec flag; the code is never 0.
 fn code(descriptor: i32, cloexec: bool) -> u32 {
     (descriptor as u32) << 1 | u32::from(cloexec)
 }
@@ -40,9 +45,9 @@ fn number_of(code: u32) -> i32 {
     ((code & !IS_CLOSING) >> 1) as i32
 }
 
-/// Parks a number that leads nowhere any more, rather than to close it. `false` where it must be closed.
+/// Recycles a number that leads nowhere any more, instead of closing it. `false` if it must be closed.
 pub(crate) fn park(descriptor: i32, cloexec: bool) -> bool {
-    // Where one is parked already, that one is lower.
+    // If a number is recycled already, that one is lower.
     if descriptor < LOWEST_RECYCLED || ASHLAR_LOWEST.load(Ordering::Relaxed) < descriptor as u32 {
         return false;
     }
@@ -60,21 +65,22 @@ pub(crate) fn park(descriptor: i32, cloexec: bool) -> bool {
     recycled.is_ok()
 }
 
-/// Parks nothing any more: the kernel serves the process.
+/// Recycles no more numbers: the kernel serves the process.
 pub(crate) fn stop() {
     IS_OVER.store(true, Ordering::SeqCst);
     end();
 }
 
-/// Behind a handler of the program's: the call that it has interrupted goes on from where the entry has let it past, and what was known of the
-/// numbers may have been before it.
+/// Discards the recycled number and the lowest one after a handler of the program's.
+///
+/// The interrupted call goes on after its check by the entry, and the numbers may have changed since.
 pub(crate) fn begin_again() {
     if hook::is_lent() {
-        // The number is the lender's, and so is what is known of them.
+        // The number is the lender's, and so is the record of the lowest one.
         return;
     }
     if ASHLAR_RECYCLED.load(Ordering::Relaxed) != 0 {
-        // The program is in no call of ours, so that another handler would come in the middle, and might open a file.
+        // The program is in no call of the library, so another handler could come in the middle, and open a file.
         let mask = signals::block();
         end();
         signals::set_mask(mask);
@@ -82,14 +88,16 @@ pub(crate) fn begin_again() {
     ASHLAR_LOWEST.store(0, Ordering::Relaxed);
 }
 
-/// Takes the parked number for a new descriptor. Where there is `None`, none is parked, and another thread that was about to close it has done so.
+/// Takes the recycled number for a new descriptor; after `None`, none is recycled.
+///
+/// If another thread was about to close the number, it has done so by then.
 pub(crate) fn take(cloexec: bool) -> Option<i32> {
     let recycled = ASHLAR_RECYCLED.load(Ordering::Relaxed);
     if recycled == 0 {
         return None;
     }
     let (number, is_closing) = (number_of(recycled), recycled & IS_CLOSING != 0);
-    // A lower one may be free since.
+    // A lower number may be free by now.
     let is_lowest = ASHLAR_LOWEST.load(Ordering::Relaxed) >= number as u32;
     let is_it = !is_closing && is_lowest && recycled & 1 == u32::from(cloexec);
     if !is_it || alone::exchange(&ASHLAR_RECYCLED, recycled, 0).is_err() {
@@ -101,27 +109,28 @@ pub(crate) fn take(cloexec: bool) -> Option<i32> {
     Some(number)
 }
 
-/// Notes that a number was the lowest one that was free, and has been taken.
+/// Records that the lowest free number was taken.
 pub(crate) fn note_lowest(descriptor: i32) {
     ASHLAR_LOWEST.store(descriptor as u32 + 1, Ordering::Relaxed);
 }
 
-/// Notes that a number may be free from now on.
+/// Records that a number may be free from now on.
 pub(crate) fn note_freed(descriptor: u32) {
     if descriptor < ASHLAR_LOWEST.load(Ordering::Relaxed) {
         ASHLAR_LOWEST.fetch_min(descriptor, Ordering::Relaxed);
     }
 }
 
-/// Looks at a call that the kernel serves without us.
+/// Checks a call that the kernel serves without the library.
 pub(crate) fn look(call: &Frame) {
     if call.rax as i64 == libc::SYS_close {
         note_freed(call.arguments[0] as u32);
     }
 }
 
-/// Closes the parked number, if there is one; behind it none is that was before. Where another thread closes it this one waits: the program may have closed
-/// it here, and be about to open a file.
+/// Closes the recycled number, if there is one; afterwards none from before is left.
+///
+/// If another thread closes it, this one waits: the program may have closed it here, and be about to open a file.
 pub(crate) fn end() {
     if ASHLAR_RECYCLED.load(Ordering::SeqCst) == 0 {
         return;
@@ -132,7 +141,7 @@ pub(crate) fn end() {
         if recycled == 0 {
             return;
         }
-        // Another thread may take it, and park another one.
+        // Another thread may take it, and recycle another one.
         if alone::exchange(&ASHLAR_RECYCLED, recycled, recycled | IS_CLOSING).is_ok() {
             descriptors::forget_internal(number_of(recycled));
             descriptors::close_number(number_of(recycled));
@@ -142,12 +151,12 @@ pub(crate) fn end() {
     }
 }
 
-/// Keeps other threads from being in the middle of closing it: over a fork, in which they have no part.
+/// Keeps other threads from being in the middle of closing it over a fork, which they don't take part in.
 pub(crate) fn hold() -> alone::MutexGuard<'static, ()> {
     CLOSING.lock()
 }
 
-/// Before a call is served that concerns us.
+/// Prepares a call that the library serves: closes the recycled number if the call could show it.
 #[inline]
 pub(crate) fn before(call: &Frame) {
     let recycled = ASHLAR_RECYCLED.load(Ordering::Relaxed);
@@ -156,7 +165,7 @@ pub(crate) fn before(call: &Frame) {
     }
 }
 
-/// Whether a number is parked that must be closed before the kernel serves a call.
+/// Returns whether a number is recycled that must be closed before the kernel serves a call.
 #[inline]
 pub(crate) fn is_in_the_way(call: &Frame) -> bool {
     ASHLAR_RECYCLED.load(Ordering::Relaxed) != 0 && !calls::is_apart(call.rax as i64)

@@ -1,10 +1,12 @@
-//! Counts for `ashlar run --report`: how often each call on an Ashlar was served here, how often by the kernel, and how long that took.
+//! Counts for `ashlar run --report`.
 //!
-//! They stand in a file that all processes of the run share (`ashlar_wire`, `report`), so that nothing is lost with a process that is
-//! killed. While there is one, calls on descriptors that the kernel has are caught too, and asked which file system they are on, and
-//! each thread says when it is in a call that is counted: what a mount is asked for at other times went past us.
+//! They count how often LibFS and how often the kernel served each call on an Ashlar, and how long that took. The
+//! counts are in a file that all processes of the run share (`ashlar_wire`, `report`), so nothing is lost with a
+//! process that is killed. During a report, the library also catches calls on kernel descriptors, and asks for their
+//! file system. Each thread marks when it is in a counted call: requests to a mount at other times went past the
+//! library.
 //!
-//! Where there is no report, this costs the hook one look at a pointer.
+//! Without a report, this costs the hook one check of a pointer.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
@@ -17,10 +19,10 @@ use ashlar_wire::{
 use crate::arch::{After, Frame, system_call};
 use crate::{calls, descriptors, hook, memory, path};
 
-/// The file, where it is mapped.
+/// The address of the mapped file.
 static PAGE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 
-/// A call that is counted when it is done: `when it began << 9 | its number`, or 0 for one that is not counted.
+/// A call that is counted when it is done: `its start << 9 | its number`, or 0 for one that is not counted.
 pub(crate) type Word = u64;
 const NUMBER_BITS: u32 = 9;
 const _: () = assert!(1 << NUMBER_BITS == REPORT_CALLS);
@@ -29,17 +31,17 @@ const _: () = assert!(1 << NUMBER_BITS == REPORT_CALLS);
 #[derive(Clone, Copy)]
 pub(crate) struct Page(*mut u8);
 
-/// The counts, if there is a report.
+/// Returns the counts, if there is a report.
 #[inline(always)]
 pub(crate) fn page() -> Option<Page> {
     let start = PAGE.load(Ordering::Relaxed);
     (!start.is_null()).then_some(Page(start))
 }
 
-/// Maps the file of counts; without it there is no report. All calls of this thread are ours until [`begun`].
+/// Maps the file of counts; without it there is no report. Until [`begun`], all calls of this thread are the library's.
 pub(crate) fn begin(file: &CStr) {
     let flags = (libc::O_RDWR | libc::O_NOFOLLOW | libc::O_CLOEXEC) as u64;
-    // SAFETY: the path is a string, the file is mapped at a place that the kernel chooses, and the descriptor is ours.
+    // SAFETY: the path is a string, the kernel chooses the address of the mapping, and the descriptor is closed here.
     let start = unsafe {
         let file = system_call(libc::SYS_open as u64, [file.as_ptr() as u64, flags, 0, 0, 0, 0]);
         if file < 0 {
@@ -63,14 +65,14 @@ pub(crate) fn begin(file: &CStr) {
     PAGE.store(page.0, Ordering::Relaxed);
 }
 
-/// The program begins.
+/// Records that the program begins.
 pub(crate) fn begun() {
     if let Some(page) = page() {
         page.unmark();
     }
 }
 
-/// This process is about to run another program, of which nobody knows what it loads.
+/// Records that this process is about to run another program, which may not load the library.
 pub(crate) fn leaving() {
     if let Some(page) = page() {
         page.unmark();
@@ -81,7 +83,7 @@ pub(crate) fn leaving() {
 impl Page {
     fn word(self, at: usize) -> &'static AtomicU64 {
         debug_assert!(at % 8 == 0 && at + 8 <= REPORT_BYTES);
-        // SAFETY: the file is mapped as long as this, for as long as the process lives, and nobody makes it shorter.
+        // SAFETY: the file is mapped with this length for as long as the process lives, and no process truncates it.
         unsafe { &*self.0.add(at).cast() }
     }
 
@@ -94,13 +96,13 @@ impl Page {
         unsafe { &*self.0.add(REPORT_THREADS + thread as usize % REPORT_THREADS_MAX).cast() }
     }
 
-    /// What this thread is doing. Its number is asked for each time: after a fork it is another one.
+    /// Returns the mark of this thread. Its id is asked for each time: after a fork it is another one.
     fn thread(self) -> &'static AtomicU8 {
-        // SAFETY: it takes nothing.
+        // SAFETY: the call takes no arguments.
         self.byte(unsafe { system_call(libc::SYS_gettid as u64, [0; 6]) })
     }
 
-    /// What is noted of this process.
+    /// Returns the mark of this process.
     fn process(self) -> &'static AtomicU8 {
         // SAFETY: as above.
         self.byte(unsafe { system_call(libc::SYS_getpid as u64, [0; 6]) })
@@ -114,19 +116,19 @@ impl Page {
         self.thread().fetch_and(!THREAD_COUNTED, Ordering::Relaxed);
     }
 
-    /// A call that is to be served here.
+    /// Begins a call that the library is to serve.
     #[cold]
     pub(crate) fn begin(self, call: &Frame) -> Word {
         self.mark();
         if is_execution(call) {
-            // It does not come back.
+            // A successful one does not return.
             self.count_execution(call);
             return 0;
         }
         if calls::touches(call, |descriptor| self.is_on_mount(descriptor)) { self.begin_at_once(call) } else { 0 }
     }
 
-    /// A call that is done with as far as it is ours; what becomes of it now.
+    /// Ends a call as far as the library serves it; returns how it goes on.
     #[cold]
     pub(crate) fn end(self, call: &Frame, number: u64, word: Word, after: After) -> After {
         match after {
@@ -145,7 +147,7 @@ impl Page {
         after
     }
 
-    /// A call that the kernel serves without us.
+    /// Begins a call that the kernel serves without the library.
     #[cold]
     pub(crate) fn past(self, call: &Frame) -> (After, Word) {
         if is_execution(call) {
@@ -161,7 +163,7 @@ impl Page {
         (now() << NUMBER_BITS) | (call.rax % REPORT_CALLS as u64)
     }
 
-    /// The process has the library: it was forked from one that has, or goes on being one.
+    /// Records that the process has the library: it was forked from one that has, or goes on running.
     fn join(self) {
         self.process().fetch_or(THREAD_HAS_LIBRARY, Ordering::Relaxed);
     }
@@ -180,7 +182,7 @@ impl Page {
         self.row(number, column + 1).fetch_add(elapsed, Ordering::Relaxed);
     }
 
-    /// Whether a descriptor is of a file on an Ashlar, ours or the kernel's.
+    /// Returns whether a descriptor is of a file on an Ashlar, LibFS's or the kernel's.
     fn is_on_mount(self, descriptor: i32) -> bool {
         if descriptor < 0 || descriptors::is_internal(descriptor) {
             return false;
@@ -193,7 +195,7 @@ impl Page {
     }
 }
 
-/// A call that the kernel has served, and that the entry was told to count.
+/// Counts a call that the kernel has served, for the entry.
 pub(crate) extern "C" fn ashlar_after_kernel(word: Word) {
     if let Some(page) = page() {
         page.count(word, true);
@@ -213,15 +215,17 @@ fn makes_process(number: u64) -> bool {
     matches!(number as i64, libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3)
 }
 
-/// Nanoseconds since some moment.
+/// Returns nanoseconds since some moment.
 fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the time goes into a local variable. libc reads it out of the kernel's memory without a call.
+    // SAFETY: the time goes into a local variable. libc reads it from the kernel's memory without a system call.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
 }
 
-/// Whether the path at an address leads into a mount as it is written; `is_on_mount` says so of the directory that it begins from.
+/// Returns whether the path at an address leads into a mount as it is written.
+///
+/// `is_on_mount` answers this for the directory that the path begins from.
 pub(crate) fn leads_inside(directory: i32, address: u64, is_on_mount: impl Fn(i32) -> bool) -> bool {
     let mut start = [0; 256];
     let length = memory::start_of(address, &mut start);

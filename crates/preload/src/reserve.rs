@@ -1,8 +1,11 @@
-//! Memory for when the system gives none any more (`RLIMIT_AS`, `RLIMIT_DATA`, the most mappings that a process may have): Rust ends the program where there is
-//! none, and the program would have had an error, or gone on without. Out of the reserve what is open becomes the kernel's (`calls::give_up`).
+//! A memory reserve for when the system gives no more memory.
 //!
-//! A little is there from the beginning: zeros of the library itself, of which nothing is brought in before it is used. While there are sessions, which have lists that
-//! grow by their own length at once, address space is kept as well.
+//! The cause may be `RLIMIT_AS`, `RLIMIT_DATA`, or the largest number of mappings of a process. Without memory, Rust
+//! ends the program, which by itself would have got an error, or gone on without. The reserve suffices to hand all open
+//! files over to the kernel (`calls::give_up`).
+//!
+//! A little is there from the start: zeros of the library itself, whose pages are loaded only when they are used. While
+//! there are sessions, whose lists double their length at once, address space is reserved as well.
 
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,14 +13,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::arch::system_call;
 use crate::session;
 
-/// Room for what it takes to make some thousand files the kernel's.
+/// Room for handing some thousand files over to the kernel.
 const OWN_BYTES: usize = 1 << 20;
-/// What is kept beside sessions: twice the longest list of changes that a log has room for.
+/// Bytes reserved beside sessions: twice the longest list of changes that a log has room for.
 const ROOM_BYTES: u64 = 64 << 20;
-/// Where address space is limited, no more than this part of it, as a divisor.
+/// If address space is limited, at most this part of it is reserved, as a divisor.
 const ROOM_PART: u64 = 16;
-/// What of it is memory from the beginning: that can be had also where no more may be data, or no more mappings may be made. All of it would be committed where the
-/// system promises no more than it has.
+/// Bytes of it that are memory from the start. They can be used even if the limits of data or of mappings are reached.
+/// A system that promises no more memory than it has would commit all of the reserve, so only this part is memory.
 const READY_BYTES: usize = 4 << 20;
 const PAGE: usize = 4096;
 
@@ -32,32 +35,32 @@ static OWN: Own = Own(UnsafeCell::new([0; OWN_BYTES]));
 /// Bytes of it that are given away.
 static OWN_GIVEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether some was needed since somebody has seen to it.
+/// Whether the reserve was needed since the last hand-over.
 static IS_SHORT: AtomicBool = AtomicBool::new(false);
 
-/// Whether the system had no memory for us.
+/// Returns whether the system had no memory for the library.
 #[inline]
 pub(crate) fn is_short() -> bool {
     IS_SHORT.load(Ordering::Relaxed)
 }
 
-/// What is to be done about that is done.
+/// Records that the hand-over is done.
 pub(crate) fn is_seen_to() {
     IS_SHORT.store(false, Ordering::Relaxed);
 }
 
-/// What is given away of so many bytes of which some are given; `None` where so much is not left.
+/// Returns the bytes given away after another `size` of them; `None` if so many are not left.
 fn behind(given: usize, size: usize, bytes: usize) -> Option<usize> {
     given.checked_add(size.checked_next_multiple_of(PAGE)?).filter(|&end| end <= bytes)
 }
 
-/// Address space that is kept.
+/// Reserved address space.
 pub(crate) struct Room {
     start: Cell<usize>,
     bytes: Cell<usize>,
-    /// So many bytes of it are memory.
+    /// Bytes of it that are memory.
     ready: Cell<usize>,
-    /// And so many are given away.
+    /// Bytes of it that are given away.
     given: Cell<usize>,
 }
 
@@ -66,7 +69,7 @@ impl Room {
         Self { start: Cell::new(0), bytes: Cell::new(0), ready: Cell::new(0), given: Cell::new(0) }
     }
 
-    /// Memory, all zeros, that is never given back; null where so much is not left.
+    /// Returns memory, all zeros, that is never given back; null if so much is not left.
     pub(crate) fn take(&self, size: usize) -> *mut u8 {
         IS_SHORT.store(true, Ordering::Relaxed);
         let own = |given: usize| behind(given, size, OWN_BYTES);
@@ -83,11 +86,11 @@ impl Room {
         std::ptr::with_exposed_provenance_mut(self.start.get() + at)
     }
 
-    /// Makes so many bytes of it memory, where the system allows that.
+    /// Makes so many bytes of it memory, if the system allows that.
     fn make_ready(&self, bytes: usize) -> bool {
         let (start, more) = (self.start.get() + self.ready.get(), bytes - self.ready.get());
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-        // SAFETY: it was mapped for this, and nobody has it yet.
+        // SAFETY: it was mapped for this, and is not given away yet.
         let is_ready =
             unsafe { system_call(libc::SYS_mprotect as u64, [start as u64, more as u64, protection, 0, 0, 0]) } == 0;
         if is_ready {
@@ -96,14 +99,14 @@ impl Room {
         is_ready
     }
 
-    /// Keeps some, if none is kept: a session begins.
+    /// Reserves address space when a session begins, if there is none yet.
     pub(crate) fn keep(&self) {
         if self.bytes.get() > 0 {
             return;
         }
         let bytes = ROOM_BYTES.min(session::address_space() / ROOM_PART) / PAGE as u64 * PAGE as u64;
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
-        // SAFETY: nothing is mapped there.
+        // SAFETY: it replaces no mapping.
         let start =
             unsafe { system_call(libc::SYS_mmap as u64, [0, bytes, libc::PROT_NONE as u64, flags, u64::MAX, 0]) };
         if start > 0 {
@@ -115,10 +118,10 @@ impl Room {
         }
     }
 
-    /// Keeps none any more, if none of it is given away: the program needs it.
+    /// Releases the address space that the program needs, if none of it is given away.
     pub(crate) fn leave(&self) {
         if self.bytes.get() > 0 && self.given.get() == 0 {
-            // SAFETY: nobody has any of it.
+            // SAFETY: none of it is given away.
             unsafe {
                 system_call(libc::SYS_munmap as u64, [self.start.get() as u64, self.bytes.get() as u64, 0, 0, 0, 0])
             };

@@ -18,26 +18,28 @@ use crate::unnamed::{self, UnnamedFile};
 use crate::users::{self, Others};
 use crate::{deferred, descriptors, direct, locks, materialise, path, shared};
 
-/// Mounts that a process can use.
+/// The most mounts that a process can use.
 pub(crate) const MOUNTS_MAX: usize = 8;
 const NOT_MOUNTED: &str = "no Ashlar is mounted there for writing";
-/// Our own descriptors stand at the upper end of those that programs commonly have, or of those that there may be where that is less: out of their
-/// way, but each fork copies the table of descriptors up to the highest one, and where there may be a million that takes a millisecond.
+/// The library's descriptors are the last ones below this number, or below the limit if that is less.
+///
+/// There they don't disturb the program's. But each fork copies the table of descriptors up to the highest one: if a
+/// million descriptors are allowed, that takes a millisecond.
 const DESCRIPTORS_KEPT: u64 = 64;
 const DESCRIPTORS_COMMON: u64 = 1024;
 
-/// Of so many descriptors it is asked one by one whether they are open.
+/// Descriptors below this number are checked one by one for being open.
 const LOWEST: i32 = 256;
 /// How often the supplementary groups are asked for, while they change.
 const GROUPS_TRIES: usize = 8;
-/// The file number of the namespace of users that the machine begins with (`PROC_USER_INIT_INO`).
+/// The inode number of the machine's first user namespace (`PROC_USER_INIT_INO`).
 const FIRST_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 /// `_LINUX_CAPABILITY_VERSION_3`.
 const CAPABILITIES_VERSION: u32 = 0x2008_0522;
 /// `CAP_CHOWN`, `CAP_DAC_OVERRIDE`, `CAP_DAC_READ_SEARCH`, `CAP_FOWNER`, `CAP_FSETID`.
 const FILE_CAPABILITIES: u32 = 0b11111;
 
-/// Where an Ashlar is mounted, and who serves it.
+/// The place of an Ashlar's mount, and the socket of its SharedFS.
 #[derive(Debug)]
 pub(crate) struct Mount {
     /// The mount point, without a slash at its end.
@@ -52,19 +54,20 @@ pub(crate) struct Session {
     pub(crate) number: u32,
     /// LibFS.
     pub(crate) fs: Arc<LibFs>,
-    /// On whose behalf it acts.
+    /// The user that it acts for.
     pub(crate) who: Credentials,
-    /// The same, for what is done through an open file: the right to was checked when it was opened.
+    /// The same, for calls through an open file: the rights were checked at the opening.
     pub(crate) admitted: Credentials,
-    /// `st_dev` of all that is in it.
+    /// `st_dev` of all its files.
     pub(crate) device: u64,
-    /// Directories on which something else is mounted.
+    /// Directories on which another file system is mounted.
     pub(crate) covered: Covered,
-    /// The paths that were followed.
+    /// The paths that were resolved.
     pub(crate) paths: Paths,
-    /// The mount's root, as a path alone: that asks nothing of the mount, and stands for it when it's taken out of the tree.
+    /// The mount's root, as an `O_PATH` descriptor: that asks nothing of the mount, and still leads to it after a lazy
+    /// unmount.
     root: OwnedFd,
-    /// The same, opened; negative so far.
+    /// The same root, opened; negative until then.
     opened: AtomicI32,
     /// It has ended, or is that of the process from which this one was forked.
     is_over: AtomicBool,
@@ -74,51 +77,52 @@ impl Drop for Session {
     fn drop(&mut self) {
         let opened = *self.opened.get_mut();
         if opened >= 0 {
-            // Its number is forgotten with those of LibFS.
+            // The number is released with those of LibFS.
             descriptors::close_number(opened);
         }
     }
 }
 
 impl Session {
-    /// Looks again what is mounted in the mount, if that is due; at once, if `now` says so.
+    /// Checks again for file systems mounted in the mount, if that is due; at once if `now`.
     pub(crate) fn renew_covered(&self, now: bool) {
         self.covered.renew(&mounts()[self.number as usize].path, &self.fs, now);
     }
 
-    /// Whether it's the process's current one with that mount.
+    /// Returns whether it is the process's current session with that mount.
     pub(crate) fn is_current(&self) -> bool {
         by_number(self.number).is_some_and(|current| std::ptr::eq(current, self))
     }
 
-    /// Whether nothing is done with it any more.
+    /// Returns whether it is no longer used.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Relaxed)
     }
 
-    /// Says that nothing is done with it any more.
+    /// Records that it is no longer used.
     pub(crate) fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a change of content by it clears set-id bits: for all but the super-user.
+    /// Returns whether its changes of content clear set-id bits: those of all but the super-user do.
     pub(crate) fn strips(&self) -> bool {
         self.who.uid != 0
     }
 
-    /// A path alone to the mount's root.
+    /// Returns an `O_PATH` descriptor of the mount's root.
     pub(crate) fn root(&self) -> BorrowedFd<'_> {
         self.root.as_fd()
     }
 
-    /// A real open file beside ours: SharedFS opens it below the mount's root.
+    /// Opens a real open file beside LibFS's: SharedFS opens it below the mount's root.
     ///
     /// # Errors
     /// Those of SharedFS.
     pub(crate) fn materialise(&self, inode: InodeId, flags: i32) -> Result<OwnedFd, Errno> {
         let root = self.root.as_raw_fd();
         let opened = once(&self.opened, || open_high(root, c".", libc::O_RDONLY | libc::O_DIRECTORY));
-        // Who may not open it shows the path: SharedFS may, and takes a little longer.
+        // If the user may not open the root, pass the `O_PATH` descriptor: SharedFS may open it, and takes a little
+        // longer.
         let opened = opened.unwrap_or(root);
         // SAFETY: both stay open for as long as the session.
         self.fs.materialise(unsafe { BorrowedFd::borrow_raw(opened) }, inode, flags as u32)
@@ -136,10 +140,10 @@ static PLACEHOLDER: AtomicI32 = AtomicI32::new(-1);
 pub(crate) static UMASK: AtomicU32 = AtomicU32::new(0o022);
 /// How long a call waits for a SharedFS that does not answer, in milliseconds.
 static PATIENCE: AtomicU64 = AtomicU64::new(PATIENCE_MS);
-/// The longest that a file may become (`RLIMIT_FSIZE`); 0: not yet asked for.
+/// The longest file that the process may write (`RLIMIT_FSIZE`); 0: not yet asked for.
 static FILE_LIMIT: AtomicU64 = AtomicU64::new(0);
 
-/// Takes note of the mounts, as `ashlar run` tells them, and of how long a call waits for those who serve them.
+/// Sets the mounts that `ashlar run` has named, and how long a call waits for their SharedFS.
 pub(crate) fn set_mounts(text: &[u8], patience_ms: u64) -> bool {
     PATIENCE.store(patience_ms, Ordering::Relaxed);
     let told = |(path, socket): (&[u8], &[u8])| {
@@ -151,22 +155,22 @@ pub(crate) fn set_mounts(text: &[u8], patience_ms: u64) -> bool {
     MOUNTS.set(mounts).is_ok() && is_any
 }
 
-/// The mounts.
+/// Returns the mounts.
 pub(crate) fn mounts() -> &'static [Mount] {
     MOUNTS.get().map_or(&[], Vec::as_slice)
 }
 
-/// A session that was opened.
+/// Returns a session that was opened.
 pub(crate) fn by_number(number: u32) -> Option<&'static Session> {
     let session = SESSIONS.get(number as usize)?.load(Ordering::Acquire);
-    // SAFETY: a session that was opened is freed only where no other thread may use it (`users`).
+    // SAFETY: a session that was opened is freed only while no other thread may use it (`users`).
     unsafe { session.as_ref() }
 }
 
-/// The session for a mount; `None` where there is none to be had: the kernel serves the call.
+/// Returns the session for a mount; `None` if it can have none, and then the kernel serves the call.
 pub(crate) fn of_mount(number: u32) -> Option<&'static Session> {
     if let Some(session) = by_number(number) {
-        // The kernel knows where the paths of a mount lead that was taken away. What is open of it stays ours.
+        // The kernel knows where the paths of an unmounted mount lead. Its open files stay LibFS's.
         return (!session.covered.is_gone()).then_some(session);
     }
     if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 || deferred::puts_off(number) {
@@ -184,7 +188,7 @@ pub(crate) fn open(number: u32) -> Option<&'static Session> {
     if let Some(session) = by_number(number) {
         return Some(session);
     }
-    // Who was refused is told so once.
+    // A refused process gets the message once.
     if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 || !users::may_begin(&others) {
         return None;
     }
@@ -211,7 +215,7 @@ pub(crate) fn open(number: u32) -> Option<&'static Session> {
     }
 }
 
-/// Sessions beside the current ones. While this is held, none is opened.
+/// Returns the sessions beside the current ones. While this is held, none is opened.
 pub(crate) fn others() -> MutexGuard<'static, Others> {
     CONNECTING.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -235,9 +239,12 @@ fn connect(number: u32, who: Credentials) -> Result<Session, String> {
     }
 }
 
-/// What a session with a mount begins with, whose root is open: what is mounted in it, LibFS, and what the mount's files show as `st_dev`.
+/// Returns the beginning of a session with a mount: its submounts, LibFS, and its files' `st_dev`.
+///
+/// The mount's root is `root`.
 fn begin(mount: &Mount, root: BorrowedFd<'_>) -> Result<(Look, Arc<LibFs>, u64), String> {
-    // Nothing is asked of the mount, which lets whoever asks wait where SharedFS is away; what is asked for is the same for as long as it's mounted.
+    // This asks nothing of the mount, which would make the caller wait while SharedFS is away. The answer stays the
+    // same for as long as the mount exists.
     let stat = statx(root.as_raw_fd(), libc::AT_STATX_DONT_SYNC);
     let (device, inode) = stat.map(identity).map_err(|errno| format!("the mount can't be looked at: {errno}"))?;
     if inode != InodeId::ROOT {
@@ -266,9 +273,9 @@ fn begin(mount: &Mount, root: BorrowedFd<'_>) -> Result<(Look, Arc<LibFs>, u64),
     Ok((look, fs, device))
 }
 
-/// What the process is called: as its first thread is.
+/// Returns the name of the process: that of its first thread.
 fn name() -> String {
-    // SAFETY: they take nothing.
+    // SAFETY: the calls take no arguments.
     let [thread, process] =
         [libc::SYS_gettid, libc::SYS_getpid].map(|number| unsafe { system_call(number as u64, [0; 6]) });
     if thread != process {
@@ -281,11 +288,13 @@ fn name() -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// How a directory is opened to be listed.
+/// The flags to open a directory for listing.
 const LISTED: i32 = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
 
-/// All descriptors of the process, as far as other threads let it be known. Most have few, the lowest that there are and ours: where those are as
-/// many as the kernel says that there are (from Linux 6.2 on), nothing is listed, which takes fifty times as long.
+/// Returns all open descriptors of the process, as far as other threads leave them alone.
+///
+/// Most processes have few: the lowest numbers, and the library's. If those are as many as the kernel counts (from
+/// Linux 6.2 on), nothing is listed, which takes fifty times as long.
 pub(crate) fn open_numbers() -> Vec<i32> {
     let least = floor() as i32;
     let ours = (least..least + DESCRIPTORS_KEPT as i32).filter(|&number| descriptors::is_caught(number));
@@ -298,15 +307,17 @@ pub(crate) fn open_numbers() -> Vec<i32> {
             None => break,
         }
     }
-    // Another thread may have opened one among the lowest meanwhile, and that is not one of those that were counted.
+    // Another thread may have opened one of the lowest meanwhile, which is none of those that were counted.
     if count > 0 && found.len() as u64 == count && alone::is_alone() {
         return found;
     }
     numbers_in(c"/proc/self/fd")
 }
 
-/// The names of a directory of the kernel's that are numbers; none where it can't be read. Not by libc, whose `opendir` takes memory of its own: who forks
-/// holds the locks of that, and may wait for who lists.
+/// Returns the names of a directory of the kernel's that are numbers; none if it can't be read.
+///
+/// It does not use libc, whose `opendir` allocates. A forking thread holds the locks of libc's heap, and may wait for
+/// the listing thread.
 pub(crate) fn numbers_in(path: &CStr) -> Vec<i32> {
     let mut numbers = Vec::new();
     let arguments = [libc::AT_FDCWD as u64, path.as_ptr() as u64, LISTED as u64, 0, 0, 0];
@@ -318,13 +329,13 @@ pub(crate) fn numbers_in(path: &CStr) -> Vec<i32> {
     let mut buffer = [0_u8; 4096];
     loop {
         let arguments = [directory as u64, buffer.as_mut_ptr() as u64, buffer.len() as u64, 0, 0, 0];
-        // SAFETY: the buffer is as long as said.
+        // SAFETY: the buffer is as long as stated.
         let count = unsafe { system_call(libc::SYS_getdents64 as u64, arguments) };
         let Some(mut entries) = usize::try_from(count).ok().filter(|count| *count > 0).map(|count| &buffer[..count])
         else {
             break;
         };
-        // inode:8 offset:8 length:2 kind:1 name, with a zero behind it
+        // inode:8 offset:8 length:2 kind:1 name, with a zero after it
         while let Some(length) = entries.get(16..18).map(|bytes| usize::from(u16::from_ne_bytes([bytes[0], bytes[1]])))
         {
             let name = entries.get(19..length).and_then(|name| CStr::from_bytes_until_nul(name).ok());
@@ -341,7 +352,7 @@ fn is_open(number: i32) -> bool {
     unsafe { system_call(libc::SYS_fcntl as u64, [number as u64, libc::F_GETFD as u64, 0, 0, 0, 0]) >= 0 }
 }
 
-/// Opens a file where our own descriptors are.
+/// Opens a file at one of the library's descriptors.
 fn open_high(directory: i32, path: &CStr, flags: i32) -> Result<OwnedFd, Errno> {
     let arguments = [directory as u64, path.as_ptr() as u64, (flags | libc::O_CLOEXEC) as u64, 0, 0, 0];
     // SAFETY: the path is a string that outlives the call.
@@ -353,20 +364,20 @@ fn open_high(directory: i32, path: &CStr, flags: i32) -> Result<OwnedFd, Errno> 
     materialise::high(unsafe { OwnedFd::from_raw_fd(low as i32) })
 }
 
-/// Closes such a file: its number is nobody's from then on.
+/// Closes such a file, and removes the record of its number.
 fn close_high(file: OwnedFd) {
     let number = file.into_raw_fd();
     descriptors::forget_internal(number);
     descriptors::close_number(number);
 }
 
-/// Forgets those of our own descriptors that are closed.
+/// Removes the records of closed descriptors of the library's.
 pub(crate) fn forget_closed() {
     let is_closed = |number: &i32| descriptors::is_internal(*number) && !is_open(*number);
     (0..DESCRIPTORS as i32).filter(is_closed).for_each(descriptors::forget_internal);
 }
 
-/// A descriptor of ours that is made when it is first asked for, and stays.
+/// Returns a descriptor of the library's that is opened at the first use, and stays.
 fn once(known: &AtomicI32, make: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<i32, Errno> {
     let found = known.load(Ordering::Acquire);
     if found >= 0 {
@@ -376,31 +387,31 @@ fn once(known: &AtomicI32, make: impl FnOnce() -> Result<OwnedFd, Errno>) -> Res
     match known.compare_exchange(-1, made, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(made),
         Err(first) => {
-            // SAFETY: it was just made, and nobody else has it.
+            // SAFETY: it was just made, and no other thread has it.
             close_high(unsafe { OwnedFd::from_raw_fd(made) });
             Ok(first)
         }
     }
 }
 
-/// Where our own descriptors begin.
+/// Returns the lowest number of the library's descriptors.
 pub(crate) fn floor() -> u64 {
     limit(libc::RLIMIT_NOFILE as u64).min(DESCRIPTORS_COMMON).saturating_sub(DESCRIPTORS_KEPT)
 }
 
-/// Whether a process may have so little address space that it has no session.
+/// Returns whether a process may have too little address space for a session.
 pub(crate) fn has_little_room() -> bool {
     address_space() < ADDRESS_SPACE_LEAST
 }
 
-/// How much address space the process may have, in bytes.
+/// Returns how much address space the process may have, in bytes.
 pub(crate) fn address_space() -> u64 {
     limit(libc::RLIMIT_AS as u64)
 }
 
-/// There is less address space than there was: no more than its part of that is kept for the sessions that there are.
+/// Reduces the reserve after the limit of address space was lowered, for the sessions that exist.
 pub(crate) fn measure_room() {
-    // One that begins has kept what it found to be kept.
+    // A session that begins has reserved its part by the former limit.
     let _none_begins = others();
     crate::HEAP.with_room(Room::leave);
     if is_any() {
@@ -408,7 +419,7 @@ pub(crate) fn measure_room() {
     }
 }
 
-/// The soft limit of a resource.
+/// Returns the soft limit of a resource.
 fn limit(resource: u64) -> u64 {
     let mut limits = [u64::MAX; 2];
     // SAFETY: the limits are a local variable.
@@ -416,7 +427,7 @@ fn limit(resource: u64) -> u64 {
     limits[0]
 }
 
-/// The longest that a file may become by this process.
+/// Returns the longest file that this process may write.
 pub(crate) fn file_limit() -> u64 {
     match FILE_LIMIT.load(Ordering::Relaxed) {
         0 => {
@@ -428,19 +439,21 @@ pub(crate) fn file_limit() -> u64 {
     }
 }
 
-/// The limits may have changed.
+/// Discards the known limits, which may have changed.
 pub(crate) fn forget_limits() {
     FILE_LIMIT.store(0, Ordering::Relaxed);
 }
 
-/// `st_dev` and `st_ino`.
+/// Returns `st_dev` and `st_ino`.
 fn identity(stat: libc::statx) -> (u64, InodeId) {
     (libc::makedev(stat.stx_dev_major, stat.stx_dev_minor), InodeId(stat.stx_ino))
 }
 
-/// On whose behalf the process acts; `None` where its rights are not just those of its user: the kernel knows them.
+/// Returns the user that the process acts for.
+///
+/// Returns `None` if its rights are not just those of its user: the kernel knows them.
 pub(crate) fn credentials() -> Option<Credentials> {
-    // SAFETY: they take nothing, or a user that there is not, which changes nothing.
+    // SAFETY: the calls take no arguments, or a user that does not exist, which changes nothing.
     let (uid, gid, fs_uid, fs_gid) = unsafe {
         let call = |number: i64, argument: u64| system_call(number as u64, [argument, 0, 0, 0, 0, 0]) as u32;
         (
@@ -459,9 +472,9 @@ pub(crate) fn credentials() -> Option<Credentials> {
     ((uid, gid) == (fs_uid, fs_gid) && is_plain).then_some(Credentials { uid, gid, groups, checked: false })
 }
 
-/// The supplementary groups.
+/// Returns the supplementary groups.
 fn groups() -> Option<Vec<u32>> {
-    // SAFETY: the list is as long as said; one of no length is only counted.
+    // SAFETY: the list is as long as stated; an empty one is only counted.
     let list = |groups: &mut [u32]| unsafe {
         let arguments = [groups.len() as u64, groups.as_mut_ptr() as u64, 0, 0, 0, 0];
         usize::try_from(system_call(libc::SYS_getgroups as u64, arguments)).ok()
@@ -480,7 +493,7 @@ fn groups() -> Option<Vec<u32>> {
     None
 }
 
-/// Whether numbers of users and groups mean the same to the process as to SharedFS. In a namespace of users they mean others.
+/// Returns whether user and group numbers mean the same to the process as to SharedFS, unlike in a user namespace.
 fn has_plain_numbers() -> bool {
     let namespace = statx_at(libc::AT_FDCWD, c"/proc/self/ns/user", 0, libc::STATX_INO);
     if namespace.is_ok_and(|stat| stat.stx_ino == FIRST_USER_NAMESPACE) {
@@ -490,7 +503,7 @@ fn has_plain_numbers() -> bool {
     map.is_ok_and(|map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]))
 }
 
-/// The first 32 capabilities: the effective ones, and those that it may make so.
+/// Returns the first 32 capabilities: the effective ones, and the permitted ones.
 fn capabilities() -> [u32; 2] {
     let header = [CAPABILITIES_VERSION, 0u32];
     let mut sets = [0u32; 6];
@@ -500,24 +513,27 @@ fn capabilities() -> [u32; 2] {
     [sets[0], sets[1]]
 }
 
-/// The capabilities that it may make effective, as bits; those above the 32nd are not among them.
+/// Returns the permitted capabilities, as bits; those above the 32nd are left out.
 pub(crate) fn permitted() -> u32 {
     capabilities()[1]
 }
 
-/// The descriptor of which those of ours are duplicates.
+/// Returns the descriptor that all LibFS descriptors are duplicates of.
 pub(crate) fn placeholder() -> Result<i32, Errno> {
     once(&PLACEHOLDER, open_placeholder)
 }
 
-/// Has what SharedFS sent be the placeholder, unless there is one: all calls with it fail that go past us.
+/// Keeps the descriptor that SharedFS has sent as the placeholder, unless there is one.
+///
+/// All calls with it that the library misses fail.
 fn keep_placeholder(sent: OwnedFd) {
-    // Where it can't be kept, the process makes one of its own.
+    // If it can't be kept, the process makes one of its own.
     let _ = once(&PLACEHOLDER, || materialise::high(sent));
 }
 
-/// A placeholder where SharedFS has sent none: a path alone that leads to an empty file. Data can't be read or written
-/// by it, but it has attributes.
+/// Opens a placeholder if SharedFS has sent none: an `O_PATH` descriptor of an empty file.
+///
+/// Data can't be read or written through it, but it has attributes.
 fn open_placeholder() -> Result<OwnedFd, Errno> {
     // SAFETY: the name is a string that outlives the call.
     let memory = unsafe {
@@ -534,18 +550,18 @@ fn open_placeholder() -> Result<OwnedFd, Errno> {
     open(&path).or_else(|_| open(c"/dev/null"))
 }
 
-/// Whether there is a session.
+/// Returns whether there is a session.
 pub(crate) fn is_any() -> bool {
     all().next().is_some()
 }
 
-/// All sessions.
+/// Returns all sessions.
 pub(crate) fn all() -> impl Iterator<Item = &'static Session> {
     (0..MOUNTS_MAX as u32).filter_map(by_number)
 }
 
-/// What other threads are kept from over a fork: to open sessions, to map data segments, what is known of locks, of mapped files, of files without a
-/// name and of the working directory, the table of descriptors, and the heap.
+/// All that other threads must not change over a fork: sessions, mapped data segments, the records of locks, of mapped
+/// files, of files without a name and of the working directory, the table of descriptors, and the heap.
 #[allow(dead_code, reason = "they are held, and no more")]
 pub(crate) struct AllHeld(
     MutexGuard<'static, Others>,
@@ -558,7 +574,8 @@ pub(crate) struct AllHeld(
     Held<'static>,
 );
 
-/// Keeps other threads from all that, over a fork: who holds a lock there is not in the new process to let it go.
+/// Keeps other threads from all of this over a fork: a thread that held one of these locks would be missing in the new
+/// process.
 pub(crate) fn hold() -> AllHeld {
     let connecting = others();
     let direct = direct::hold();
@@ -567,18 +584,18 @@ pub(crate) fn hold() -> AllHeld {
 }
 
 impl AllHeld {
-    /// The data segments that are mapped for the program.
+    /// Returns the data segments that are mapped for the program.
     pub(crate) fn mapped(&mut self) -> &mut direct::Table {
         &mut self.1
     }
 }
 
-/// The placeholder is not what it was any more.
+/// Discards the placeholder, whose number now leads elsewhere.
 pub(crate) fn forget_placeholder() {
     descriptors::forget_internal(PLACEHOLDER.swap(-1, Ordering::AcqRel));
 }
 
-/// Forgets the sessions of the process that this one was forked from, which go on being that one's.
+/// Discards the sessions of the process that this one was forked from; they stay the parent's.
 pub(crate) fn forget_all() {
     deferred::begin_again();
     users::forget_all();
@@ -588,37 +605,37 @@ pub(crate) fn forget_all() {
     locks::forget_all();
 }
 
-/// All sessions, which are current no more: who comes opens new ones, also where none could be opened before.
+/// Removes and returns all current sessions: later calls open new ones, even for mounts that had none before.
 pub(crate) fn take_all() -> impl Iterator<Item = &'static Session> {
     UNUSABLE.store(0, Ordering::Relaxed);
     // SAFETY: as in `by_number`.
     SESSIONS.iter().filter_map(|session| unsafe { session.swap(std::ptr::null_mut(), Ordering::AcqRel).as_ref() })
 }
 
-/// The session and the inode of a kernel's descriptor, if it is on one of the mounts in use.
+/// Returns the session and the inode of a kernel descriptor, if it is on one of the mounts in use.
 pub(crate) fn file_of(descriptor: i32) -> Option<(u32, InodeId)> {
     let (device, inode) = identity_of(descriptor)?;
     let session = all().find(|session| session.device == device)?;
     Some((session.number, inode))
 }
 
-/// What a kernel's descriptor shows as `st_dev` and `st_ino`.
+/// Returns a kernel descriptor's `st_dev` and `st_ino`.
 pub(crate) fn identity_of(descriptor: i32) -> Option<(u64, InodeId)> {
     statx(descriptor, libc::AT_STATX_DONT_SYNC).ok().map(identity)
 }
 
-/// What a kernel's descriptor shows as `st_dev`.
+/// Returns a kernel descriptor's `st_dev`.
 pub(crate) fn device_of(descriptor: i32) -> Option<u64> {
     identity_of(descriptor).map(|(device, _)| device)
 }
 
-/// What a kernel's descriptor shows as `st_dev`, and whether it's a regular file.
+/// Returns a kernel descriptor's `st_dev`, and whether it is a regular file.
 pub(crate) fn device_and_kind_of(descriptor: i32) -> Option<(u64, bool)> {
     let stat = statx_at(descriptor, c"", libc::AT_STATX_DONT_SYNC, libc::STATX_TYPE | libc::STATX_INO).ok()?;
     Some((identity(stat).0, u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFREG))
 }
 
-/// Has the kernel ask for a file's attributes, whatever it takes them for, and says which size it takes it to have then.
+/// Makes the kernel ask for a file's attributes, even if it knows some; returns the size that it assumes then.
 pub(crate) fn size_of(descriptor: i32) -> Option<u64> {
     statx(descriptor, libc::AT_STATX_FORCE_SYNC).ok().map(|stat| stat.stx_size)
 }
@@ -638,13 +655,15 @@ fn statx_at(directory: i32, path: &CStr, how: i32, wanted: u32) -> Result<libc::
     if done < 0 { Err(Errno(-done as i32)) } else { Ok(stat) }
 }
 
-/// The number of the mount that an open file is on, which no other one ever has; `None` where the kernel tells none (before Linux 6.8).
+/// Returns the number of the mount that an open file is on, which is never reused.
+///
+/// Returns `None` if the kernel gives none (before Linux 6.8).
 pub(crate) fn mount_number(descriptor: i32) -> Option<u64> {
     let stat = statx_at(descriptor, c"", libc::AT_STATX_DONT_SYNC, libc::STATX_MNT_ID_UNIQUE).ok()?;
     (stat.stx_mask & libc::STATX_MNT_ID_UNIQUE != 0).then_some(stat.stx_mnt_id)
 }
 
-/// Finds out the file creation mask, which can only be read by setting it; no other thread runs yet.
+/// Reads the file creation mask, which can only be read by setting it; no other thread runs yet.
 pub(crate) fn find_umask() {
     // SAFETY: it takes a number.
     let mask = unsafe { system_call(libc::SYS_umask as u64, [0o022, 0, 0, 0, 0, 0]) };
@@ -653,9 +672,9 @@ pub(crate) fn find_umask() {
     UMASK.store(mask as u32, Ordering::Relaxed);
 }
 
-/// Says one line to a person, where one is looking.
+/// Writes one line to standard error, if that is a terminal.
 fn complain(text: &str) {
-    // SAFETY: the buffer is where the call says; the terminal's settings go into a local variable that is large enough.
+    // SAFETY: the buffer outlives the call; the terminal's settings go into a local variable that is large enough.
     unsafe {
         let mut settings = [0u64; 16];
         let arguments = [2, libc::TCGETS, settings.as_mut_ptr() as u64, 0, 0, 0];
@@ -672,10 +691,10 @@ mod tests {
     #[test]
     fn all_descriptors_are_found_wherever_they_stand() {
         let file = std::fs::File::open("/dev/null").expect("opened");
-        // Others may open and close some meanwhile; these stay.
+        // Other tests may open and close some meanwhile; these stay.
         let at = |number: u64| {
             let arguments = [file.as_raw_fd() as u64, libc::F_DUPFD_CLOEXEC as u64, number, 0, 0, 0];
-            // SAFETY: it makes a descriptor of one that is ours.
+            // SAFETY: it makes a duplicate of a descriptor of this test.
             let made = unsafe { system_call(libc::SYS_fcntl as u64, arguments) };
             // SAFETY: the descriptor is new.
             unsafe { OwnedFd::from_raw_fd(i32::try_from(made).expect("a number")) }
@@ -695,7 +714,7 @@ mod tests {
         let map = std::fs::read_to_string("/proc/self/uid_map").expect("read");
         assert_eq!(has_plain_numbers(), map.split_ascii_whitespace().eq(["0", "0", "4294967295"]));
         let mut known = vec![0; 1 << 16];
-        // SAFETY: the list is as long as said.
+        // SAFETY: the list is as long as stated.
         let count = unsafe { libc::getgroups(known.len() as i32, known.as_mut_ptr()) };
         known.truncate(count as usize);
         assert_eq!(groups(), Some(known));

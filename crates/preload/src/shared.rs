@@ -1,12 +1,13 @@
-//! Open files that several processes have: who is forked has those of its parent, with one offset and one set of flags for all.
+//! Open files that several processes share after a fork, with one offset and one set of flags.
 //!
-//! Before a fork an open file of ours gets a real one of the kernel's at its numbers, as if it were to become the kernel's (`materialise`). It goes on being
-//! served here all the same, with its offset in memory that the processes have in common. Until somebody uses it otherwise than through us, the
-//! kernel's own offset stands where nothing can be read or written ([`NOWHERE`]): what gets past us fails. Before somebody does, the open file
-//! *leaves*: the kernel gets the offset, and all who share it see that at their next call.
+//! Before a fork, a LibFS open file gets a real open file of the kernel's at its numbers, as if it were handed over
+//! (`materialise`). But LibFS goes on serving it, with its offset in memory that the processes share. Until a process
+//! uses it past LibFS, the kernel's own offset is at a position without any data ([`NOWHERE`]): calls that the library
+//! misses fail. Before a process uses it so, the open file is *handed over*: the kernel gets the offset, and all
+//! processes that share it see that at their next call.
 //!
-//! Memory is made anew for the files that are first shared at a fork, and used for no others: whoever has been made before, maybe to
-//! have fewer rights, has no part in them.
+//! Each fork that first shares files makes new memory for them, which is used for no others. So a process that was made
+//! before, maybe to have fewer rights, has no access to them.
 
 use std::fmt;
 use std::io::Write;
@@ -19,36 +20,39 @@ use ashlar_types::{Errno, InodeId};
 use crate::arch::{Frame, system_call};
 use crate::{calls, descriptors, materialise, session};
 
-/// Where the kernel's offset stands while it does not count: with any bytes at all behind it that is no place (`EINVAL`).
+/// The kernel's offset while it does not count: no byte fits after it, so any transfer is invalid (`EINVAL`).
 const NOWHERE: u64 = i64::MAX as u64;
-/// How often a place is asked for before others get the processor, and before this thread sleeps.
+/// How often a thread tries to lock a place before it yields the processor, and before it sleeps.
 const SPINS: u32 = 200;
 const YIELDS: u32 = 400;
 static SLEEP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 200_000 };
-/// After so many tries, some seconds, others go on without a holder that is alive: it may be frozen, or wait for something itself.
+/// After so many tries, some seconds, others go on without a holder that is alive: it may be frozen, or wait itself.
 const PATIENT_TRIES: u32 = YIELDS + 15_000;
-/// Processes have numbers of so many bits at most (`PID_MAX_LIMIT`).
+/// Bits of a process id (`PID_MAX_LIMIT`).
 const PROCESS_BITS: u32 = 22;
-/// In a [`Holder`], behind the number: what is between the offset and the next one is his, also when others take the place from him.
+/// In a [`Holder`], after the process id: the part between the offset and `next` is the holder's, even if others take
+/// the place from it.
 const RESERVED: u64 = 1 << PROCESS_BITS;
-/// Where the time begins in a [`Holder`].
+/// The first bit of the time in a [`Holder`].
 const TIME_AT: u32 = PROCESS_BITS + 1;
-/// What clocks and the kernel's notes of when a process began may differ by, in milliseconds: it counts hundredths of a second.
+/// The most by which the clock and the kernel's record of a process's start differ, in milliseconds: the kernel counts
+/// hundredths of a second.
 const CLOCK_SLACK_MS: u64 = 20;
-/// Bytes of a process's line in `/proc` that are looked at: the name is 64 at most.
+/// Bytes of a process's line in `/proc` that are read: the name has at most 64.
 const STAT_BYTES: usize = 512;
-/// The open file is served by those who share it.
+/// The processes that share the open file serve it.
 const LIVE: u32 = 0;
 /// The kernel has it.
 const LEFT: u32 = 1;
 
-/// What processes share of an open file.
+/// The shared state of an open file.
 #[repr(C, align(64))]
 struct Slot {
-    /// Who uses or changes it: a [`Holder`], or 0.
+    /// The process that uses or changes it: a [`Holder`], or 0.
     holder: AtomicU64,
     offset: AtomicU64,
-    /// Where it will stand when the holder is done, if he has [`RESERVED`] that: others go on from there when he does not.
+    /// The offset when the holder is done, if it has [`RESERVED`] that part: if the holder stops, others go on from
+    /// there.
     next: AtomicU64,
     /// Status flags.
     flags: AtomicU32,
@@ -56,12 +60,12 @@ struct Slot {
     state: AtomicU32,
 }
 
-/// A process, so that one that has its number later is not taken for it.
+/// A process, by its id and its start, so that a later process with the same id is not taken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Holder(u64);
 
 impl Holder {
-    /// This process.
+    /// Returns this process.
     fn this() -> Self {
         match THIS.load(Ordering::Relaxed) {
             0 => {
@@ -73,14 +77,14 @@ impl Holder {
         }
     }
 
-    /// This process, which may be one that has borrowed another's memory.
+    /// Returns this process, which may be one that has borrowed another's memory.
     fn asked_for() -> Self {
-        // SAFETY: it takes nothing.
+        // SAFETY: the call takes no arguments.
         let process = unsafe { system_call(libc::SYS_getpid as u64, [0; 6]) } as u64;
         Self(since_start_ms() << TIME_AT | process & ((1 << PROCESS_BITS) - 1))
     }
 
-    /// What it does, as far as that can be known.
+    /// Returns its state, as far as that can be known.
     fn life(self) -> Life {
         let process = self.0 & ((1 << PROCESS_BITS) - 1);
         // SAFETY: no signal is sent.
@@ -88,7 +92,7 @@ impl Holder {
         if there == -i64::from(libc::ESRCH) {
             return Life::Dead;
         }
-        // Who may not look takes it for alive.
+        // If its line can't be read, it counts as alive.
         let mut buffer = [0; STAT_BYTES];
         let Some(found) = read_stat(process, &mut buffer).and_then(Stat::of) else { return Life::Alive };
         let is_another = found.began_ms > (self.0 >> TIME_AT) + CLOCK_SLACK_MS;
@@ -102,7 +106,7 @@ impl Holder {
     }
 }
 
-/// What a process does that holds a place.
+/// The state of a process that holds a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
     Alive,
@@ -110,10 +114,10 @@ enum Life {
     Dead,
 }
 
-/// The beginning of a process's line in `/proc`. Nothing is allocated: the memory may be lent.
+/// Reads the beginning of a process's line in `/proc`. It allocates nothing: the memory may be lent.
 fn read_stat(process: u64, buffer: &mut [u8; STAT_BYTES]) -> Option<&str> {
     let mut path = [0_u8; 32];
-    // The zero behind it stays.
+    // The zero after it stays.
     write!(&mut path[..31], "/proc/{process}/stat").ok()?;
     let arguments = [path.as_ptr() as u64, (libc::O_RDONLY | libc::O_CLOEXEC) as u64, 0, 0, 0, 0];
     // SAFETY: the path is a string that outlives the call.
@@ -122,7 +126,7 @@ fn read_stat(process: u64, buffer: &mut [u8; STAT_BYTES]) -> Option<&str> {
         return None;
     }
     let arguments = [file as u64, buffer.as_mut_ptr() as u64, buffer.len() as u64, 0, 0, 0];
-    // SAFETY: the buffer is as long as said, and the file was just opened.
+    // SAFETY: the buffer is as long as stated, and the file was just opened.
     let count = unsafe {
         let count = system_call(libc::SYS_read as u64, arguments);
         system_call(libc::SYS_close as u64, [file as u64, 0, 0, 0, 0, 0]);
@@ -131,19 +135,19 @@ fn read_stat(process: u64, buffer: &mut [u8; STAT_BYTES]) -> Option<&str> {
     std::str::from_utf8(buffer.get(..usize::try_from(count).ok()?)?).ok()
 }
 
-/// What a process's line in `/proc` says.
+/// The content of a process's line in `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stat<'a> {
-    /// That of its first thread.
+    /// The state of its first thread.
     state: &'a str,
     threads: u32,
-    /// In milliseconds since the machine began.
+    /// In milliseconds since the machine started.
     began_ms: u64,
 }
 
 impl<'a> Stat<'a> {
     fn of(text: &'a str) -> Option<Self> {
-        // NUMBER (NAME) STATE …; the 20th word are the threads, the 22nd is the beginning in hundredths of a second.
+        // NUMBER (NAME) STATE …; the 20th word is the number of threads, the 22nd the start in hundredths of a second.
         let mut words = text.rsplit_once(") ")?.1.split(' ');
         let state = words.next()?;
         let threads = words.nth(16)?.parse().ok()?;
@@ -151,7 +155,7 @@ impl<'a> Stat<'a> {
     }
 }
 
-/// Milliseconds since the machine began.
+/// Returns milliseconds since the machine started.
 pub(crate) fn since_start_ms() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: it fills a local variable.
@@ -162,39 +166,39 @@ pub(crate) fn since_start_ms() -> u64 {
 /// This process; 0: not yet asked for.
 static THIS: AtomicU64 = AtomicU64::new(0);
 
-/// How often the process, or those that it was forked from, have become another user's.
+/// How often the process, or those that it was forked from, have changed their user.
 static USER: AtomicU32 = AtomicU32::new(0);
 
-/// The process becomes another user's, who may not open all that it has open.
+/// Records that the process changes its user: the new one may lack the rights to its open files.
 pub(crate) fn change_user() {
     USER.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Whether the process may have open files that others have too.
+/// Whether the process may have open files that others share.
 static IS_ANY: AtomicBool = AtomicBool::new(false);
 
-/// Whether the process may have open files that others have too.
+/// Returns whether the process may have open files that others share.
 pub(crate) fn is_any() -> bool {
     IS_ANY.load(Ordering::Relaxed)
 }
 
-/// The process shares an open file.
+/// Records that the process shares an open file.
 pub(crate) fn note_any() {
     IS_ANY.store(true, Ordering::Relaxed);
 }
 
-/// This process is a new one.
+/// Discards the record of this process in a forked one.
 pub(crate) fn forget_this() {
     THIS.store(0, Ordering::Relaxed);
 }
 
-/// Memory for what processes share of some open files.
+/// Memory for the shared state of some open files.
 struct Memory {
     start: NonNull<Slot>,
     length: usize,
 }
 
-// SAFETY: it is plain memory of atomics, which is there until the last one lets go of it.
+// SAFETY: it is plain memory of atomics, which lives until its last user drops it.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -202,12 +206,12 @@ unsafe impl Sync for Memory {}
 impl Drop for Memory {
     fn drop(&mut self) {
         let arguments = [self.start.as_ptr() as u64, self.length as u64, 0, 0, 0, 0];
-        // SAFETY: it was mapped with this length, and nobody refers to it any more.
+        // SAFETY: it was mapped with this length, and nothing refers to it any more.
         unsafe { system_call(libc::SYS_munmap as u64, arguments) };
     }
 }
 
-/// A file, to know it again by.
+/// The identity of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     /// The number of the mount that it is on.
@@ -224,7 +228,7 @@ pub(crate) struct Shared {
     memory: Arc<Memory>,
     index: usize,
     file: Identity,
-    /// Whose it was, of those that the process has been.
+    /// The number of changes of the user before it was shared.
     user: u32,
 }
 
@@ -234,7 +238,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Prepares for open files that are about to be shared, each of these files.
+/// Prepares the shared state of open files, one for each of these files.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -247,7 +251,7 @@ pub(crate) fn prepare(files: &[Identity]) -> Result<Vec<Shared>, Errno> {
     let arguments = [0, length as u64, protection as u64, flags as u64, u64::MAX, 0];
     // SAFETY: new memory at an address of the kernel's choice.
     let start = unsafe { system_call(libc::SYS_mmap as u64, arguments) };
-    // An address has no sign, so a number that has one is an error.
+    // An address is positive; a negative number is an error.
     let start = NonNull::new(start as *mut Slot).filter(|_| start > 0).ok_or(Errno::ENOMEM)?;
     let memory = Arc::new(Memory { start, length });
     let user = USER.load(Ordering::Relaxed);
@@ -257,31 +261,32 @@ pub(crate) fn prepare(files: &[Identity]) -> Result<Vec<Shared>, Errno> {
 
 impl Shared {
     fn slot(&self) -> &Slot {
-        // SAFETY: the memory has a slot for each index that was given out, and is there as long as this refers to it. Zeros are a slot,
-        // and all that is in it are atomics.
+        // SAFETY: the memory has a slot for each index that was given out, and lives as long as this refers to it.
+        // Zeros are a slot, and all its fields are atomics.
         unsafe { self.memory.start.add(self.index).as_ref() }
     }
 
-    /// Begins to share an open file, with its status flags, before anybody else has it.
+    /// Begins to share an open file, with its status flags, before any other process has it.
     pub(crate) fn begin(&self, offset: u64, flags: i32) {
         self.slot().offset.store(offset, Ordering::Relaxed);
         self.slot().flags.store(flags as u32, Ordering::Relaxed);
         self.slot().state.store(LIVE, Ordering::Release);
     }
 
-    /// Whether it was shared by who the process is now, for whom SharedFS opens what he could open then.
+    /// Returns whether the process had the same user when it was shared: SharedFS opens for that user what it could
+    /// open then.
     pub(crate) fn is_own_users(&self) -> bool {
         self.user == USER.load(Ordering::Relaxed)
     }
 
-    /// Its file.
+    /// Returns its file.
     pub(crate) fn file(&self) -> Identity {
         self.file
     }
 
-    /// Has the kernel serve a call that reads, writes or moves, which finds the place where it is; `None` where the kernel has it anyway.
+    /// Lets the kernel serve a call that reads, writes or seeks, at the current offset; `None` if it was handed over.
     pub(crate) fn lend(&self, descriptor: i32, writes: Option<u64>, call: impl FnOnce() -> i64) -> Option<i64> {
-        // One that others did not wait for is let go before the next one is taken: both have the same name.
+        // A place that others did not wait for is dropped before the next one is taken: both have the same holder.
         let held = loop {
             let held = self.hold()?;
             if !self.is_at(descriptor) {
@@ -300,22 +305,22 @@ impl Shared {
         Some(result)
     }
 
-    /// Whether it is the same open file as another.
+    /// Returns whether it is the same open file as another.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.memory, &other.memory) && self.index == other.index
     }
 
-    /// Status flags. Those who have fewer rights can set any.
+    /// Returns the status flags. Processes with fewer rights can set any of them.
     pub(crate) fn flags(&self) -> &AtomicU32 {
         &self.slot().flags
     }
 
-    /// Whether the kernel has it.
+    /// Returns whether it was handed over to the kernel.
     pub(crate) fn has_left(&self) -> bool {
         self.slot().state.load(Ordering::Acquire) == LEFT
     }
 
-    /// Its place, for one process at a time; `None` where the kernel has it.
+    /// Locks its place for this process; `None` if it was handed over to the kernel.
     pub(crate) fn hold(&self) -> Option<Held> {
         self.hold_as(Holder::this())
     }
@@ -327,12 +332,13 @@ impl Shared {
         let mut tries = 0;
         while let Some(holder) = take(0) {
             tries += 1;
-            // Another thread of this process lets it go itself.
+            // Another thread of this process unlocks it itself.
             if tries > YIELDS && holder != 0 && holder & !RESERVED != this.0 {
                 let life = Holder(holder).life();
                 let is_over = life != Life::Alive || tries > PATIENT_TRIES;
                 if is_over && take(holder).is_none() {
-                    // Who was killed in the middle has left it as it was before. Who goes on later has what he took, and others what is behind it.
+                    // A holder that was killed in the middle has left the offset unchanged. One that goes on later
+                    // keeps its reserved part, and others go on after it.
                     if life != Life::Dead && holder & RESERVED != 0 {
                         slot.offset.store(slot.next.load(Ordering::Acquire), Ordering::Relaxed);
                     }
@@ -345,12 +351,13 @@ impl Shared {
         (slot.state.load(Ordering::Relaxed) == LIVE).then_some(held)
     }
 
-    /// Whether a descriptor of the kernel's leads to its file.
+    /// Returns whether a kernel descriptor leads to its file.
     pub(crate) fn is_at(&self, descriptor: i32) -> bool {
         session::identity_of(descriptor) == Some((self.file.device, self.file.inode))
     }
 
-    /// Has the open file become the kernel's, for all who share it, by one of this process's numbers of it. Whether it has.
+    /// Hands the open file over to the kernel for all processes, by one of this process's numbers; returns whether it
+    /// did.
     pub(crate) fn leave(&self, descriptor: i32) -> bool {
         self.leave_as(descriptor, Holder::this())
     }
@@ -360,11 +367,11 @@ impl Shared {
             return true;
         }
         let Some(held) = self.hold_as(this) else { return true };
-        // What has got to that number past us is none of ours.
+        // The program has put another file at that number past the library.
         if !self.is_at(descriptor) {
             return false;
         }
-        // It has the size of the time when it was made.
+        // The real open file still has the size from its opening.
         session::size_of(descriptor);
         materialise::set_offset(descriptor, held.offset());
         self.slot().state.store(LEFT, Ordering::Release);
@@ -372,18 +379,18 @@ impl Shared {
     }
 }
 
-/// Waits a little for who holds a place.
+/// Waits a little for the holder of a place.
 fn wait(tries: u32) {
     match tries {
         ..SPINS => std::hint::spin_loop(),
-        // SAFETY: it takes nothing.
+        // SAFETY: the call takes no arguments.
         SPINS..YIELDS => drop(unsafe { system_call(libc::SYS_sched_yield as u64, [0; 6]) }),
         // SAFETY: the time is a constant.
         _ => drop(unsafe { system_call(libc::SYS_nanosleep as u64, [(&raw const SLEEP) as u64, 0, 0, 0, 0, 0]) }),
     }
 }
 
-/// The place of a shared open file, which nobody else changes meanwhile.
+/// The place of a shared open file, which no other process changes meanwhile.
 #[derive(Debug)]
 pub(crate) struct Held {
     shared: Shared,
@@ -393,12 +400,14 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// The file offset, which is one whatever others have made of it.
+    /// Returns the file offset, valid whatever others have stored.
     pub(crate) fn offset(&self) -> u64 {
         self.began & i64::MAX as u64
     }
 
-    /// Takes what is before an offset for what is about to be written, also should others not wait until it is. `false` where they have the place by now.
+    /// Reserves the part before an offset for the data about to be written, even if others don't wait for it.
+    ///
+    /// Returns `false` if others have the place by now.
     #[must_use]
     pub(crate) fn reserve(&self, next: u64) -> bool {
         let slot = self.shared.slot();
@@ -415,7 +424,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // Where others did not wait, another one has it by now.
+        // If others did not wait, another process holds it by now.
         let holder = &self.shared.slot().holder;
         for word in [self.this.0, self.this.0 | RESERVED] {
             if holder.compare_exchange(word, 0, Ordering::Release, Ordering::Relaxed).is_ok() {
@@ -425,12 +434,12 @@ impl Drop for Held {
     }
 }
 
-/// Puts the kernel's offset of an open file where nothing can be read or written.
+/// Sets the kernel's offset of an open file to a position without any data.
 pub(crate) fn put_nowhere(descriptor: i32) {
     materialise::set_offset(descriptor, NOWHERE);
 }
 
-/// Whether a call, with an inherited descriptor, goes its way without the offset and the flags of the open file.
+/// Returns whether a call on an inherited descriptor needs neither the offset nor the flags of the open file.
 pub(crate) fn is_without_place(call: &Frame) -> bool {
     match call.rax as i64 {
         libc::SYS_close
@@ -460,33 +469,38 @@ pub(crate) fn is_without_place(call: &Frame) -> bool {
     }
 }
 
-/// Before the kernel maps a file of which the place is not its own: a mapping goes by the size that it takes the file to have, and it does not ask then.
+/// Updates the kernel's size of a file whose offset is not the kernel's, before the kernel maps it.
+///
+/// A mapping uses the size that the kernel assumes, and does not ask then.
 pub(crate) fn grow(descriptor: i32) {
     session::size_of(descriptor);
 }
 
-/// Whether a call does no more with its descriptor than to read, to write, or to move.
+/// Returns whether a call only reads, writes or seeks with its descriptor.
 pub(crate) fn is_transfer(number: i64) -> bool {
     matches!(number, libc::SYS_read | libc::SYS_write | libc::SYS_readv | libc::SYS_writev | libc::SYS_lseek)
 }
 
-/// What a process that has borrowed memory has open of what is shared: its descriptors are its own, and the table of those whose memory it is goes on
-/// changing.
+/// The shared open files of a process that has borrowed memory.
+///
+/// Its descriptors are its own, and the table in the lender's memory goes on changing.
 #[derive(Debug, Default)]
 pub(crate) struct Lent(Vec<(i32, Shared)>);
 
 impl Lent {
-    /// What a process has that is made now.
+    /// Returns the shared open files of a new process.
     pub(crate) fn new() -> Self {
         Self(descriptors::all_shared())
     }
 
-    /// Whether there is any.
+    /// Returns whether there are any.
     pub(crate) fn is_any(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// Before such a process makes a call: what it may use otherwise than by a number that we know leaves. Nothing is allocated or freed.
+    /// Checks a call of such a process before it: hands over files that it may use by numbers unknown here.
+    ///
+    /// It neither allocates nor frees.
     pub(crate) fn before(&mut self, call: &Frame) {
         let a = &call.arguments;
         match call.rax as i64 {
@@ -504,7 +518,7 @@ impl Lent {
             libc::SYS_execve | libc::SYS_execveat => {
                 self.leave(|number| descriptors::closes_on_exec(number) == Some(false));
             }
-            // What becomes of it then is not seen.
+            // Later uses of the files are not seen.
             libc::SYS_clone
             | libc::SYS_clone3
             | libc::SYS_fork
@@ -524,9 +538,9 @@ impl Lent {
         }
     }
 
-    /// Numbers lead elsewhere, or nowhere.
+    /// Records that numbers lead elsewhere, or nowhere.
     fn forget(&mut self, first: u32, last: u32) {
-        // What they led to is let go of by whose memory it is.
+        // The lender drops the open files.
         self.0
             .iter_mut()
             .filter(|(number, _)| (first..=last).contains(&(*number as u32)))
@@ -556,14 +570,14 @@ mod tests {
         shared
     }
 
-    /// A child that has the place, and has said that it will move it to 9.
+    /// Forks a child that holds the place, and has announced that it will move it to 9.
     fn holder(shared: &Shared, ends: bool) -> i32 {
         // SAFETY: the child makes no call but these.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let held = shared.hold_as(Holder::asked_for()).expect("served by us");
             assert!(held.reserve(9));
-            // SAFETY: it ends or stops the process. It then goes on as one that has written all.
+            // SAFETY: it ends or stops the process. A stopped process then goes on as one that has written all.
             unsafe {
                 if ends {
                     libc::_exit(0);
@@ -575,7 +589,7 @@ mod tests {
             }
         }
         let mut status = 0;
-        // SAFETY: the child is ours, and the status a local variable.
+        // SAFETY: the child is this test's, and the status a local variable.
         unsafe { libc::waitpid(child, &raw mut status, libc::WUNTRACED) };
         assert_ne!(shared.slot().holder.load(Ordering::Relaxed), 0, "it has it");
         child
@@ -590,7 +604,7 @@ mod tests {
         held.set_offset(12);
         drop(held);
         let mut status = 0;
-        // SAFETY: the child is ours, and the status a local variable.
+        // SAFETY: the child is this test's, and the status a local variable.
         unsafe {
             libc::kill(child, libc::SIGCONT);
             libc::waitpid(child, &raw mut status, 0);

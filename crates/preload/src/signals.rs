@@ -1,8 +1,9 @@
-//! The program's signal handlers, held back while a call of ours runs.
+//! The program's signal handlers, held back while a call of the library runs.
 //!
-//! Handlers are set through libc, so we see them: the kernel is given [`deliver`] in their place, with the same flags. Outside of our calls
-//! it passes on what comes. Inside, it notes the signal, blocks all others until the call is done, and the hook has the kernel
-//! send what was noted again, then. Signals that the program's own mistakes raise are passed on at once.
+//! Handlers are set through libc, so the library sees them: it gives the kernel [`deliver`] in their place, with the
+//! same flags. Outside of the library's calls, `deliver` passes each signal on. Inside, it records the signal and
+//! blocks all others until the call is done; then the hook makes the kernel send the recorded ones again. Signals that
+//! the program's own faults raise are passed on at once.
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -22,10 +23,11 @@ use crate::recycled;
 const SIGNALS: usize = 65;
 /// A handler below this one is `SIG_DFL`, `SIG_IGN` or an error.
 const HANDLER_MIN: u64 = 2;
-/// More can't come: after the first all are blocked, and only what is sent to us by ourselves would follow.
+/// The most signals recorded at a time. After the first, all are blocked, and only signals that this thread sends to
+/// itself could follow.
 const NOTED_MAX: usize = 4;
 
-/// `struct sigaction` as the kernel has it.
+/// `struct sigaction`, as the kernel defines it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct Action {
@@ -61,12 +63,12 @@ impl Pending {
         }
     }
 
-    /// Whether there is one.
+    /// Returns whether there is one.
     pub(crate) fn is_any(&self) -> bool {
         self.count > 0
     }
 
-    /// Whether the handler of the first one lets calls be restarted.
+    /// Returns whether the handler of the first one allows calls to be restarted.
     pub(crate) fn restarts(&self) -> bool {
         self.count > 0 && {
             // SAFETY: as many were written as are counted.
@@ -75,18 +77,18 @@ impl Pending {
         }
     }
 
-    /// They came while the kernel had another mask than the program's for us.
+    /// Sets the mask, after signals that came while the kernel had another one than the program's.
     fn correct(&mut self, mask: u64) {
         self.mask = mask;
     }
 
-    /// Has the kernel send them again, as they are blocked now; returns the mask under which they come.
+    /// Makes the kernel send them again, while they are blocked; returns the mask that lets them in.
     #[inline]
     pub(crate) fn send(&mut self) -> Option<u64> {
         if self.count == 0 {
             return None;
         }
-        // SAFETY: they take nothing.
+        // SAFETY: the calls take no arguments.
         let (process, thread) = unsafe {
             (system_call(libc::SYS_getpid as u64, [0; 6]) as u64, system_call(libc::SYS_gettid as u64, [0; 6]) as u64)
         };
@@ -94,7 +96,7 @@ impl Pending {
             // SAFETY: as many were written as are counted.
             let signal = unsafe { info.assume_init_ref() }.si_signo as u64;
             let arguments = [process, thread, signal, info.as_ptr() as u64, 0, 0];
-            // SAFETY: a signal to this thread, which it had before.
+            // SAFETY: a signal to this thread, which it has had before.
             unsafe { system_call(libc::SYS_rt_tgsigqueueinfo as u64, arguments) };
         }
         self.count = 0;
@@ -102,7 +104,7 @@ impl Pending {
     }
 }
 
-/// Blocks all signals, and says which were blocked before.
+/// Blocks all signals; returns the mask before.
 pub(crate) fn block() -> u64 {
     let (all, mut before) = (u64::MAX, 0_u64);
     let arguments = [libc::SIG_SETMASK as u64, (&raw const all) as u64, (&raw mut before) as u64, 8, 0, 0];
@@ -118,15 +120,15 @@ pub(crate) fn set_mask(mask: u64) {
     unsafe { system_call(libc::SYS_rt_sigprocmask as u64, arguments) };
 }
 
-/// Waits until there is something to read from a socket, or a signal has come that the program has a handler for, or a time is over.
+/// Waits until a socket is readable, or a signal with a handler of the program's has come, or a time is over.
 pub(crate) fn pause(socket: BorrowedFd<'_>, most: Duration) -> Pause {
-    // Blocked from the look on, so that none comes between it and the waiting.
+    // Block signals before the check, so that none comes between it and the wait.
     let (blocked, mut mask) = (u64::MAX, 0u64);
     let arguments = [libc::SIG_SETMASK as u64, (&raw const blocked) as u64, (&raw mut mask) as u64, 8, 0, 0];
     // SAFETY: both masks are local variables.
     unsafe { system_call(libc::SYS_rt_sigprocmask as u64, arguments) };
     if hook::is_any_postponed() {
-        // It has blocked all others itself, and noted the program's mask.
+        // `deliver` has blocked all others, and recorded the program's mask.
         return Pause::Interrupted;
     }
     let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -144,11 +146,12 @@ pub(crate) fn pause(socket: BorrowedFd<'_>, most: Duration) -> Pause {
 
 /// The handler that the kernel knows.
 unsafe extern "C" fn deliver(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel says what it is about.
+    // SAFETY: the kernel gives a valid pointer.
     let code = unsafe { (*info).si_code };
     if hook::is_inside() && !is_fault(signal, code) {
         let context: *mut libc::ucontext_t = context.cast();
-        // SAFETY: the kernel takes the mask from there when the handler returns. Only its first 8 bytes are the kernel's.
+        // SAFETY: the kernel takes the mask from there when the handler returns. Only its first 8 bytes are the
+        // kernel's.
         unsafe {
             let mask: *mut u64 = (&raw mut (*context).uc_sigmask).cast();
             hook::postpone(|pending| pending.note(&*info, *mask));
@@ -160,14 +163,14 @@ unsafe extern "C" fn deliver(signal: i32, info: *mut libc::siginfo_t, context: *
     let handler = if FLAGS[place].load(Ordering::Acquire) & libc::SA_RESETHAND as u64 != 0 {
         let handler = HANDLERS[place].swap(0, Ordering::AcqRel);
         let default = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
-        // SAFETY: the default action takes the handler's place, as the program has asked.
+        // SAFETY: the default action replaces the handler, as the program has asked.
         unsafe { set(signal as u64, &raw const default, std::ptr::null_mut()) };
         handler
     } else {
         HANDLERS[place].load(Ordering::Acquire)
     };
     if handler >= HANDLER_MIN {
-        // SAFETY: the program has said that this is its handler. One that takes the number only ignores the rest.
+        // SAFETY: the program has set this function as its handler. One that takes only the number ignores the rest.
         unsafe {
             let handler: unsafe extern "C" fn(i32, *mut libc::siginfo_t, *mut c_void) =
                 std::mem::transmute(handler as usize);
@@ -177,18 +180,18 @@ unsafe extern "C" fn deliver(signal: i32, info: *mut libc::siginfo_t, context: *
     }
 }
 
-/// Whether an instruction has raised it, which would only raise it again.
+/// Returns whether an instruction has raised the signal, which would only raise it again.
 fn is_fault(signal: i32, code: i32) -> bool {
     code > 0 && matches!(signal, libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP)
 }
 
-/// `rt_sigaction`.
+/// Makes the kernel's `rt_sigaction`.
 unsafe fn set(signal: u64, new: *const Action, old: *mut Action) -> i64 {
-    // SAFETY: the actions are where the caller says.
+    // SAFETY: the caller gives valid actions.
     unsafe { system_call(libc::SYS_rt_sigaction as u64, [signal, new as u64, old as u64, 8, 0, 0]) }
 }
 
-/// The program's `rt_sigaction`.
+/// Serves the program's `rt_sigaction`.
 pub(crate) fn sigaction(arguments: [u64; 6]) -> Result<i64, Errno> {
     let [signal, new, old, size, ..] = arguments;
     let place = signal as usize;
@@ -209,7 +212,7 @@ pub(crate) fn sigaction(arguments: [u64; 6]) -> Result<i64, Errno> {
         Some(asked) => {
             let mut given = asked;
             if asked.handler >= HANDLER_MIN {
-                // Whichever handler a signal finds meanwhile, old or new, it is one of the program's.
+                // A signal may find the old or the new handler meanwhile: each is one of the program's.
                 HANDLERS[place].store(asked.handler, Ordering::Release);
                 FLAGS[place].store(asked.flags, Ordering::Release);
                 given.handler = deliver as *const () as u64;

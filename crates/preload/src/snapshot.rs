@@ -1,12 +1,15 @@
-//! Private mappings of files that are only read: of a copy in memory, which costs a fiftieth of a real descriptor on the mount.
+//! Private read-only mappings of files: they map a copy in memory.
 //!
-//! POSIX leaves open whether a private mapping shows what is written to the file later. The copy is the file as it is when it is mapped,
-//! whole, under one lease. It is a file of the kernel's without a name: pages that are dropped come back, and behind its end there is
-//! nothing, as with the file itself. Whoever might look for later changes all the same gets the file: who can write through the
-//! descriptor, and who maps more than there is yet. So does who might run what is mapped, since tools go by the names of that.
+//! A copy costs a fiftieth of a real descriptor on the mount. POSIX leaves open whether a private mapping shows later
+//! writes to the file. The copy is the file as it is at the mapping, whole, under one lease. It is a file of the
+//! kernel's without a name: dropped pages come back, and after its end there is nothing, as in the file itself.
 //!
-//! And so does who has a mapping grow (`mremap`): behind its old end the file is to be seen, as long as it is by then. The copy's name,
-//! which the kernel tells in its table of what is mapped, says which file that is.
+//! A caller that might look for later changes gets the file instead: one that can write through the descriptor, and one
+//! that maps more than the file's length. So does a caller that might run the mapped code, since tools use the names of
+//! such mappings.
+//!
+//! A mapping that grows (`mremap`) is also moved to the file: after its old end it must show the file as long as it is
+//! by then. The copy's name, which is in the kernel's table of mappings, tells which file that is.
 
 use std::ffi::CString;
 use std::io::{BufRead, BufReader};
@@ -20,26 +23,27 @@ use crate::arch::system_call;
 use crate::descriptors::File;
 use crate::{materialise, recycled, session};
 
-/// Longer files are not copied: a part may be all that is looked at, and the kernel's pages of a file are there once for all who map it.
+/// Longer files are not copied: the program may need only a part, and the kernel's pages are shared by all processes
+/// that map the file.
 const FILE_BYTES_MAX: u64 = 256 << 10;
-/// Nor more than so much in the life of a process, which may keep all that it maps.
+/// The most bytes copied in the life of a process, which may keep all its mappings.
 const COPIED_BYTES_MAX: u64 = 1 << 30;
 
 const PAGE: u64 = 4096;
-/// What a copy's name begins with; the session's number and the inode's follow.
+/// The beginning of a copy's name; the session's number and the inode's follow.
 const NAME: &str = "ashlar-private-";
-/// In the kernel's table of pages: it is in memory, or swapped out, and belongs to a file.
+/// Bits in the kernel's table of pages: the page is in memory, is swapped out, belongs to a file.
 const IS_PRESENT: u64 = 1 << 63;
 const IS_SWAPPED: u64 = 1 << 62;
 const IS_OF_FILE: u64 = 1 << 61;
 
-/// What this process has copied so far.
+/// Bytes that this process has copied so far.
 static COPIED: AtomicU64 = AtomicU64::new(0);
-/// Where copies were mapped, a bit for each page by a hash of its number: one that is set says that a copy may be there. None is ever taken
-/// back, as a false one costs no more than a look into the kernel's table for a mapping that is moved.
+/// Pages that copies were mapped at: one bit for each, by a hash of its number. A set bit means that a copy may be
+/// there. No bit is ever cleared: a false one costs only a look into the kernel's table for a mapping that is moved.
 static PAGES: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 
-/// Maps a copy of a file, with the arguments of mmap(2); `None` where it is to be the file.
+/// Maps a copy of a file, with the arguments of mmap(2); `None` if the file itself must be mapped.
 ///
 /// # Errors
 /// Those of LibFS.
@@ -52,7 +56,7 @@ pub(crate) fn map(file: &File, a: [u64; 6]) -> Result<Option<i64>, Errno> {
     let found = session.fs.attributes(file.inode())?.inode;
     let size = found.size;
     let is_there = a[5].checked_add(a[1]).is_some_and(|end| end <= size.next_multiple_of(BLOCK_BYTES));
-    // A process that may write no file so long may not write the copy either.
+    // A process that may not write so long a file may not write the copy either.
     let is_allowed = size <= FILE_BYTES_MAX && size <= crate::session::file_limit();
     if found.kind != FileKind::Regular || !is_allowed || !is_there {
         return Ok(None);
@@ -61,11 +65,11 @@ pub(crate) fn map(file: &File, a: [u64; 6]) -> Result<Option<i64>, Errno> {
         COPIED.fetch_sub(size, Ordering::Relaxed);
         return Ok(None);
     }
-    // With a byte more it shows whether the file has grown since.
+    // With a byte more, the read shows whether the file has grown since.
     let mut bytes = vec![0; size as usize + 1];
     let is_whole = session.fs.read(file.inode(), 0, &mut bytes).is_ok_and(|count| count as u64 == size);
     bytes.pop();
-    // What can't be read is an error where the mapping is touched, and not here.
+    // Unreadable data is an error when the mapping is touched, and not here.
     let name = format!("{NAME}{}-{}", session.number, file.inode().0);
     let Some(copy) = in_memory(&name, &bytes).filter(|_| is_whole) else { return Ok(None) };
     let arguments = [a[0], a[1], a[2], a[3], copy.as_raw_fd() as u64, a[5]];
@@ -75,7 +79,7 @@ pub(crate) fn map(file: &File, a: [u64; 6]) -> Result<Option<i64>, Errno> {
     Ok(Some(mapped))
 }
 
-/// Notes where a copy may be, if a call has put one somewhere.
+/// Records the pages of a copy, if a call has mapped one.
 fn note(address: i64, length: u64) {
     if address < 0 {
         return;
@@ -90,17 +94,18 @@ fn word(page: u64) -> &'static AtomicU64 {
     &PAGES[(page / 64) as usize % PAGES.len()]
 }
 
-/// Whether a copy may be mapped at an address.
+/// Returns whether a copy may be mapped at an address.
 pub(crate) fn may_be_at(address: u64) -> bool {
     let page = address / PAGE;
     word(page).load(Ordering::Relaxed) & 1 << (page % 64) != 0
 }
 
-/// Changes the length or the place of a mapping, with the arguments of mremap(2). A copy that is to be longer makes way for its file.
+/// Changes the length or the address of a mapping, with the arguments of mremap(2). Its file replaces a copy that
+/// grows.
 pub(crate) fn remap(a: [u64; 6]) -> i64 {
     let [address, old, new, ..] = a;
     if old < new {
-        // Whatever is wrong, there is no mapping so long to be had; but a file that is gone does not grow any more.
+        // After any error there can be no mapping of that length; but a file that is gone grows no more.
         match Copied::at(address, old).map_or(Ok(()), |copy| copy.replace()) {
             Ok(()) | Err(Errno::ENOENT | Errno::ESTALE) => {}
             Err(_) => return -i64::from(libc::ENOMEM),
@@ -117,16 +122,16 @@ pub(crate) fn remap(a: [u64; 6]) -> i64 {
 struct Copied {
     address: u64,
     length: u64,
-    /// What may be done with it, as mmap(2) says it.
+    /// Its protection, as for mmap(2).
     protection: i32,
-    /// Where it begins in the file.
+    /// Its start in the file.
     offset: u64,
     session: u32,
     inode: InodeId,
 }
 
 impl Copied {
-    /// The copy that is mapped at an address and so far behind it, if one is.
+    /// Finds the copy that is mapped at an address for a length, if there is one.
     fn at(address: u64, length: u64) -> Option<Self> {
         let length = length.checked_next_multiple_of(PAGE).filter(|_| length > 0)?;
         let maps = BufReader::new(std::fs::File::open("/proc/self/maps").ok()?);
@@ -135,7 +140,7 @@ impl Copied {
             .find_map(|line| Self::in_line(std::str::from_utf8(&line).ok()?, address, length))
     }
 
-    /// The same, by a line of the kernel's table: `START-END PERMISSIONS OFFSET DEVICE INODE NAME`.
+    /// Reads the same from a line of the kernel's table: `START-END PERMISSIONS OFFSET DEVICE INODE NAME`.
     fn in_line(line: &str, address: u64, length: u64) -> Option<Self> {
         let mut words = line.split_ascii_whitespace();
         let number = |text: &str| u64::from_str_radix(text, 16).ok();
@@ -160,7 +165,7 @@ impl Copied {
         })
     }
 
-    /// Has the file itself stand there, with what the program has written over it.
+    /// Replaces the copy by the file itself, with the pages that the program has written.
     fn replace(&self) -> Result<(), Errno> {
         let session = session::by_number(self.session).or_else(|| session::open(self.session)).ok_or(Errno::EIO)?;
         let real = materialise::to_read(session, self.inode)?;
@@ -168,25 +173,25 @@ impl Copied {
         drop(real);
         let fresh = fresh?;
         self.put(fresh).inspect_err(|_| {
-            // SAFETY: it was mapped here, and nobody else knows of it.
+            // SAFETY: it was mapped here, and nothing else uses it.
             unsafe { system_call(libc::SYS_munmap as u64, [fresh, self.length, 0, 0, 0, 0]) };
         })
     }
 
-    /// Maps the same part of the file where there is room.
+    /// Maps the same part of the file at a free address.
     fn map(&self, real: &OwnedFd) -> Result<u64, Errno> {
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         let arguments = [0, self.length, protection, libc::MAP_PRIVATE as u64, real.as_raw_fd() as u64, self.offset];
-        // SAFETY: it takes nothing away that is mapped.
+        // SAFETY: it replaces no mapping.
         let mapped = unsafe { system_call(libc::SYS_mmap as u64, arguments) };
         if mapped < 0 { Err(Errno(-mapped as i32)) } else { Ok(mapped as u64) }
     }
 
-    /// Puts a mapping of the file in the copy's place.
+    /// Moves a mapping of the file over the copy.
     fn put(&self, fresh: u64) -> Result<(), Errno> {
         let failed = |_: std::io::Error| Errno::ENOMEM;
         let table = std::fs::File::open("/proc/self/pagemap").map_err(failed)?;
-        // Read through a file, it's there whatever its protection is.
+        // Read as a file, the memory is readable whatever its protection is.
         let memory = std::fs::File::open("/proc/self/mem").map_err(failed)?;
         let mut page = [0; PAGE as usize];
         for at in (0..self.length).step_by(PAGE as usize) {
@@ -200,7 +205,7 @@ impl Copied {
             crate::memory::store_bytes(fresh + at, &page)?;
         }
         let done = |number: i64, arguments: [u64; 6]| {
-            // SAFETY: the mapping is one that was made here; it takes the place of the copy, which the program is about to have moved.
+            // SAFETY: the mapping was made here; it replaces the copy, which the program is about to move.
             let done = unsafe { system_call(number as u64, arguments) };
             if done < 0 { Err(Errno(-done as i32)) } else { Ok(()) }
         };
@@ -210,9 +215,9 @@ impl Copied {
     }
 }
 
-/// A file in memory with these bytes; `None` where there is no room, and for programs that may not have one.
+/// Makes a file in memory with these bytes; `None` if there is no room, or the program may not have one.
 fn in_memory(name: &str, bytes: &[u8]) -> Option<OwnedFd> {
-    // It may be the last number that there is.
+    // The recycled number may be the last one.
     recycled::end();
     let name = CString::new(name).ok()?;
     let arguments = [name.as_ptr() as u64, libc::MFD_CLOEXEC.into(), 0, 0, 0, 0];
@@ -224,7 +229,7 @@ fn in_memory(name: &str, bytes: &[u8]) -> Option<OwnedFd> {
     // SAFETY: the descriptor is new.
     let memory = unsafe { OwnedFd::from_raw_fd(memory as i32) };
     let arguments = [memory.as_raw_fd() as u64, bytes.as_ptr() as u64, bytes.len() as u64, 0, 0, 0];
-    // SAFETY: the buffer is ours, and has that many bytes.
+    // SAFETY: the buffer has that many bytes.
     let written = unsafe { system_call(libc::SYS_pwrite64 as u64, arguments) };
     (written == bytes.len() as i64).then_some(memory)
 }

@@ -1,4 +1,4 @@
-//! Stacks for calls, one for each thread that uses files of ours.
+//! Stacks for calls, one for each thread that uses LibFS files.
 
 use std::sync::Mutex;
 
@@ -6,15 +6,15 @@ use crate::arch::system_call;
 
 /// Enough for LibFS, which keeps pages of data on it, and for a message to SharedFS.
 const STACK_BYTES: u64 = 256 << 10;
-/// Below it, so that what goes too deep ends there.
+/// Below the stack, so that an overflow faults.
 const GUARD_BYTES: u64 = 4096;
-/// Stacks of threads that have ended, for those to come. More are given back to the system.
+/// Stacks of ended threads, for later threads. More are given back to the system.
 const SPARE_MAX: usize = 64;
 
 /// Ends of spare stacks.
 static SPARE: Mutex<([usize; SPARE_MAX], usize)> = Mutex::new(([0; SPARE_MAX], 0));
 
-/// A stack's end; null where there is no memory.
+/// Returns a stack's end; null if there is no memory.
 pub(crate) fn take() -> *mut u8 {
     if let Ok(mut spare) = SPARE.try_lock() {
         if spare.1 > 0 {
@@ -24,18 +24,18 @@ pub(crate) fn take() -> *mut u8 {
     }
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK) as u64;
-    // SAFETY: new memory, at a place that the kernel chooses.
+    // SAFETY: new memory, at an address that the kernel chooses.
     let start =
         unsafe { system_call(libc::SYS_mmap as u64, [0, STACK_BYTES + GUARD_BYTES, protection, flags, u64::MAX, 0]) };
     if start < 0 {
         return std::ptr::null_mut();
     }
-    // SAFETY: the first page of what was mapped just now.
+    // SAFETY: it is the first page of the new mapping.
     unsafe { system_call(libc::SYS_mprotect as u64, [start as u64, GUARD_BYTES, 0, 0, 0, 0]) };
     (start as u64 + GUARD_BYTES + STACK_BYTES) as *mut u8
 }
 
-/// Gives one back, on which nobody runs any more.
+/// Gives back a stack that is not in use any more.
 pub(crate) fn give_back(end: *mut u8) {
     if end.is_null() {
         return;
@@ -49,6 +49,6 @@ pub(crate) fn give_back(end: *mut u8) {
         }
     }
     let start = end as u64 - STACK_BYTES - GUARD_BYTES;
-    // SAFETY: nobody runs on it.
+    // SAFETY: no thread runs on it.
     unsafe { system_call(libc::SYS_munmap as u64, [start, STACK_BYTES + GUARD_BYTES, 0, 0, 0, 0]) };
 }

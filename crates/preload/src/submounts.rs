@@ -1,7 +1,8 @@
-//! What is mounted: whether a mount is an Ashlar that may be written, and what is mounted inside it. There LibFS must not look.
+//! Submounts: whether a mount is a writable Ashlar, and the file systems mounted inside it.
 //!
-//! The kernel's table of mounts (`mountinfo`) says all of it, and takes a tenth of a millisecond to be read: as long as some programs use a mount for.
-//! From Linux 6.13 on the kernel says of a single mount what it is, and whether there are any in it; the table is read where there are.
+//! LibFS must not resolve paths below those. The kernel's table of mounts (`mountinfo`) says all of this. But reading
+//! it takes a tenth of a millisecond: as long as some programs use a mount for. From Linux 6.13 on, the kernel answers
+//! for a single mount what it is, and whether there are any mounts in it; the table is read only if there are.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -18,24 +19,24 @@ use crate::{materialise, session};
 
 const TABLE: &str = "/proc/self/mountinfo";
 
-/// More than most tables are long: each read of one has the kernel write it anew from the line on where the last one ended.
+/// More bytes than most tables have: for each read, the kernel writes the table anew from the line after the last one.
 const TABLE_BYTES: usize = 32 << 10;
 
-/// System calls that the C library's interface does not know yet; their numbers are the same on all machines.
+/// System calls that libc has no names for yet; their numbers are the same on all machines.
 const SYS_STATMOUNT: u64 = 457;
 const SYS_LISTMOUNT: u64 = 458;
-/// `STATMOUNT_MNT_BASIC`, `STATMOUNT_FS_TYPE`, `STATMOUNT_FS_SUBTYPE`: what a mount is.
+/// `STATMOUNT_MNT_BASIC`, `STATMOUNT_FS_TYPE`, `STATMOUNT_FS_SUBTYPE`: the type of a mount.
 const KIND: u64 = 0x2 | 0x20 | 0x100;
-/// `STATMOUNT_MNT_POINT`: where it is.
+/// `STATMOUNT_MNT_POINT`: the mount point.
 const POINT: u64 = 0x10;
 
-/// `struct mnt_id_req`, as Linux 6.8 had it: whose mount is meant.
+/// `struct mnt_id_req` of Linux 6.8: the request about a mount.
 #[repr(C)]
 struct Asked {
     bytes: u32,
     spare: u32,
     mount: u64,
-    /// What is wanted of it, or behind which mount to go on listing.
+    /// The requested fields, or the mount after which a list goes on.
     parameter: u64,
 }
 
@@ -45,11 +46,11 @@ impl Asked {
     }
 }
 
-/// `struct statmount` with room for strings, which say where they begin among those.
+/// `struct statmount` with room for strings; its fields give their offsets there.
 #[repr(C)]
 struct Told {
     before: [u64; 1],
-    /// What it tells.
+    /// The fields that are filled.
     mask: u64,
     device: [u32; 2],
     magic: u64,
@@ -77,10 +78,12 @@ impl Told {
     }
 }
 
-/// What the kernel says of a mount, by its number; `None` where it does not say all that is wanted, or there is no such mount any more.
+/// Asks the kernel about a mount, by its number.
+///
+/// Returns `None` if the kernel does not fill all requested fields, or the mount is gone.
 fn ask(mount: u64, wanted: u64) -> Option<Told> {
     let asked = Asked::new(mount, wanted);
-    // SAFETY: zeros are one, which the call fills as far as it is long.
+    // SAFETY: zeros are a value, which the call fills up to its length.
     let (done, told) = unsafe {
         let mut told: Told = std::mem::zeroed();
         let (to, bytes) = ((&raw mut told) as u64, size_of::<Told>() as u64);
@@ -89,7 +92,7 @@ fn ask(mount: u64, wanted: u64) -> Option<Told> {
     (done >= 0 && told.mask & wanted == wanted).then_some(told)
 }
 
-/// Whether a mount is an Ashlar that may be written; `None` where the kernel does not say.
+/// Returns whether a mount is a writable Ashlar; `None` if the kernel does not say.
 fn is_writable_ashlar(mount: u64) -> Option<bool> {
     let told = ask(mount, KIND)?;
     let (kind, subtype) = (told.string(told.fs_type)?.to_str().ok()?, told.string(told.fs_subtype)?.to_str().ok()?);
@@ -97,7 +100,7 @@ fn is_writable_ashlar(mount: u64) -> Option<bool> {
     Some(is_ashlar && told.attributes & libc::MOUNT_ATTR_RDONLY == 0)
 }
 
-/// Whether nothing is mounted inside a mount; not so either where the kernel does not say.
+/// Returns whether nothing is mounted inside a mount; `false` if the kernel does not say.
 fn is_empty(mount: u64) -> bool {
     let (asked, mut first) = (Asked::new(mount, 0), 0u64);
     let arguments = [(&raw const asked) as u64, (&raw mut first) as u64, 1, 0, 0, 0];
@@ -105,17 +108,17 @@ fn is_empty(mount: u64) -> bool {
     unsafe { system_call(SYS_LISTMOUNT, arguments) == 0 }
 }
 
-/// A mount as it was first looked at.
+/// The first check of a mount.
 #[derive(Debug)]
 pub(crate) enum Look {
-    /// Nothing is mounted in the one of this number.
+    /// Nothing is mounted in the mount of this number.
     Empty(u64),
-    /// What is, stands in the table.
+    /// The table names the mounts inside.
     Table(Table),
 }
 
 impl Look {
-    /// Looks at the mount on a path, whose root is open; `None` where it is no Ashlar that may be written.
+    /// Checks the mount on a path, whose root is open; `None` if it is no writable Ashlar.
     pub(crate) fn at(path: &[u8], root: BorrowedFd<'_>) -> Option<Self> {
         if let Some(mount) = session::mount_number(root.as_raw_fd()) {
             match is_writable_ashlar(mount) {
@@ -128,7 +131,7 @@ impl Look {
     }
 }
 
-/// What the kernel says is mounted. It says through the file when that has changed since it was opened.
+/// The kernel's table of mounts. The file reports when the table has changed since it was opened.
 #[derive(Debug)]
 pub(crate) struct Table {
     file: File,
@@ -149,12 +152,14 @@ fn is_writable_ashlar_in(table: &[u8], path: &[u8]) -> bool {
     topmost_mount(table, path).is_some_and(|line| line.is_ashlar() && !line.is_read_only())
 }
 
-/// Whether a mount is still on a path, and nothing is mounted in it, nor on it. The path is not followed: what it leads through may not answer.
+/// Returns whether a mount is still on a path, with nothing mounted in it or on it.
+///
+/// The path is not resolved: file systems on the way may not answer.
 fn is_still(mount: u64, path: &[u8]) -> bool {
     is_empty(mount) && ask(mount, POINT).is_some_and(|told| told.string(told.point).map(CStr::to_bytes) == Some(path))
 }
 
-/// The directories below a path on which something is mounted.
+/// Returns the directories below a path on which something is mounted.
 fn below(table: &[u8], path: &[u8], fs: &LibFs) -> Vec<InodeId> {
     let who = Credentials::checked(0, 0);
     let inside = |line: MountLine<'_>| {
@@ -164,13 +169,14 @@ fn below(table: &[u8], path: &[u8], fs: &LibFs) -> Vec<InodeId> {
     mount_lines(table).filter_map(inside).collect()
 }
 
-/// Ticks of the processor's clock after which the table is looked at again, as others may mount something at any time: some milliseconds.
+/// Ticks of the processor's clock between checks of the table, some milliseconds: others may mount something at any
+/// time.
 const LOOK_TICKS: u64 = 1 << 24;
 
-/// Something may have been mounted.
+/// Whether something may have been mounted.
 static IS_SUSPECTED: AtomicBool = AtomicBool::new(false);
 
-/// Has the table be looked at before the next path is followed.
+/// Makes the next path check the table first.
 pub(crate) fn suspect() {
     IS_SUSPECTED.store(true, Ordering::Relaxed);
 }
@@ -178,20 +184,20 @@ pub(crate) fn suspect() {
 /// The directories of a mount on which something is mounted, as of a moment ago.
 #[derive(Debug)]
 pub(crate) struct Covered {
-    /// The mount's number, while the table was not needed; else 0.
+    /// The mount's number, as long as the table was not needed; else 0.
     empty: AtomicU64,
     table: OnceLock<Option<File>>,
     looked: AtomicU64,
     is_any: AtomicBool,
     version: AtomicU64,
     directories: Mutex<Vec<InodeId>>,
-    /// Whether the mount itself is not to be seen at its path any more: it was taken out of the tree (`ashlar umount --lazy`), or
-    /// something was mounted over it. It stays so.
+    /// Whether the mount itself can no longer be reached by its path. It was taken out of the tree (`ashlar umount
+    /// --lazy`), or something was mounted over it. It stays so.
     is_gone: AtomicBool,
 }
 
 impl Covered {
-    /// Those of the mount on a path, as it was just looked at.
+    /// Returns those of the mount on a path, from its first check.
     pub(crate) fn new(look: Look, path: &[u8], fs: &LibFs) -> Self {
         let covered = Self {
             empty: AtomicU64::new(0),
@@ -223,7 +229,7 @@ impl Covered {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Looks at the table again if it has changed, and was not looked at just now; at once, if `now` says so.
+    /// Checks the table again if it has changed and the last check is some time ago; at once if `now`.
     pub(crate) fn renew(&self, path: &[u8], fs: &LibFs, now: bool) {
         let is_due = now || ticks().wrapping_sub(self.looked.load(Ordering::Relaxed)) > LOOK_TICKS;
         if !is_due && !IS_SUSPECTED.load(Ordering::Relaxed) {
@@ -252,22 +258,22 @@ impl Covered {
         });
         let Some(table) = table.as_ref().filter(|_| !is_new) else { return true };
         let mut polled = libc::pollfd { fd: table.as_raw_fd(), events: libc::POLLPRI, revents: 0 };
-        // SAFETY: it fills one structure, and waits for nothing.
+        // SAFETY: it fills one structure, and does not wait.
         let count = unsafe { system_call(libc::SYS_poll as u64, [(&raw mut polled) as u64, 1, 0, 0, 0, 0]) };
         count != 0
     }
 
-    /// Changes with the directories on which something is mounted.
+    /// Returns a counter that grows when these directories change.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Whether the kernel is to follow the mount's paths.
+    /// Returns whether the kernel must resolve the mount's paths.
     pub(crate) fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Relaxed)
     }
 
-    /// Whether something is mounted on a directory.
+    /// Returns whether something is mounted on a directory.
     pub(crate) fn contains(&self, directory: InodeId) -> bool {
         self.is_any.load(Ordering::Relaxed)
             && self.directories.lock().unwrap_or_else(PoisonError::into_inner).contains(&directory)

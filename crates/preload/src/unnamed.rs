@@ -1,7 +1,7 @@
 //! Files made without a name (`O_TMPFILE`), which may get one.
 //!
 //! The kernel refuses a name to a file without links, unless it knows that the file was made so. It does not know that
-//! of files that LibFS has made, whichever descriptor leads to them. So LibFS names them, also after their open files
+//! of files that LibFS has made, whichever descriptor leads to them. So LibFS names them, even after their open files
 //! were handed over to the kernel, and for processes that were forked since.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use ashlar_types::{InodeId, Timestamp};
 
 use crate::session::{self, Session};
 
-/// Of more files than these, the oldest are forgotten.
+/// If there are more files than these, the oldest are removed.
 const UNNAMED_MAX: usize = 1024;
 
 /// A file that was made without a name.
@@ -23,18 +23,18 @@ pub(crate) struct UnnamedFile {
     /// `st_dev`.
     device: u64,
     inode: InodeId,
-    /// When it was made: one that has its inode later is not taken for it.
+    /// When it was made: a later file with its inode is not taken for it.
     born: Timestamp,
     /// The process that has made it, and may name it by its descriptor alone.
     maker: u32,
-    /// It has got a name: it gets no other one when that is gone.
+    /// It has got a name: when that is removed, it gets no other.
     is_named: bool,
 }
 
 static UNNAMED: Mutex<Vec<UnnamedFile>> = Mutex::new(Vec::new());
 static IS_ANY: AtomicBool = AtomicBool::new(false);
 
-/// Notes a file that was made without a name.
+/// Records a file that was made without a name.
 pub(crate) fn note(session: &Session, made: &Found) {
     let file = UnnamedFile {
         mount: session.number,
@@ -52,8 +52,9 @@ pub(crate) fn note(session: &Session, made: &Found) {
     IS_ANY.store(true, Ordering::Relaxed);
 }
 
-/// The session of the file that a descriptor of the kernel's leads to, if that was made without a name. There is one
-/// from then on.
+/// Returns the session and the inode of a kernel descriptor's file, if that was made without a name.
+///
+/// It opens the session if there is none.
 pub(crate) fn session_of(descriptor: i32) -> Option<(&'static Session, InodeId)> {
     if !is_any() {
         return None;
@@ -64,17 +65,17 @@ pub(crate) fn session_of(descriptor: i32) -> Option<(&'static Session, InodeId)>
     Some((session, inode))
 }
 
-/// Whether the process knows of any.
+/// Returns whether the process knows of any.
 pub(crate) fn is_any() -> bool {
     IS_ANY.load(Ordering::Relaxed)
 }
 
-/// Whether a file was made without a name, and has got none.
+/// Returns whether a file was made without a name, and has got none.
 pub(crate) fn is_nameless(session: &Session, found: &Found) -> bool {
     is_any_such(session, found, |file| !file.is_named)
 }
 
-/// Whether another process has made a file without a name.
+/// Returns whether another process has made a file without a name.
 pub(crate) fn is_of_another(session: &Session, found: &Found) -> bool {
     is_any_such(session, found, |file| file.maker != std::process::id())
 }
@@ -86,7 +87,7 @@ fn is_any_such(session: &Session, found: &Found, is_such: fn(&UnnamedFile) -> bo
     is_any() && UNNAMED.lock().iter().any(is_it)
 }
 
-/// Notes that a file has got a name.
+/// Records that a file has got a name.
 pub(crate) fn note_named(session: &Session, inode: InodeId) {
     if is_any() {
         let mut unnamed = UNNAMED.lock();
@@ -95,14 +96,14 @@ pub(crate) fn note_named(session: &Session, inode: InodeId) {
     }
 }
 
-/// Forgets a file: the process has it open no more.
+/// Removes a file that the process has closed.
 pub(crate) fn forget(session: &Session, inode: InodeId) {
     if is_any() {
         UNNAMED.lock().retain(|file| (file.device, file.inode) != (session.device, inode));
     }
 }
 
-/// Keeps other threads from what is known of them, over a fork.
+/// Keeps other threads from these records, over a fork.
 pub(crate) fn hold() -> MutexGuard<'static, Vec<UnnamedFile>> {
     UNNAMED.lock()
 }

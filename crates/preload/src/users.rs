@@ -1,13 +1,15 @@
-//! Sessions of those who the process was before, and sessions that have ended.
+//! Sessions of the process's former users, and sessions that have ended.
 //!
-//! A session acts for one user. A server becomes the user whom it serves, and itself again, for each request (`seteuid`): what such a process was before, it may become
-//! again, and then the session of that time goes on. Where it can't become that user any more, the session ends with the change: who has fewer rights now has no log any more
-//! in which he could write with those of before.
+//! A session acts for one user. For each request, a server changes to the user that it serves, and back (`seteuid`).
+//! Such a process may change back to a former user, and then resumes that user's session. If it can't change back, the
+//! session ends with the change: a process with fewer rights must have no log in which it could write with its former
+//! rights.
 //!
-//! What has ended is freed when the process has one thread: others may be in the middle of a call with it.
+//! An ended session is freed when the process has one thread: others may be in the middle of a call with it.
 //!
-//! The kernel knows users by thread, and a session is of the process. libc has all threads change, one after the other; who makes the call himself changes one. While threads
-//! differ, the kernel serves the process, and if they go on to differ, for good.
+//! The kernel knows users by thread, and a session is of the process. libc changes all threads, one after the other; a
+//! direct system call changes one. While threads differ, the kernel serves the process; if they differ for longer, it
+//! does so for good.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
@@ -17,47 +19,50 @@ use crate::arch::system_call;
 use crate::session::{self, Session};
 use crate::{descriptors, direct, materialise, shared, threads};
 
-/// Of a mount so many sessions are set aside: who the process was, and whom it has served.
+/// The most sessions set aside for a mount: the process's own, and one of a user that it has served.
 const ASIDE_MAX: usize = 2;
-/// While the process has several threads, no more sessions than these end and are not freed: after that the kernel serves it.
+/// If more sessions than these have ended and can't be freed, for several threads, the kernel serves the process.
 const ENDED_MAX: usize = 16;
-/// Threads that differ for longer, in milliseconds, do so for good. libc has them all changed in less, unless one is held up in the kernel.
+/// If threads differ for longer, in milliseconds, they do so for good. libc changes them all in less, unless one is
+/// held up in the kernel.
 const CHANGE_MS: u64 = 50;
 /// `CAP_SETGID`, `CAP_SETUID`.
 const USER_CAPABILITIES: u32 = 1 << 6 | 1 << 7;
-/// What of a thread's status says who it is.
+/// The lines of a thread's status that identify its user and rights.
 const IDENTITY: [&str; 4] = ["Uid:", "Gid:", "Groups:", "CapEff:"];
 
-/// Whether the process has ever changed its user, or a thread has.
+/// Whether the process, or a thread, has ever changed its user.
 static HAS_CHANGED: AtomicBool = AtomicBool::new(false);
-/// Whether it has no sessions any more.
+/// Whether the process begins no more sessions.
 static IS_KERNELS: AtomicBool = AtomicBool::new(false);
-/// Whether the process's user is its real one: 0 where nobody has looked, then 1 for no and 2 for yes. Once it, or a thread, has changed, each look is a new one.
+/// Whether the process's user is its real one: 0 for unknown, 1 for no, 2 for yes. Once it, or a thread, has changed,
+/// each call asks again.
 static IS_AS_REAL: AtomicU8 = AtomicU8::new(0);
-/// Whether some may have ended, and the process had one thread when the last one did: the next call frees them.
+/// Whether some may have ended, and the process had one thread at the last end: the next call frees them.
 static IS_ANY_ENDED: AtomicBool = AtomicBool::new(false);
-/// Since when threads are known to differ, in milliseconds of the machine's clock; 0: they did not, at the last look, or one has changed since.
+/// When threads were first found to differ, in milliseconds of the machine's clock. 0: they agreed at the last check,
+/// or one has changed since.
 static DIFFER_SINCE: AtomicU64 = AtomicU64::new(0);
 
 /// Sessions beside the current ones.
 #[derive(Debug)]
 pub(crate) struct Others {
-    /// Of users that the process may become again; the newest last.
+    /// Those of users that the process may change back to; the newest last.
     aside: Vec<&'static Session>,
-    /// Nobody begins anything with them any more.
+    /// Those that begin no more calls.
     ended: Vec<&'static Session>,
 }
 
 impl Others {
     pub(crate) const NONE: Self = Self { aside: Vec::new(), ended: Vec::new() };
 
-    /// The session that the process had with a mount when it was this user, if it goes on.
+    /// Removes and returns the session that the process had with a mount as this user, if it is usable.
     pub(crate) fn take(&mut self, mount: u32, who: &Credentials) -> Option<&'static Session> {
         let is_it = |session: &&Session| session.number == mount && session.who == *who && !session.covered.is_gone();
         self.aside.iter().position(is_it).map(|index| self.aside.remove(index))
     }
 
-    /// Takes the oldest ones of a mount out, of which there are more than so many.
+    /// Removes and returns the oldest ones of a mount, beyond so many.
     fn shorten(&mut self, mount: u32, most: usize) -> Vec<&'static Session> {
         let count = self.aside.iter().filter(|session| session.number == mount).count();
         let oldest = self.aside.extract_if(.., |session| session.number == mount);
@@ -65,13 +70,13 @@ impl Others {
     }
 }
 
-/// Whether the process, or a thread of it, has ever become another user's.
+/// Returns whether the process, or a thread of it, has ever changed its user.
 #[inline]
 pub(crate) fn has_changed() -> bool {
     HAS_CHANGED.load(Ordering::Relaxed)
 }
 
-/// Whether this thread's user is the real one, for whom `access` asks.
+/// Returns whether this thread's user is the real one, for which `access` asks.
 #[inline]
 pub(crate) fn is_as_real() -> bool {
     match IS_AS_REAL.load(Ordering::Relaxed) {
@@ -82,7 +87,7 @@ pub(crate) fn is_as_real() -> bool {
 
 #[cold]
 fn look_as_real() -> bool {
-    // SAFETY: they take nothing.
+    // SAFETY: the calls take no arguments.
     let is_it = unsafe {
         let call = |number: i64| system_call(number as u64, [0; 6]);
         call(libc::SYS_getuid) == call(libc::SYS_geteuid) && call(libc::SYS_getgid) == call(libc::SYS_getegid)
@@ -91,17 +96,19 @@ fn look_as_real() -> bool {
     is_it
 }
 
-/// Whether the process has no sessions any more.
+/// Returns whether the process begins no more sessions.
 pub(crate) fn are_kernels() -> bool {
     IS_KERNELS.load(Ordering::Relaxed)
 }
 
-/// The sessions that are set aside.
+/// Returns the sessions that are set aside.
 pub(crate) fn aside() -> Vec<&'static Session> {
     if has_changed() { session::others().aside.clone() } else { Vec::new() }
 }
 
-/// Frees what has ended, as a call begins on this thread, unless another thread may be in the middle of one. Who runs another program is spared it.
+/// Frees ended sessions, as a call begins on this thread, unless another thread may use one.
+///
+/// A program that runs another one is spared this.
 #[inline]
 pub(crate) fn free(call: i64) {
     if IS_ANY_ENDED.load(Ordering::Relaxed) && !matches!(call, libc::SYS_execve | libc::SYS_execveat) {
@@ -112,25 +119,26 @@ pub(crate) fn free(call: i64) {
 #[cold]
 fn free_ended() {
     IS_ANY_ENDED.store(false, Ordering::Relaxed);
-    // It may have made another one past us.
+    // The program may have made a thread past the library.
     if !threads::is_one() {
         return;
     }
-    // What is mapped all the same, for want of memory, or could not become the kernel's, is kept until the process ends.
+    // A session is kept until the process ends if, for want of memory, a mapping or an open file of it remains.
     let is_left = |session: &Session| {
         direct::is_any_of(session) || descriptors::ours(0, u32::MAX).any(|number| is_open_in(number, session))
     };
     let gone: Vec<_> = session::others().ended.extract_if(.., |session| !is_left(session)).collect();
     for session in gone {
         leave(session);
-        // SAFETY: it was leaked as a box when it was opened, and it's in no list any more. This thread, the only one, has just begun a call, and no other one is under way:
-        // handlers of signals wait until a call is done. No open file is of it.
+        // SAFETY: it was leaked as a box when it was opened, and is in no list any more. This thread, the only one, has
+        // just begun a call, and no other call is in progress: signal handlers wait until a call is done. No open file
+        // is of it.
         drop(unsafe { Box::from_raw(std::ptr::from_ref(session).cast_mut()) });
     }
     session::forget_closed();
 }
 
-/// Whether a session may begin: all threads of the process are the same user's.
+/// Returns whether a session may begin: all threads of the process have the same user.
 pub(crate) fn may_begin(others: &Others) -> bool {
     if are_kernels() {
         return false;
@@ -155,35 +163,35 @@ pub(crate) fn may_begin(others: &Others) -> bool {
     false
 }
 
-/// Whether all threads are the same user's, as the kernel tells; not where it doesn't.
+/// Returns whether the kernel says that all threads have the same user.
 fn do_threads_agree() -> bool {
     let identity = |thread: i32| {
         let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).ok()?;
-        // The first one may have ended before the others: it is what it was then.
+        // The first thread may have ended before the others, and keeps the user that it had then.
         if status.lines().any(|line| line.starts_with("State:") && line.contains(['Z', 'X'])) {
             return None;
         }
         let is_meant = |line: &&str| IDENTITY.iter().any(|name| line.starts_with(name));
         Some(status.lines().filter(is_meant).collect::<Vec<_>>().join("\n"))
     };
-    // One that ends meanwhile has no status.
+    // A thread that ends meanwhile has no status.
     let known: Vec<_> = threads::numbers().into_iter().filter_map(identity).collect();
     known.first().is_some_and(|first| known.iter().all(|other| other == first))
 }
 
-/// A session begins: of the others with that mount the oldest go.
+/// Ends the oldest other sessions with a mount, when one begins.
 pub(crate) fn make_room(mount: u32) {
     let gone = session::others().shorten(mount, ASIDE_MAX - 1);
     end(gone);
 }
 
-/// The process, or a thread of it, may have become another user's, with nothing open in its sessions.
+/// Records that the process, or a thread of it, may have changed its user; nothing is open in its sessions.
 pub(crate) fn change() {
     HAS_CHANGED.store(true, Ordering::Relaxed);
     DIFFER_SINCE.store(0, Ordering::Relaxed);
     let who = session::credentials();
     let may_return = session::permitted() & USER_CAPABILITIES == USER_CAPABILITIES;
-    // A session that another thread is opening is there when it lets go.
+    // If another thread is opening a session, that is complete once this lock is taken.
     let mut others = session::others();
     if session::all().all(|session| who.as_ref() == Some(&session.who)) && may_return {
         return;
@@ -194,16 +202,16 @@ pub(crate) fn change() {
         gone.extend(others.shorten(session.number, ASIDE_MAX));
     }
     if !may_return {
-        // The user that it is may go on with what it has begun.
+        // The current user may go on with its own sessions.
         gone.extend(others.aside.extract_if(.., |session| who.as_ref() != Some(&session.who)));
     }
     drop(others);
-    // What another thread has mapped until now. Nobody maps anything any more by these.
+    // Leave mappings that another thread has made until now. No thread makes more through these sessions.
     direct::leave_all();
     end(gone);
 }
 
-/// All sessions, current and set aside, which are neither any more.
+/// Removes and returns all sessions, current and set aside.
 fn take_all(others: &mut Others) -> Vec<&'static Session> {
     session::take_all().chain(others.aside.drain(..)).collect()
 }
@@ -213,19 +221,20 @@ pub(crate) fn end_all() {
     let gone = take_all(&mut session::others());
     direct::leave_all();
     end(gone);
-    // The program may take the numbers of their descriptors for its own from here on, so they stay as they are.
+    // From here on the program may use the numbers of their descriptors, so these stay as they are.
     IS_ANY_ENDED.store(false, Ordering::Relaxed);
     let ended = std::mem::take(&mut session::others().ended);
     ended.iter().filter(|session| !direct::is_any_of(session)).for_each(|session| leave(session));
 }
 
-/// Whether there is a session, current or set aside.
+/// Returns whether there is a session, current or set aside.
 pub(crate) fn is_any() -> bool {
     session::is_any() || !session::others().aside.is_empty()
 }
 
-/// Ends all sessions, with nothing open in them, and frees them at once. Where there are other threads, they may be in the middle of a call with one: nobody begins
-/// anything new by it.
+/// Ends all sessions, with nothing open in them, and frees them at once.
+///
+/// If there are other threads, they may be in the middle of a call with one: no new call begins with it.
 pub(crate) fn make_way() {
     let gone = take_all(&mut session::others());
     direct::leave_all();
@@ -237,7 +246,7 @@ pub(crate) fn make_way() {
     }
 }
 
-/// The process begins no sessions from here on.
+/// Stops the process from beginning more sessions.
 pub(crate) fn begin_none() {
     IS_KERNELS.store(true, Ordering::Relaxed);
 }
@@ -250,12 +259,13 @@ fn end(gone: Vec<&'static Session>) {
     if gone.is_empty() {
         return;
     }
-    // What other threads have opened until now. What can't become the kernel's gives errors from here on.
+    // Hand over files that other threads have opened until now. Those that can't be handed over give errors from here
+    // on.
     let is_meant = |number: &i32| gone.iter().any(|session| is_open_in(*number, session));
     descriptors::ours(0, u32::MAX).filter(is_meant).for_each(|number| {
         let _ = materialise::descriptor(number);
     });
-    // What is mapped all the same SharedFS keeps until it's unmapped.
+    // SharedFS keeps blocks that are still mapped until they are unmapped.
     gone.iter().filter(|session| !direct::is_any_of(session)).for_each(|session| leave(session));
     session::others().ended.extend(gone);
     IS_ANY_ENDED.store(threads::is_one(), Ordering::Relaxed);
@@ -268,7 +278,9 @@ fn leave(session: &Session) {
     }
 }
 
-/// The process was forked: the sessions are the other's. They are not freed: the program may take the numbers of their descriptors for its own here.
+/// Discards all sessions in a forked process: they are the parent's.
+///
+/// They are not freed: the program may use the numbers of their descriptors here.
 pub(crate) fn forget_all() {
     let mut others = session::others();
     let all = take_all(&mut others).into_iter().chain(others.ended.drain(..));
@@ -276,7 +288,7 @@ pub(crate) fn forget_all() {
         session.end();
         session.fs.hang_up();
     }
-    // It has one thread, and is one user's.
+    // The new process has one thread, and thus one user.
     IS_AS_REAL.store(0, Ordering::Relaxed);
     [&HAS_CHANGED, &IS_KERNELS, &IS_ANY_ENDED].into_iter().for_each(|known| known.store(false, Ordering::Relaxed));
 }

@@ -602,8 +602,8 @@ fn send_out(from: &File, a: &[u64; 6]) -> Served {
     let Some(start) = given.or_else(|| from.place().map(|place| place.offset)) else { return Ok(None) };
     let mut buffer = vec![0; COPY_BYTES.min(a[3] as usize)];
     let count = session.fs.read(from.inode(), start, &mut buffer)?;
-    // Bytes that the other side does not take are read again at the next call; a short count is no error. SAFETY: the
-    // buffer is this function's, and has that many bytes.
+    // Bytes that the other side does not take are read again at the next call; a short count is no error.
+    // SAFETY: the buffer is this function's, and has that many bytes.
     let sent = unsafe { system_call(libc::SYS_write as u64, [a[0], buffer.as_ptr() as u64, count as u64, 0, 0, 0]) };
     if sent > 0 {
         moved(from, a[2], given, start + sent as u64)?;

@@ -1,4 +1,4 @@
-//! The trampolines and the jumps to them, and how they are written into a library where it stands.
+//! Writes trampolines, and the jumps to them, into a library in memory.
 
 use std::ops::Range;
 use std::ptr;
@@ -7,27 +7,27 @@ use super::{Library, Plan, Site};
 use crate::arch::{ashlar_entry, system_call};
 
 pub(super) const PAGE: usize = 4096;
-/// How far a jump reaches, with room for the trampolines themselves.
+/// The reach of a jump, less the room for the trampolines themselves.
 const REACH: usize = (1 << 31) - (1 << 20);
-/// Distances from a library at which room for the trampolines is looked for.
+/// The search for room for the trampolines tries multiples of this distance from a library.
 const STEP: usize = 1 << 24;
-/// Bytes of a trampoline, at most.
+/// The most bytes of a trampoline.
 const TRAMPOLINE_BYTES: usize = 64;
 
-/// A jump within reach.
+/// Bytes of a near jump.
 pub(super) const JUMP_BYTES: usize = 5;
 
-/// `lea rsp, [rsp - 128]`: over the red zone.
+/// `lea rsp, [rsp - 128]`: steps over the red zone.
 const ENTER: [u8; 5] = [0x48, 0x8d, 0x64, 0x24, 0x80];
 /// `lea rsp, [rsp + 128]`, of 8 bytes, as the entry expects.
 const LEAVE: [u8; 8] = [0x48, 0x8d, 0xa4, 0x24, 0x80, 0x00, 0x00, 0x00];
 const NOP: u8 = 0x90;
 
-/// What patching a library comes to, with its trampolines at one place.
+/// The bytes that patch a library, with its trampolines at one address.
 pub(super) struct Layout {
-    /// What stands from [`TRAMPOLINES_AT`] on: whole pages.
+    /// The content from [`TRAMPOLINES_AT`] on: whole pages.
     pub(super) trampolines: Vec<u8>,
-    /// The jumps: addresses, and what is written there.
+    /// The jumps: addresses, and the bytes written there.
     pub(super) jumps: Vec<(usize, Vec<u8>)>,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Layout {
 pub(super) const TRAMPOLINES_AT: usize = PAGE;
 
 impl Layout {
-    /// Bytes of the room that so many trampolines need.
+    /// Returns the bytes of the room for so many trampolines.
     pub(super) fn room_bytes(sites: usize) -> usize {
         TRAMPOLINES_AT + (sites * TRAMPOLINE_BYTES).next_multiple_of(PAGE)
     }
@@ -54,13 +54,16 @@ impl Layout {
     }
 }
 
-/// Those places of a plan that `wanted` names by the call's number ([`Site::ANY_NUMBER`] among them), if they are as planned.
+/// Returns the sites of a plan that `wanted` accepts by the call's number, if the code is as planned.
+///
+/// The numbers include [`Site::ANY_NUMBER`].
 pub(super) fn sites<'a>(library: &Library, plan: &'a Plan, wanted: impl Fn(i32) -> bool) -> Vec<&'a Site> {
     plan.sites.iter().filter(|site| wanted(site.number) && is_as_planned(library, site)).collect()
 }
 
-/// Patches a library in place. Returns where its trampolines stand, if it did. No thread may be in the middle of its
-/// code.
+/// Patches a library in place; returns the address range of its trampolines, if it did.
+///
+/// No thread may be in the middle of its code.
 pub(super) fn apply(library: &Library, sites: &[&Site]) -> Option<Range<usize>> {
     if sites.is_empty() {
         return None;
@@ -71,14 +74,14 @@ pub(super) fn apply(library: &Library, sites: &[&Site]) -> Option<Range<usize>> 
     let read_and_run = libc::PROT_READ | libc::PROT_EXEC;
     let is_patched = |code: &&Range<usize>| layout.jumps.iter().any(|(window, _)| code.contains(window));
     let patched: Vec<_> = library.code.iter().filter(is_patched).collect();
-    // The code stays as it is, and executable, so this can go on running whatever it calls.
+    // The code stays as it is, and executable, so all code that this function calls still runs.
     if !patched.iter().all(|code| protect(code, read_and_run | libc::PROT_WRITE)) {
         patched.iter().for_each(|code| _ = protect(code, read_and_run));
         release(&(room..room + bytes));
         return None;
     }
-    // SAFETY: the room is ours and long enough, and the windows were compared with the plan, in which each is a sequence of whole
-    // instructions that nothing jumps into. No other thread runs that could be in the middle of one.
+    // SAFETY: the room is new and long enough. The windows were compared with the plan, in which each is a sequence of
+    // whole instructions that nothing jumps into. No other thread runs that could be in the middle of one.
     unsafe {
         ptr::write(room as *mut usize, ashlar_entry as *const () as usize);
         copy(&layout.trampolines, room + TRAMPOLINES_AT);
@@ -89,7 +92,7 @@ pub(super) fn apply(library: &Library, sites: &[&Site]) -> Option<Range<usize>> 
     Some(room..room + bytes)
 }
 
-/// Puts a jump to a function in the place of code. Returns whether it did. No other thread may run yet.
+/// Replaces code by a jump to a function; returns whether it did. No other thread may run yet.
 pub(super) fn divert(library: &Library, at: usize, function: usize) -> bool {
     let read_and_run = libc::PROT_READ | libc::PROT_EXEC;
     let Some(room) = reserve(library, PAGE) else { return false };
@@ -98,7 +101,7 @@ pub(super) fn divert(library: &Library, at: usize, function: usize) -> bool {
         release(&(room..room + PAGE));
         return false;
     }
-    // jmp [rip + 2], and behind it, at a multiple of 8, the address
+    // jmp [rip + 2], and after it, at a multiple of 8, the address
     let far = [&[0xff, 0x25, 2, 0, 0, 0, NOP, NOP][..], &function.to_le_bytes()].concat();
     // SAFETY: both are writable and long enough, and no other thread runs that could be in the middle of the code.
     unsafe {
@@ -108,7 +111,7 @@ pub(super) fn divert(library: &Library, at: usize, function: usize) -> bool {
     protect(&code, read_and_run) && protect(&(room..room + PAGE), read_and_run)
 }
 
-/// Sets the protection of the pages in which a part of the memory lies. Returns whether it could.
+/// Sets the protection of the pages of a part of the memory; returns whether it could.
 fn protect(part: &Range<usize>, protection: i32) -> bool {
     let (start, end) = (part.start / PAGE * PAGE, part.end.next_multiple_of(PAGE));
     let arguments = [start as u64, (end - start) as u64, protection as u64, 0, 0, 0];
@@ -116,21 +119,21 @@ fn protect(part: &Range<usize>, protection: i32) -> bool {
     unsafe { system_call(libc::SYS_mprotect as u64, arguments) == 0 }
 }
 
-/// Gives back the room of trampolines to which nothing leads.
+/// Releases the room of trampolines to which nothing jumps.
 pub(super) fn release(room: &Range<usize>) {
-    // SAFETY: nothing leads there.
+    // SAFETY: nothing jumps there.
     unsafe { system_call(libc::SYS_munmap as u64, [room.start as u64, room.len() as u64, 0, 0, 0, 0]) };
 }
 
-/// Whether the library's code is what the plan was made for.
+/// Returns whether the library's code is as in the plan.
 fn is_as_planned(library: &Library, site: &Site) -> bool {
     let window = library.base + site.offset as usize;
     let is_inside = library.code.iter().any(|code| code.contains(&window) && window + site.code().len() <= code.end);
-    // SAFETY: it lies in code that is loaded.
+    // SAFETY: it lies in loaded code.
     is_inside && unsafe { std::slice::from_raw_parts(window as *const u8, site.code().len()) } == site.code()
 }
 
-/// Memory for trampolines within reach of a jump from the library and back.
+/// Reserves memory for trampolines within reach of a jump from the library and back.
 fn reserve(library: &Library, bytes: usize) -> Option<usize> {
     let protection = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as u64;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE) as u64;
@@ -140,13 +143,13 @@ fn reserve(library: &Library, bytes: usize) -> Option<usize> {
     for at in above.chain(below) {
         let at = at / PAGE * PAGE;
         let arguments = [at as u64, bytes as u64, protection, flags, u64::MAX, 0];
-        // SAFETY: the kernel maps only what is free there.
+        // SAFETY: the kernel maps only free addresses.
         let mapped = unsafe { system_call(libc::SYS_mmap as u64, arguments) };
         if mapped == at as i64 {
             return Some(at);
         }
         if mapped > 0 {
-            // A kernel that does not know the flag took the address for a hint.
+            // A kernel that does not know the flag took the address as a hint.
             // SAFETY: it was mapped just now.
             unsafe { system_call(libc::SYS_munmap as u64, [mapped as u64, bytes as u64, 0, 0, 0, 0]) };
         }
@@ -154,8 +157,10 @@ fn reserve(library: &Library, bytes: usize) -> Option<usize> {
     None
 }
 
-/// The trampoline at `at` of a window: what was moved from before the call, the entry past the red zone, what was moved from behind
-/// it, and the way back. The address of the entry stands at `entry`.
+/// Returns the trampoline at `at` of a window.
+///
+/// It consists of the instructions moved from before the call, the call of the entry past the red zone, the
+/// instructions moved from after it, and the jump back. The address of the entry is at `entry`.
 fn trampoline(site: &Site, window: usize, at: usize, entry: usize) -> Vec<u8> {
     let (code, call) = (site.code(), usize::from(site.call));
     let mut bytes = Vec::with_capacity(TRAMPOLINE_BYTES);
@@ -179,7 +184,7 @@ fn trampoline(site: &Site, window: usize, at: usize, entry: usize) -> Vec<u8> {
     bytes
 }
 
-/// A jump from a window to its trampoline, and nothing behind it that could be run.
+/// Returns a jump from a window to its trampoline, padded so that nothing else in the window runs.
 fn jump(window: usize, to: usize, length: usize) -> Vec<u8> {
     let mut bytes = vec![0xe9];
     bytes.extend(distance(window + 5, to));
@@ -187,7 +192,7 @@ fn jump(window: usize, to: usize, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// The displacement that leads from the end of an instruction to a place.
+/// Returns the displacement from the end of an instruction to an address.
 fn distance(from: usize, to: usize) -> [u8; 4] {
     (to.wrapping_sub(from) as i32).to_le_bytes()
 }
@@ -195,10 +200,10 @@ fn distance(from: usize, to: usize) -> [u8; 4] {
 /// Copies bytes into code.
 ///
 /// # Safety
-/// The place is writable.
+/// The destination is writable.
 unsafe fn copy(bytes: &[u8], to: usize) {
     for (index, byte) in bytes.iter().enumerate() {
-        // SAFETY: as the caller says. A byte at a time, volatile: libc's own `memcpy` may be what is being patched.
+        // SAFETY: as the caller says. A byte at a time, volatile: libc's own `memcpy` may be the code that is patched.
         unsafe { ptr::write_volatile((to + index) as *mut u8, *byte) };
     }
 }

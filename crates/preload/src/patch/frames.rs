@@ -1,17 +1,17 @@
-//! Where an object's functions stand, by the tables that unwinders go by (`.eh_frame_hdr`, `.eh_frame`).
+//! Finds an object's functions by the unwinders' tables (`.eh_frame_hdr`, `.eh_frame`).
 //!
-//! Data may stand between functions, and two of its bytes may look like a system call. A function that is decoded from
-//! its first byte on shows its instructions alone. The tables are read where they are loaded; whatever is not as the
-//! format says yields no functions.
+//! There may be data between functions, and two of its bytes may look like a system call. A function that is decoded
+//! from its first byte on shows only its instructions. The tables are read in memory; if anything in them breaks the
+//! format, no functions are found.
 
 use std::ops::Range;
 
 use super::Library;
 
 const VERSION: u8 = 1;
-/// Nothing stands there.
+/// The encoding of an absent pointer.
 const OMITTED: u8 = 0xff;
-/// The lower half of an encoding says how long a pointer is, and the upper one from where it counts.
+/// The lower half of an encoding is the form of a pointer, and the upper half the base that it counts from.
 const FORM: u8 = 0x0f;
 const BASE: u8 = 0xf0;
 const FROM_HERE: u8 = 0x10;
@@ -34,7 +34,7 @@ impl<'a> FrameReader<'a> {
         if !is_loaded {
             return None;
         }
-        // SAFETY: the bytes lie in a segment that is loaded and may be read; they have no alignment.
+        // SAFETY: the bytes lie in a loaded, readable segment; they need no alignment.
         let bytes = unsafe { (self.at as *const [u8; N]).read_unaligned() };
         self.at = end;
         Some(bytes)
@@ -54,7 +54,7 @@ impl<'a> FrameReader<'a> {
         Some(())
     }
 
-    /// A pointer in an encoding; `table` is where those that count from the table count from.
+    /// Reads a pointer in an encoding; `table` is the base of those that count from the table.
     fn pointer(&mut self, encoding: u8, table: usize) -> Option<usize> {
         let from = match encoding & BASE {
             0 => 0,
@@ -74,7 +74,7 @@ impl<'a> FrameReader<'a> {
     }
 }
 
-/// The functions, in order; `None` where there are no tables, or they can't be read.
+/// Returns the functions, in order; `None` if there are no tables, or they can't be read.
 pub(super) fn functions(library: &Library) -> Option<Vec<Range<usize>>> {
     let table = library.frames?;
     let mut reader = FrameReader::new(library, table);
@@ -84,7 +84,7 @@ pub(super) fn functions(library: &Library) -> Option<Vec<Range<usize>>> {
     }
     reader.pointer(frames, table)?;
     let count = reader.pointer(count, table)?;
-    // A wrong number ends where the segment does.
+    // If the count is wrong, reading ends with the segment.
     let mut functions = Vec::new();
     let mut common = Common::default();
     for _ in 0..count {
@@ -96,12 +96,13 @@ pub(super) fn functions(library: &Library) -> Option<Vec<Range<usize>>> {
     Some(functions)
 }
 
-/// The function that an entry of `.eh_frame` is about, if it's in the code, and none through which signal handlers
-/// return: those begin a byte behind what the entry says, and are to stay as they are. `common` is the last entry that
-/// several share.
+/// Returns the function of an entry of `.eh_frame`, if it is in the code and not a signal handlers' return.
+///
+/// Those begin a byte after the address in the entry, and must stay as they are. `common` is the last part that several
+/// entries share.
 fn function(library: &Library, frame: usize, common: &mut Common) -> Option<Option<Range<usize>>> {
     let mut reader = FrameReader::new(library, frame);
-    // Longer ones than 4 GiB have another form.
+    // An entry longer than 4 GiB has another form.
     if reader.word()? == u32::MAX {
         return None;
     }
@@ -120,11 +121,11 @@ fn function(library: &Library, frame: usize, common: &mut Common) -> Option<Opti
 /// The part of an entry that several functions share.
 #[derive(Debug, Default)]
 struct Common {
-    /// Where it stands.
+    /// Its address.
     at: usize,
-    /// How pointers to functions are encoded.
+    /// The encoding of pointers to functions.
     encoding: u8,
-    /// Signal handlers return through them.
+    /// Signal handlers return through these functions.
     is_of_signals: bool,
 }
 

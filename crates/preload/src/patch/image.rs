@@ -1,11 +1,13 @@
-//! A library's patched code in a file, which programs map over the code that the dynamic linker has loaded.
+//! A library's patched code in a file, which programs map over the loaded code.
 //!
 //! ```text
 //! magic:8 "ASHLIMG1"  distance:8  code from:8  code bytes:8  trampolines bytes:8, then from the next page on:
 //! trampolines  code
 //! ```
-//! The trampolines stand at one distance from the library's base in all programs, since the jumps are relative; the page before them is
-//! each program's own, with the address of the entry. The file is named by the builds of the library and of this one.
+//!
+//! The jumps are relative, so the trampolines are at one distance from the library's base in all programs. The page
+//! before them is each program's own, with the address of the entry. The file is named by the builds of the library and
+//! of this library.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
@@ -17,7 +19,7 @@ use super::{Library, Site};
 use crate::arch::{ashlar_entry, system_call};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ASHLIMG1");
-/// Where the trampolines stand, from the library's base: where mappings come to lie long after programs have begun.
+/// Distance of the trampolines from the library's base: mappings reach that address only long after a program's start.
 const DISTANCE: i64 = -(1 << 30);
 
 /// The head of the file.
@@ -53,17 +55,17 @@ impl Head {
     }
 }
 
-/// Writes the image of a library that is patched at these places, which are as planned.
+/// Writes the image of a library with jumps at these sites, which are as planned.
 pub(super) fn store(library: &Library, sites: &[&Site], kept: &Kept) {
     let (Some(code), Some(room)) = (library.pages(), library.base.checked_add_signed(DISTANCE as isize)) else {
         return;
     };
-    // Where the code is in pieces, something else may lie between them.
+    // If the code is in pieces, something else may lie between them.
     if library.code.len() != 1 || sites.is_empty() {
         return;
     }
     let layout = Layout::new(library, sites, room);
-    // SAFETY: the pages are the library's, which is loaded, and code that may be read.
+    // SAFETY: the pages are code of the loaded library, and readable.
     let mut patched = unsafe { std::slice::from_raw_parts(code.start as *const u8, code.len()) }.to_vec();
     for (window, jump) in &layout.jumps {
         patched[window - code.start..][..jump.len()].copy_from_slice(jump);
@@ -78,8 +80,9 @@ pub(super) fn store(library: &Library, sites: &[&Site], kept: &Kept) {
     kept.remove_others();
 }
 
-/// Maps the image in place of a library's code. Returns whether it did: there may be none, or its file system allows no programs, or
-/// something lies where the trampolines belong. No other thread may run yet.
+/// Maps the image in place of a library's code; returns whether it did. No other thread may run yet.
+///
+/// There may be no image, its file system may allow no programs, or a mapping may lie at the trampolines' address.
 pub(super) fn map(library: &Library, kept: &Kept) -> bool {
     try_map(library, kept).is_some()
 }
@@ -113,7 +116,7 @@ fn try_map(library: &Library, kept: &Kept) -> Option<()> {
     // SAFETY: the page was mapped above.
     unsafe { ptr::write(room as *mut usize, ashlar_entry as *const () as usize) };
     let from = PAGE as u64 + head.trampolines_bytes;
-    // What is mapped is the same code, but for the jumps, so this can go on running whatever it calls.
+    // The mapped code is the same, but for the jumps, so all code that this function calls still runs.
     let is_mapped =
         map_at(code.start, code.len(), Some((file.as_raw_fd(), from)), libc::PROT_EXEC, libc::MAP_FIXED).is_some();
     if !is_mapped {
@@ -125,22 +128,22 @@ fn try_map(library: &Library, kept: &Kept) -> Option<()> {
     Some(())
 }
 
-/// Maps memory, or part of a file, at an address; `access` beside reading.
+/// Maps memory, or a part of a file, at an address, readable and with `access`.
 fn map_at(at: usize, bytes: usize, file: Option<(RawFd, u64)>, access: i32, how: i32) -> Option<()> {
     let kind = libc::MAP_PRIVATE | how | if file.is_none() { libc::MAP_ANONYMOUS } else { 0 };
     let (descriptor, from) = file.map_or((u64::MAX, 0), |(descriptor, from)| (descriptor as u64, from));
     let arguments = [at as u64, bytes as u64, (libc::PROT_READ | access) as u64, kind as u64, descriptor, from];
-    // SAFETY: what is replaced, if anything, is the library's code, by the same code.
+    // SAFETY: if the mapping replaces anything, that is the library's code, by the same code.
     let mapped = unsafe { system_call(libc::SYS_mmap as u64, arguments) };
     if mapped > 0 && mapped != at as i64 {
-        // A kernel that does not know the flag took the address for a hint.
+        // A kernel that does not know the flag took the address as a hint.
         unmap(mapped as usize, bytes);
     }
     (mapped == at as i64).then_some(())
 }
 
 fn unmap(at: usize, bytes: usize) {
-    // SAFETY: it was mapped here, and nothing leads there.
+    // SAFETY: it was mapped here, and nothing jumps there.
     unsafe { system_call(libc::SYS_munmap as u64, [at as u64, bytes as u64, 0, 0, 0, 0]) };
 }
 

@@ -1,7 +1,7 @@
-//! Files in which is kept what is the same for all programs with a library of one build.
+//! Files that are kept for all programs with a library of one build.
 //!
-//! Whoever can write them says what programs do, so they are believed where they belong to the super-user or to who runs the program, and
-//! nobody else may write them.
+//! A user that can write them decides what programs do. So a program trusts a file only if it belongs to the super-user
+//! or to the program's user, and no other user may write it.
 
 use std::ffi::{CStr, OsString};
 use std::fs::{File, OpenOptions};
@@ -10,27 +10,28 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 
-/// Longer build ids are none.
+/// A longer id is not a build id.
 pub(super) const BUILD_ID_MAX: usize = 32;
 
 const PAGE: usize = 4096;
 const PERMISSIONS: u32 = 0o644;
 const OTHERS_MAY_WRITE: u32 = 0o022;
 
-/// In hexadecimal digits. Each program names two files, and formatting each byte takes longer than opening them.
+/// Returns the hexadecimal digits of some bytes. Each program names two files, and formatting each byte would take
+/// longer than opening them.
 fn hex(bytes: &[u8]) -> impl Iterator<Item = u8> {
     let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
     digits.map(|digit| b"0123456789abcdef"[usize::from(digit)])
 }
 
-/// One such file, which may be there.
+/// One such file, which may not exist yet.
 #[derive(Debug)]
 pub(crate) struct Kept {
     path: PathBuf,
 }
 
 impl Kept {
-    /// The one for a build, in a directory; `also` is a second build that what is kept depends on.
+    /// Returns the file for a build, in a directory; the content also depends on the build `also`.
     pub(super) fn at(directory: &CStr, build_id: &[u8], also: Option<&[u8]>) -> Option<Self> {
         let is_one = |id: &[u8]| !id.is_empty() && id.len() <= BUILD_ID_MAX;
         if !is_one(build_id) || !also.is_none_or(is_one) {
@@ -47,18 +48,18 @@ impl Kept {
         Some(Self { path: OsString::from_vec(path).into() })
     }
 
-    /// One that has another name.
+    /// Returns a file with another name.
     pub(crate) fn named(directory: &CStr, name: &str) -> Self {
         Self { path: PathBuf::from(OsString::from_vec(directory.to_bytes().to_vec())).join(name) }
     }
 
-    /// Opens it, if it is there and believed, and says how long it is.
+    /// Opens the file, if it exists and is trusted; returns it with its length.
     pub(crate) fn open(&self) -> Option<(File, u64)> {
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&self.path).ok()?;
         believed(file)
     }
 
-    /// Opens it to change it in place, made if need be, and if that can't be had to read it.
+    /// Opens the file to change it in place, and creates it if need be; if that fails, opens it to read.
     pub(crate) fn change(&self) -> Option<File> {
         let mut how = OpenOptions::new();
         how.read(true).write(true).create(true).mode(PERMISSIONS).custom_flags(libc::O_NOFOLLOW);
@@ -66,8 +67,9 @@ impl Kept {
         file.map(|(file, _)| file)
     }
 
-    /// Writes it, under another name first: others may read it at any moment, and the machine may stop at any. What fits a page is there then as a
-    /// whole, or what is there is seen to be nothing: it need not wait for the disk.
+    /// Writes the file, under another name first: others may read it, or the machine may stop, at any moment.
+    ///
+    /// A file that fits a page is then there as a whole, or recognised as empty: it need not wait for the disk.
     pub(super) fn store(&self, bytes: &[u8]) {
         let sync = |file: &File| if bytes.len() > PAGE { file.sync_data() } else { Ok(()) };
         let mut draft = self.path.clone().into_os_string();
@@ -80,28 +82,28 @@ impl Kept {
             .and_then(|mut file| file.write_all(bytes).and_then(|()| sync(&file)))
             .and_then(|()| std::fs::rename(&draft, &self.path));
         if written.is_err() {
-            // What can't be kept is made again.
+            // A later process makes the file again.
             let _ = std::fs::remove_file(&draft);
         }
     }
 
-    /// Removes what was kept for the same build and another second one.
+    /// Removes the files for the same build and another second one.
     pub(super) fn remove_others(&self) {
         let (Some(directory), Some(name)) = (self.path.parent(), self.path.file_name()) else { return };
         let Some(same) = name.as_bytes().split_inclusive(|&byte| byte == b'-').next() else { return };
         for other in std::fs::read_dir(directory).into_iter().flatten().flatten().map(|other| other.file_name()) {
             if other.as_bytes().starts_with(same) && other != name {
-                // Whoever still needs it makes it again.
+                // A program that still needs it makes it again.
                 let _ = std::fs::remove_file(directory.join(other));
             }
         }
     }
 }
 
-/// A file that belongs to whom one believes, and how long it is.
+/// Returns a file with its length, if the program may trust its owner and permissions.
 fn believed(file: File) -> Option<(File, u64)> {
     let metadata = file.metadata().ok()?;
-    // SAFETY: it takes nothing, and can't fail.
+    // SAFETY: the call takes no arguments, and can't fail.
     let user = unsafe { libc::geteuid() };
     let is_owned = metadata.uid() == 0 || metadata.uid() == user;
     (is_owned && metadata.mode() & OTHERS_MAY_WRITE == 0).then_some((file, metadata.len()))

@@ -1,8 +1,8 @@
-//! The dynamic linker's report that it has loaded an object, before any code of that runs.
+//! The dynamic linker's report that it has loaded an object.
 //!
-//! It calls a function of its own that does nothing, for debuggers to stop there (`r_brk` in `<link.h>`): before it
-//! loads or unloads objects, and when all requested ones are mapped. That function becomes a jump to ours. If it is not
-//! empty, the library learns of no objects that are loaded later.
+//! The linker calls a function of its own that does nothing, for debuggers to stop there (`r_brk` in `<link.h>`). It
+//! calls it before it loads or unloads objects, and when all requested ones are mapped, before any of their code runs.
+//! That function becomes a jump to the hook. If it is not empty, the library misses objects that are loaded later.
 
 use super::apply::{self, JUMP_BYTES};
 use super::library_of;
@@ -11,34 +11,35 @@ use super::library_of;
 const FUNCTION_AT: usize = 16;
 const ENDBR64: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
 const RETURN: u8 = 0xc3;
-/// How far the function is looked at, in bytes.
+/// The most bytes of the function that are checked.
 const LENGTH_MAX: usize = 16;
 
-/// Where the dynamic linker's function stands.
+/// Returns the address of the dynamic linker's function.
 pub(super) fn address() -> Option<usize> {
-    // SAFETY: it takes a string, and looks for its address among the symbols of what is loaded.
+    // SAFETY: it takes a string, and looks for its address among the symbols of the loaded objects.
     let debug = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_r_debug".as_ptr()) } as usize;
     if debug == 0 {
         return None;
     }
-    // SAFETY: the structure is as `<link.h>` says, and the dynamic linker has filled it by now.
+    // SAFETY: the structure is as in `<link.h>`, and the dynamic linker has filled it by now.
     let function = unsafe { ((debug + FUNCTION_AT) as *const usize).read() };
     (function != 0).then_some(function)
 }
 
-/// Has the dynamic linker call a function whenever it has loaded or unloaded objects. No other thread may run yet.
+/// Makes the dynamic linker call a function whenever it has loaded or unloaded objects. No other thread may run yet.
 pub(crate) fn watch_loader(function: extern "C" fn()) {
     let Some(at) = address() else { return };
     let Some(linker) = library_of(at) else { return };
     let is_inside = linker.code.iter().any(|code| code.contains(&at) && at + LENGTH_MAX <= code.end);
-    // SAFETY: the bytes lie in code that is loaded.
+    // SAFETY: the bytes lie in loaded code.
     if is_inside && is_empty(unsafe { std::slice::from_raw_parts(at as *const u8, LENGTH_MAX) }) {
         apply::divert(&linker, at, function as *const () as usize);
     }
 }
 
-/// Whether a function returns at once, with room for a jump before the next one. Found without a decoder, whose tables
-/// take as long as half of a program's start.
+/// Returns whether a function returns at once, with room for a jump before the next one.
+///
+/// It uses no decoder, whose tables take as long as half of a program's start.
 fn is_empty(bytes: &[u8]) -> bool {
     let code = bytes.strip_prefix(ENDBR64).unwrap_or(bytes);
     let Some(mut rest) = code.strip_prefix(&[RETURN]) else { return false };
@@ -51,7 +52,7 @@ fn is_empty(bytes: &[u8]) -> bool {
     true
 }
 
-/// The length of an instruction that does nothing, or of one that nothing runs into.
+/// Returns the length of an instruction that does nothing, or that is never reached.
 fn padding(bytes: &[u8]) -> Option<usize> {
     let prefixes = bytes.iter().take_while(|byte| matches!(byte, 0x66 | 0x2e)).count();
     let length = match bytes[prefixes..] {

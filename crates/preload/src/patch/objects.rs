@@ -1,7 +1,7 @@
-//! The program and its libraries, other than libc: their own system calls come to the entry too.
+//! Patches the program and its libraries, other than libc.
 //!
-//! An object is looked at before the first of its code runs, so no thread is in the middle of what is patched: when the
-//! process begins, and when the dynamic linker has loaded it. Libraries of other namespaces (`dlmopen`) are not seen.
+//! An object is patched before the first of its code runs, so no thread is in the middle of the patched code: when the
+//! process begins, and when the dynamic linker has loaded it. Libraries of other namespaces (`dlmopen`) are missed.
 
 use std::ffi::CStr;
 use std::ops::Range;
@@ -11,25 +11,25 @@ use super::kept::Kept;
 use super::{Library, apply, known_plan, loader, scan, visit};
 use crate::arch::{ashlar_entry, keep_wide_registers};
 
-/// An object that is loaded.
+/// A loaded object.
 #[derive(Debug)]
 struct KnownObject {
-    /// Where its program headers stand, which no two objects have in common.
+    /// The address of its program headers, which is unique.
     headers: usize,
-    /// Where its trampolines stand, if it has any.
+    /// The address range of its trampolines, if it has any.
     room: Option<Range<usize>>,
     is_loaded: bool,
 }
 
-/// All objects that were looked at, in the order of their headers.
+/// All objects that were checked, in the order of their headers.
 #[derive(Debug)]
 struct KnownObjects {
     all: Vec<KnownObject>,
-    /// How many objects the dynamic linker has ever loaded and unloaded.
+    /// The numbers of objects that the dynamic linker has ever loaded and unloaded.
     changes: Option<(u64, u64)>,
 }
 
-/// How objects are looked at.
+/// The settings for patching objects.
 #[derive(Clone, Copy, Debug)]
 struct Manner {
     plans: Option<&'static CStr>,
@@ -39,19 +39,20 @@ struct Manner {
 static OBJECTS: Mutex<KnownObjects> = Mutex::new(KnownObjects { all: Vec::new(), changes: None });
 static MANNER: OnceLock<Manner> = OnceLock::new();
 
-/// Has the calls of all objects that are loaded come to the entry, as far as `is_wanted` says by their numbers. No
-/// other thread may run yet.
+/// Makes the calls of all loaded objects jump to the entry, if `is_wanted` accepts their numbers.
+///
+/// No other thread may run yet.
 pub(crate) fn catch_objects(plans: Option<&'static CStr>, is_wanted: fn(i32) -> bool) {
-    // It happens once.
+    // It is set once.
     let _ = MANNER.set(Manner { plans, is_wanted });
     catch_later_objects();
 }
 
-/// The same for objects that were loaded since, whose code has not run yet.
+/// Patches objects that were loaded since, whose code has not run yet.
 pub(crate) fn catch_later_objects() {
     let Some(manner) = MANNER.get() else { return };
-    // The dynamic linker's own lock lets one thread through at a time. In a process that was forked meanwhile this one
-    // may be held for good.
+    // The dynamic linker's own lock lets one thread through at a time. In a process that was forked meanwhile, this
+    // lock may stay held forever.
     let Ok(mut objects) = OBJECTS.try_lock() else { return };
     let new = objects.renew();
     let linker = if new.is_empty() { None } else { loader::address() };
@@ -62,7 +63,7 @@ pub(crate) fn catch_later_objects() {
 }
 
 impl KnownObjects {
-    /// Looks which objects are loaded: those that are new are returned, and those that are gone are forgotten.
+    /// Finds which objects are loaded: returns new ones, and removes the records of unloaded ones.
     fn renew(&mut self) -> Vec<(usize, Library)> {
         let mut found = Vec::new();
         let mut is_first = true;
@@ -102,9 +103,10 @@ impl KnownObjects {
     }
 }
 
-/// Whether an object is none that may be patched here; an address lies in the dynamic linker. libc is already, the
-/// dynamic linker and this library have descriptors of their own, and the kernel's object is the kernel's. Code of the
-/// Go compiler calls the kernel on stacks that have no room for us.
+/// Returns whether an object must not be patched here; `linker` is an address in the dynamic linker.
+///
+/// libc is patched already. The dynamic linker and this library use descriptors of their own. The kernel's object
+/// contains no file calls. Code of the Go compiler calls the kernel on stacks that have no room for the entry.
 fn is_left_alone(library: &Library, linker: Option<usize>) -> bool {
     // SAFETY: it takes a number, and reads the kernel's data from the process's start.
     let kernels = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) } as usize;
@@ -115,10 +117,10 @@ fn is_left_alone(library: &Library, linker: Option<usize>) -> bool {
         || scan::is_plainly_quiet(library)
 }
 
-/// Patches an object. Returns where its trampolines stand, if it has any.
+/// Patches an object; returns the address range of its trampolines, if it has any.
 fn catch(library: &Library, manner: &Manner) -> Option<Range<usize>> {
     let kept = manner.plans.and_then(|plans| Kept::at(plans, &library.build_id, None));
-    // Without a build id no later process could know it again.
+    // Without a build id, no later process could recognise it.
     let plan = kept.map_or_else(|| scan(library), |kept| known_plan(library, &kept));
     let sites = apply::sites(library, &plan, manner.is_wanted);
     let room = apply::apply(library, &sites)?;

@@ -1,4 +1,4 @@
-//! A plan: the places of one build of a library that can be patched, and how it is kept in a file.
+//! Plans: the sites of one build of a library that can be patched, kept in a file.
 //!
 //! ```text
 //! magic:8 "ASHLPAT3"  build id length:8  build id:32  sites:8  then of each site, 48 bytes:
@@ -20,30 +20,30 @@ const SITE_BYTES: usize = 48;
 /// More system calls than any library has.
 const SITES_MAX: usize = 4096;
 
-/// One place.
+/// One system call that can be patched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Site {
-    /// Where the window begins, from the library's base.
+    /// The start of the window, from the library's base.
     pub(crate) offset: u32,
     /// The call's number, or [`Site::ANY_NUMBER`].
     pub(crate) number: i32,
     /// Bytes of the window.
     pub(crate) length: u8,
-    /// Where in it `syscall` stands.
+    /// The offset of `syscall` in the window.
     pub(crate) call: u8,
-    /// Where in it a displacement stands that is relative to the code, or [`Site::NO_DISPLACEMENT`].
+    /// The offset of a displacement in the window that is relative to the code, or [`Site::NO_DISPLACEMENT`].
     pub(crate) displacement: u8,
     /// The window as the scan found it.
     pub(crate) bytes: [u8; WINDOW_MAX],
 }
 
 impl Site {
-    /// The number is not known before the call.
+    /// The number is unknown before the call.
     pub(crate) const ANY_NUMBER: i32 = -1;
     /// Nothing in the window is relative.
     pub(crate) const NO_DISPLACEMENT: usize = 255;
 
-    /// The window's code.
+    /// Returns the window's code.
     pub(crate) fn code(&self) -> &[u8] {
         self.bytes.get(..self.length.into()).unwrap_or_default()
     }
@@ -70,12 +70,12 @@ impl Site {
     }
 }
 
-/// All places of a library that can be patched.
+/// All sites of a library that can be patched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// Of which build.
+    /// The build id of the library.
     pub(crate) build_id: Vec<u8>,
-    /// Where.
+    /// The sites.
     pub(crate) sites: Vec<Site>,
 }
 
@@ -91,19 +91,19 @@ impl Plan {
         bytes
     }
 
-    /// The one that is kept for a library.
+    /// Loads the plan that is kept for a library.
     pub(super) fn load(kept: &Kept, library: &Library) -> Option<Self> {
         let (file, length) = kept.open()?;
         if length > (HEAD_BYTES + SITES_MAX * SITE_BYTES) as u64 {
             return None;
         }
-        // At once: to read on until there is no more takes four calls.
+        // One read: reading on until the end takes four calls.
         let mut bytes = vec![0; length as usize];
         file.read_exact_at(&mut bytes, 0).ok()?;
         Self::decode(&bytes, library)
     }
 
-    /// Keeps it. Where that fails, the next program scans again.
+    /// Stores the plan. If that fails, the next program scans again.
     pub(super) fn store(&self, kept: &Kept) {
         kept.store(&self.encode());
     }

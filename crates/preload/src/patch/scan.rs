@@ -1,4 +1,4 @@
-//! Finds the system calls in a library's code, and the instructions that may make room.
+//! Finds the system calls in a library's code, and the instructions that make room.
 
 use std::ops::Range;
 
@@ -7,17 +7,17 @@ use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic
 use super::apply::JUMP_BYTES;
 use super::{Library, Plan, Site, WINDOW_MAX, frames};
 
-/// The instruction.
+/// The instruction `syscall`.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
-/// Code, in bytes, that is searched in some ten microseconds.
+/// Bytes of code that are searched in some ten microseconds.
 const LITTLE_CODE: usize = 32 << 10;
-/// How many instructions before a system call are looked at for its number, and how many on each side for room.
+/// How many instructions before a system call are checked for its number, and how many on each side for room.
 const BEFORE: usize = 16;
 const NEIGHBOURS: usize = 4;
 /// `rt_sigreturn`, which must find the stack as the signal left it.
 const SIGRETURN: i32 = libc::SYS_rt_sigreturn as i32;
 
-/// A branch leads here.
+/// The targets of all branches.
 struct Targets(Vec<u64>);
 
 impl Targets {
@@ -26,12 +26,11 @@ impl Targets {
     }
 }
 
-/// Plans the patches of a library. Each function in which the two bytes of a system call stand is decoded from its
-/// first byte on.
+/// Plans the patches of a library.
 ///
-/// Where no table says where functions begin, code is decoded from the start of each segment on, and only calls whose
-/// number is plain to see are planned: behind data between functions the decoder finds its way back within a few
-/// instructions, and what it sees there is no such call.
+/// Each function that contains the two bytes of a system call is decoded from its first byte on. If no table lists the
+/// functions, each segment is decoded from its start, and only calls whose number is plain are planned. After data
+/// between functions, the decoder recovers within a few instructions, and its errors there don't look like such a call.
 pub(crate) fn scan(library: &Library) -> Plan {
     let mut sites = Vec::new();
     if looks_quiet(library) {
@@ -44,7 +43,7 @@ pub(crate) fn scan(library: &Library) -> Plan {
         collect(bytes_of(&part), part.start as u64, &mut targets, &mut calls);
     }
     if functions.is_some() {
-        // All branches within the functions are known by now.
+        // All branches within the functions are collected by now.
         collect_from_afar(library, &calls, &mut targets);
     }
     targets.sort_unstable();
@@ -56,25 +55,26 @@ pub(crate) fn scan(library: &Library) -> Plan {
     Plan { build_id: library.build_id.clone(), sites }
 }
 
-/// Whether a library has so little code, without the bytes of a system call, that to see so takes less than to open a
-/// file.
+/// Returns whether a library has little code, without the bytes of a system call.
+///
+/// For so little code, this check takes less time than opening a file.
 pub(super) fn is_plainly_quiet(library: &Library) -> bool {
     let bytes: usize = library.code.iter().map(ExactSizeIterator::len).sum();
     bytes <= LITTLE_CODE && looks_quiet(library)
 }
 
-/// Whether nothing in a library looks like a system call.
+/// Returns whether nothing in a library looks like a system call.
 fn looks_quiet(library: &Library) -> bool {
     library.code.iter().all(|code| find(bytes_of(code), SYSCALL).is_none())
 }
 
-/// A part of a library's code.
+/// Returns a part of a library's code as bytes.
 fn bytes_of<'a>(part: &Range<usize>) -> &'a [u8] {
-    // SAFETY: the linker has loaded the segment that it lies in, and nothing changes it while this runs.
+    // SAFETY: the linker has loaded its segment, and nothing changes it while this runs.
     unsafe { std::slice::from_raw_parts(part.start as *const u8, part.len()) }
 }
 
-/// Those of some parts of a library's code, in order, in which something looks like a system call.
+/// Returns those parts of a library's code, in order, that contain the bytes of a system call.
 fn parts(library: &Library, all: &[Range<usize>]) -> Vec<Range<usize>> {
     let mut parts: Vec<Range<usize>> = Vec::new();
     for code in &library.code {
@@ -95,8 +95,9 @@ fn parts(library: &Library, all: &[Range<usize>]) -> Vec<Range<usize>> {
     parts
 }
 
-/// A function with the code that it runs into behind its end: what is said of libc's `clone` ends where the new thread
-/// has no caller. At most up to `end`.
+/// Extends a function by the code that it runs into after its end, at most up to `end`.
+///
+/// The table's entry of libc's `clone` ends where the new thread has no caller.
 fn lengthened(function: &Range<usize>, end: usize) -> Range<usize> {
     let goes_on = |instruction: &Instruction| {
         instruction.mnemonic() == Mnemonic::Syscall
@@ -115,8 +116,9 @@ fn lengthened(function: &Range<usize>, end: usize) -> Range<usize> {
     function.start..at.max(function.end)
 }
 
-/// Collects where branches of four bytes lead from all of the code, as far as that is beside a system call: a compiler
-/// puts the rarely used part of a function elsewhere. Each byte may begin one here, so some are none.
+/// Collects the targets of four-byte branches in all of the code, if they are near a system call.
+///
+/// A compiler puts the rarely used part of a function elsewhere. Each byte may begin a branch here, so some are none.
 fn collect_from_afar(library: &Library, calls: &[(Vec<Instruction>, usize)], targets: &mut Vec<u64>) {
     let around = calls.iter().filter_map(|(window, _)| Some(window.first()?.ip()..window.last()?.next_ip()));
     let mut around: Vec<Range<u64>> = around.collect();
@@ -142,12 +144,12 @@ fn collect_from_afar(library: &Library, calls: &[(Vec<Instruction>, usize)], tar
 }
 
 fn find(bytes: &[u8], what: [u8; 2]) -> Option<usize> {
-    // SAFETY: both are as long as said.
+    // SAFETY: both are as long as stated.
     let found = unsafe { libc::memmem(bytes.as_ptr().cast(), bytes.len(), what.as_ptr().cast(), what.len()) };
     (!found.is_null()).then(|| found as usize - bytes.as_ptr() as usize)
 }
 
-/// Decodes a part of the code: where its branches lead, and its system calls with their neighbours.
+/// Decodes a part of the code: collects the targets of its branches, and its system calls with their neighbours.
 fn collect(bytes: &[u8], start: u64, targets: &mut Vec<u64>, calls: &mut Vec<(Vec<Instruction>, usize)>) {
     let mut decoder = Decoder::with_ip(64, bytes, start, DecoderOptions::NONE);
     let mut before: Vec<Instruction> = Vec::new();
@@ -176,8 +178,9 @@ fn collect(bytes: &[u8], start: u64, targets: &mut Vec<u64>, calls: &mut Vec<(Ve
     calls.append(&mut open);
 }
 
-/// Whether an instruction does the same wherever it stands; one that addresses memory relative to itself does once its displacement
-/// is changed.
+/// Returns whether an instruction does the same at another address.
+///
+/// One that addresses memory relative to itself does so once its displacement is adjusted.
 fn may_move(instruction: &Instruction) -> bool {
     !instruction.is_invalid()
         && instruction.flow_control() == FlowControl::Next
@@ -190,7 +193,9 @@ fn is_relative(instruction: &Instruction) -> bool {
         && instruction.memory_base() == Register::RIP
 }
 
-/// The best window around a system call: the fewest instructions, rather before it than behind it, into which no branch leads.
+/// Plans the best window around a system call, into which no branch leads.
+///
+/// That is the window with the fewest instructions, before the call rather than after it.
 fn plan_site(library: &Library, instructions: &[Instruction], at: usize, targets: &Targets) -> Option<Site> {
     let number = number_of(&instructions[..at], instructions[at].ip(), targets);
     if number == Some(SIGRETURN) {
@@ -238,7 +243,7 @@ fn fits(window: &[Instruction], first: usize, at: usize, targets: &Targets) -> b
         && window.iter().skip(1).all(|instruction| !targets.contains(instruction.ip()))
 }
 
-/// Where in an instruction its displacement of four bytes stands.
+/// Returns the offset of an instruction's displacement of four bytes.
 fn displacement_at(instruction: &Instruction) -> Option<usize> {
     // SAFETY: the instruction was decoded from there.
     let bytes = unsafe { std::slice::from_raw_parts(instruction.ip() as *const u8, instruction.len()) };
@@ -248,7 +253,7 @@ fn displacement_at(instruction: &Instruction) -> Option<usize> {
     places.next().is_none().then_some(place)
 }
 
-/// The number of the call, where it is set just before it.
+/// Returns the number of the call, if it is set just before the call.
 fn number_of(before: &[Instruction], call: u64, targets: &Targets) -> Option<i32> {
     let mut next = call;
     for instruction in before.iter().rev() {
@@ -281,7 +286,7 @@ mod tests {
     use super::super::library_of;
     use super::*;
 
-    /// Code in memory, as an object of which nothing else is known.
+    /// Returns code in memory as an object of which nothing else is known.
     fn object(code: &[u8]) -> Library {
         let start = code.as_ptr() as usize;
         let part = start..start + code.len();
@@ -324,7 +329,7 @@ mod tests {
 
     #[test]
     fn function_that_falls_through_its_end_is_lengthened() {
-        // mov eax, 56; syscall; ret; nop, of which a table tells the first five bytes
+        // mov eax, 56; syscall; ret; nop, of which a table names the first five bytes
         let code = [0xb8_u8, 0x38, 0, 0, 0, 0x0f, 0x05, 0xc3, 0x90];
         let start = code.as_ptr() as usize;
         assert_eq!(lengthened(&(start..start + 5), start + code.len()), start..start + 8);
