@@ -1,4 +1,4 @@
-//! Links the unwinder into the library, so that each program loads one library less.
+//! Links the unwinder into the library: each program loads one library less.
 
 use std::process::Command;
 

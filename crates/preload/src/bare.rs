@@ -18,7 +18,9 @@ use crate::environment::{self, PreloadText};
 use crate::memory::{self, PathBuffer};
 use crate::{descriptors, program_profile, report, session};
 
-/// A file of this many bytes is large: reading it through the kernel takes longer than loading the library.
+/// Bytes from which on a file is large.
+///
+/// Reading it through the kernel takes longer than loading the library.
 const LARGE_BYTES: i64 = 256 << 10;
 /// More arguments than these are much work, and so are more names among them.
 const ARGUMENTS_MAX: u64 = 64;
@@ -73,7 +75,9 @@ fn is_library_there() -> bool {
     file >= 0 || file == -i64::from(libc::EMFILE)
 }
 
-/// Opens the file at the address of a path with the caller's rights; returns a negative errno if that fails.
+/// Opens the file at the address of a path with the caller's rights.
+///
+/// Returns a negative errno if that fails.
 fn open_to_look(directory: u64, path: u64) -> i64 {
     // A FIFO is no program, and opening it would wait.
     let how = (libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC) as u64;
@@ -114,7 +118,9 @@ fn read_program(number: i64, a: [u64; 6], path: Option<&[u8]>, offset: u64, buff
     usize::try_from(count).ok()
 }
 
-/// Runs a program in a process that has borrowed its memory; `None` if the kernel serves the call as it is.
+/// Runs a program in a process that has borrowed its memory.
+///
+/// Returns `None` if the kernel serves the call as it is.
 ///
 /// The program runs without the library if that is allowed. Otherwise it gets the variables that load the library, even
 /// if the caller gives it another environment, unless the kernel serves the process. It allocates nothing.

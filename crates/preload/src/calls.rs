@@ -1,4 +1,4 @@
-//! The program's system calls: which of them concern the library, and which function serves each.
+//! The program's system calls: which concern the library, and what serves each.
 //!
 //! The kernel serves all others: paths as they are, and LibFS descriptors after they have been handed over to it
 //! (`materialise`). So a call that this module doesn't know is slower, and never wrong.
@@ -97,7 +97,7 @@ pub(crate) fn concerns_lent(call: &Frame) -> bool {
     matches!(call.rax as i64, libc::SYS_execve | libc::SYS_execveat)
 }
 
-/// Hands the descriptors that a call names over to the kernel, if they were opened in a session of another user.
+/// Hands a call's descriptors that another user's session has opened over to the kernel.
 ///
 /// LibFS would check calls on them with that other user's rights.
 fn leave_others(call: &Frame) -> Result<(), Errno> {
@@ -135,7 +135,9 @@ pub(crate) fn keeps_recycled(call: &Frame, recycled: i32) -> bool {
     }
 }
 
-/// Returns whether a call is about something on an Ashlar, for the report; `is_on_mount` answers this for a descriptor.
+/// Returns whether a call is about something on an Ashlar, for the report.
+///
+/// `is_on_mount` answers this for a descriptor.
 pub(crate) fn touches(call: &Frame, is_on_mount: impl Fn(i32) -> bool) -> bool {
     let a = &call.arguments;
     let number = call.rax as i64;
@@ -264,7 +266,9 @@ fn remapped(a: &[u64; 6]) -> [(u64, u64); 2] {
     [(a[0], a[1].max(1)), to]
 }
 
-/// Serves a call on the fast path; `None` for all other calls, and then nothing has happened.
+/// Serves a call on the fast path.
+///
+/// Returns `None` for all other calls, and then nothing has happened.
 #[inline]
 pub(crate) fn at_once(call: &Frame) -> Option<i64> {
     let (number, a) = (call.rax as i64, &call.arguments);
@@ -341,12 +345,16 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
     }
 }
 
-/// Returns the error with which a call ends. A reserved inode's call that can't be passed to the kernel gets `EIO`.
+/// Returns the error with which a call ends.
+///
+/// A reserved inode's call that can't be passed to the kernel gets `EIO`.
 fn failed(errno: Errno) -> Verdict {
     Verdict::Done(-i64::from(if errno == Errno::RESERVED { Errno::EIO.0 } else { errno.0 }))
 }
 
-/// Prepares a call on descriptors whose open files other processes share; returns the result if the call is done.
+/// Prepares a call on descriptors whose open files other processes share.
+///
+/// Returns the result if the call is done.
 ///
 /// Descriptors that another process has handed over to the kernel are handed over here too. An inherited open file that
 /// LibFS can't serve here is handed over as well.
@@ -386,7 +394,9 @@ fn look_at_shared(call: &Frame) -> Option<i64> {
     None
 }
 
-/// Returns whether the kernel serves such a call on an `O_PATH` descriptor, or may first find another error.
+/// Returns whether a call may be made on an `O_PATH` descriptor.
+///
+/// The kernel serves it, or may first find another error.
 fn works_alone(call: &Frame) -> bool {
     match call.rax as i64 {
         libc::SYS_close
@@ -439,8 +449,9 @@ fn files_named(call: &Frame) -> [Option<File>; 2] {
     files
 }
 
-/// How often a call is retried when its path or descriptor leads elsewhere by now. Each time another thread or process
-/// was faster.
+/// How often a call is retried when its path or descriptor leads elsewhere by now.
+///
+/// Each time another thread or process was faster.
 const TRIES: u32 = 16;
 
 /// Returns whether a call names a path, so that it did nothing if it fails with `ESTALE`.

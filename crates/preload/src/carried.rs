@@ -13,8 +13,10 @@ use crate::arch::CANDIDATES_MAX;
 use crate::memory::PathBuffer;
 use crate::{deferred, descriptors, environment, memory, session};
 
-/// `ASHLAR_OPEN=PROCESS KEY MOUNTS NUMBER,FILE[ NUMBER,FILE…]:PATH`. KEY is a hash of the program's variable of mounts.
-/// Descriptors with the same FILE have one open file. All but the path is in decimal digits.
+/// `ASHLAR_OPEN=PROCESS KEY MOUNTS NUMBER,FILE[ NUMBER,FILE…]:PATH`.
+///
+/// KEY is a hash of the program's variable of mounts. Descriptors with the same FILE have one open file. All but the
+/// path is in decimal digits.
 pub(crate) const VARIABLE: &str = "ASHLAR_OPEN";
 
 /// The open files that a process passes on.
@@ -46,7 +48,9 @@ fn outlives(number: i32) -> bool {
     descriptors::closes_on_exec(number) == Some(false)
 }
 
-/// Returns the variable for a program at the address of a path; `None` if no file is passed on.
+/// Returns the variable for a program at the address of a path.
+///
+/// Returns `None` if no file is passed on.
 pub(crate) fn variable(carried: &Carried, path: u64) -> Option<CString> {
     if carried.numbers.is_empty() {
         return None;

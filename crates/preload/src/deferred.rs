@@ -30,7 +30,9 @@ static GIVEN: AtomicU32 = AtomicU32::new(CALLS);
 static LEFT: AtomicU32 = AtomicU32::new(0);
 /// Mounts that were used meanwhile, by bit.
 static USED: AtomicU32 = AtomicU32::new(0);
-/// Whether the program's profile counts, and is updated: no number of calls was set, and the process has not forked.
+/// Whether the program's profile is read and updated.
+///
+/// It is if no number of calls was set, and the process has not forked.
 static HAS_PROFILE: AtomicBool = AtomicBool::new(false);
 static IS_ANY_CANDIDATE: AtomicBool = AtomicBool::new(false);
 /// Whether some descriptors were adoptable before the program began.
@@ -87,7 +89,9 @@ pub(crate) fn is_any_candidate() -> bool {
     is_on() && IS_ANY_CANDIDATE.load(Ordering::Relaxed)
 }
 
-/// Returns whether the process may hold locks on adoptable descriptors, from before it ran this program.
+/// Returns whether the process may hold locks on adoptable descriptors.
+///
+/// It may have set them before it ran this program.
 pub(crate) fn is_any_carried() -> bool {
     IS_ANY_CARRIED.load(Ordering::Relaxed)
 }
@@ -117,7 +121,9 @@ pub(crate) fn puts_off(mount: u32) -> bool {
     is_on()
 }
 
-/// Counts calls. After the last one sessions begin, and adoptable descriptors are adopted.
+/// Counts calls.
+///
+/// After the last one sessions begin, and adoptable descriptors are adopted.
 pub(crate) fn count(calls: u32) {
     let left = LEFT.load(Ordering::Relaxed);
     if left > calls {
@@ -155,7 +161,9 @@ pub(crate) fn opening() -> Verdict {
     Verdict::KernelOpen
 }
 
-/// Returns whether the kernel serves a call on an adoptable descriptor as it is, and counts the call then.
+/// Returns whether the kernel serves a call on an adoptable descriptor.
+///
+/// If so, the call is counted.
 pub(crate) fn is_kernels(number: i64, a: &[u64; 6]) -> bool {
     if !is_any_candidate() || !descriptors::is_candidate(a[0] as i32) {
         return false;

@@ -24,26 +24,32 @@ use crate::{recycled, session};
 
 /// In place of an open file: a descriptor that the library uses itself.
 const INTERNAL: u32 = u32::MAX;
-/// In place of an open file: an adoptable descriptor of the kernel's, opened on a mount before there was a session
-/// (`deferred`).
+/// In place of an open file: an adoptable descriptor of the kernel's.
+///
+/// It was opened on a mount before there was a session (`deferred`).
 const CANDIDATE: u32 = crate::arch::CANDIDATE;
-/// In place of an open file: a kernel descriptor that may be of a directory on a mount. LibFS resolves paths that begin
-/// from it.
+/// In place of an open file: a kernel descriptor that paths may begin from.
+///
+/// It may be of a directory on a mount; LibFS resolves paths that begin from it.
 const NAMED: u32 = CANDIDATE - 1;
 /// Adoptable descriptors are below this number.
 const CANDIDATES_MAX: i32 = crate::arch::CANDIDATES_MAX as i32;
-/// In place of an open file, from this number up to [`NAMED`]: an adoptable descriptor that may share its open file
-/// with those of the same number.
+/// In place of an open file: an adoptable descriptor with duplicates.
+///
+/// From this number up to [`NAMED`], descriptors of the same number may share their open file.
 const COMMON: u32 = NAMED - CANDIDATES_MAX as u32;
-/// In place of an open file: a kernel descriptor inherited at a fork, whose open file other processes may still serve
-/// (`shared`).
+/// In place of an open file: a kernel descriptor inherited at a fork.
+///
+/// Other processes may still serve its open file (`shared`).
 const INHERITED: u32 = COMMON - 1;
-/// The table uses no numbers from here up to [`INHERITED`]. [`own`] gives them to adoptable descriptors whose open file
-/// has no other number.
+/// The first of the numbers up to [`INHERITED`] that the table does not use.
+///
+/// [`own`] gives them to adoptable descriptors whose open file has no other number.
 const LONE: u32 = OPEN_MAX as u32 + 1;
 const _: () = assert!(LONE as usize + CANDIDATES_MAX as usize <= INHERITED as usize && CANDIDATE < INTERNAL);
-/// Held by calls that change which numbers lead where, so that all numbers of an open file can be found. It holds the
-/// inherited open files.
+/// Held by calls that change which numbers lead where.
+///
+/// So all numbers of an open file can be found. It contains the inherited open files.
 static TABLE: alone::Mutex<Inherited> = alone::Mutex::new(BTreeMap::new());
 
 /// One more than the highest descriptor that LibFS ever served.
@@ -109,7 +115,9 @@ fn is_of_candidate(number: u32) -> bool {
     number == CANDIDATE || (COMMON..NAMED).contains(&number)
 }
 
-/// Returns whether a descriptor is the kernel's and may be of a directory that paths on a mount begin from.
+/// Returns whether a descriptor is the kernel's, and paths may begin from it.
+///
+/// It may be of a directory on a mount.
 pub(crate) fn is_named(descriptor: i32) -> bool {
     entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) == NAMED)
 }
@@ -166,7 +174,9 @@ pub(crate) fn candidates() -> impl Iterator<Item = i32> {
     (0..CANDIDATES_MAX).filter(|&number| is_candidate(number))
 }
 
-/// Leaves an adoptable descriptor, and all those of the same open file, with the kernel; paths may begin from them.
+/// Leaves an adoptable descriptor with the kernel.
+///
+/// All those of the same open file stay there too; paths may begin from them.
 pub(crate) fn forget_candidate(descriptor: i32) {
     alike(descriptor).into_iter().for_each(note_named);
 }
@@ -209,7 +219,9 @@ pub(crate) fn note_carried(descriptor: i32, file: u32) {
     }
 }
 
-/// Returns the adoptable and LibFS descriptors whose open files no other process has, as far as the library knows.
+/// Returns the descriptors whose open files no other process has.
+///
+/// They are adoptable or LibFS's, and this is as far as the library knows.
 ///
 /// Each comes with a number that is equal for descriptors of the same open file.
 pub(crate) fn own() -> impl Iterator<Item = (i32, u32)> {
@@ -325,13 +337,17 @@ pub(crate) fn enter_first(file: &File, number: i32, cloexec: bool) {
     file.add(number, if cloexec { OnExec::Closes } else { OnExec::Stays });
 }
 
-/// Makes a number lead to an open file; the kernel has the placeholder there already.
+/// Makes a number lead to an open file.
+///
+/// The kernel has the placeholder there already.
 pub(crate) fn enter(file: &File, number: i32) {
     note_highest(number);
     file.add(number, OnExec::Unknown);
 }
 
-/// Removes a descriptor from the table, if it is LibFS's; the kernel's number stays.
+/// Removes a descriptor from the table, if it is LibFS's.
+///
+/// The kernel's number stays.
 pub(crate) fn remove(descriptor: i32) -> Option<File> {
     let _one_at_a_time = TABLE.lock();
     let entry = entry(descriptor)?;
@@ -343,7 +359,9 @@ pub(crate) fn remove(descriptor: i32) -> Option<File> {
     Some(File { number })
 }
 
-/// Returns whether the kernel closes a descriptor when another program is run; `None` if it is not open.
+/// Returns whether the kernel closes a descriptor when another program is run.
+///
+/// Returns `None` if it is not open.
 pub(crate) fn closes_on_exec(descriptor: i32) -> Option<bool> {
     let arguments = [descriptor as u64, libc::F_GETFD as u64, 0, 0, 0, 0];
     // SAFETY: it asks for a flag.

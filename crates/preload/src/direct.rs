@@ -123,8 +123,9 @@ pub(crate) fn map(file: &File, a: [u64; 6]) -> Result<Option<i64>, Errno> {
     Ok(put)
 }
 
-/// Maps the pieces that SharedFS keeps in place, unless the session has ended meanwhile or the file was mapped in
-/// another way.
+/// Maps the pieces that SharedFS keeps in place.
+///
+/// It maps nothing if the session has ended meanwhile, or the file was mapped in another way.
 fn put_noted(
     session: &'static Session,
     mapped: &MappedFile,
@@ -198,7 +199,9 @@ pub(crate) fn unmap(a: [u64; 6]) -> i64 {
     done
 }
 
-/// Replaces all mappings in a part of the memory by the kernel's pages, with all parts that the same call mapped.
+/// Replaces all mappings in a part of the memory by the kernel's pages.
+///
+/// All parts that the same call has mapped are replaced too.
 ///
 /// # Errors
 /// `ENOMEM` if neither the kernel can have the file nor a copy fits there.
@@ -214,7 +217,9 @@ pub(crate) fn leave_file(session: u32, inode: InodeId) {
     leave_if(|direct| (direct.session.number, direct.inode) == (session, inode));
 }
 
-/// Does the same for all mappings: the sessions are about to end, or another process will have the same memory.
+/// Does the same for all mappings.
+///
+/// The sessions are about to end, or another process will have the same memory.
 pub(crate) fn leave_all() {
     leave_if(|_| true);
 }

@@ -1,4 +1,4 @@
-//! The variables that bring the library into a program, and into the programs that it runs.
+//! Environment variables that load the library into a program and its children.
 
 use std::ffi::{CStr, c_char};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,7 +19,9 @@ const PRELOAD_BYTES: usize = 2 * libc::PATH_MAX as usize;
 /// The kernel accepts fewer variables than these.
 const VARIABLES_MAX: u64 = 1 << 20;
 
-/// The variables at the program's start: programs that it runs inherit them, even if it changes its environment.
+/// The variables at the program's start.
+///
+/// Programs that it runs inherit them, even if it changes its environment.
 static FOUND: OnceLock<[Option<&'static CStr>; 6]> = OnceLock::new();
 
 /// Returns the value in `NAME=VALUE`, if it is of this name.
@@ -50,7 +52,9 @@ fn is_valgrinds(library: &[u8]) -> bool {
     library.rsplit(|&byte| byte == b'/').next().is_some_and(|name| name.starts_with(b"vgpreload_"))
 }
 
-/// Reads the library's variables at the program's start; `None` if there are none, or the library must stay inactive.
+/// Reads the library's variables at the program's start.
+///
+/// Returns `None` if there are none, or the library must stay inactive.
 ///
 /// It removes the variable of open files from the environment: that is for this program alone.
 ///
@@ -97,7 +101,9 @@ pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<Told> {
     Some(Told { mounts: mounts?, plans, deferred, patience_ms: patience_ms(patience), open })
 }
 
-/// Returns a hash of the program's variable of mounts: two programs with the same hash number their mounts alike.
+/// Returns a hash of the program's variable of mounts.
+///
+/// Two programs with the same hash number their mounts alike.
 pub(crate) fn mounts_told() -> u64 {
     let mut hasher = DefaultHasher::new();
     FOUND.get().map(|found| found[0]).hash(&mut hasher);
@@ -115,7 +121,9 @@ pub(crate) fn library() -> Option<&'static [u8]> {
     libraries(FOUND.get()?[2]?.to_bytes()).next()
 }
 
-/// Returns an environment without the library, in the caller's list; `None` if the list is too short.
+/// Returns an environment without the library, in the caller's list.
+///
+/// Returns `None` if the list is too short.
 ///
 /// If other libraries are preloaded too, the variable for them is in `others`. If `others` is `None`, the result is
 /// `None` then. It allocates nothing.
@@ -157,7 +165,9 @@ pub(crate) fn bare(
     Ok(Some(list.as_ptr() as u64))
 }
 
-/// Returns the libraries that `LD_PRELOAD=…` names; this library comes first if `ashlar run` has set it.
+/// Returns the libraries that `LD_PRELOAD=…` names.
+///
+/// This library comes first if `ashlar run` has set it.
 fn libraries(variable: &[u8]) -> impl Iterator<Item = &[u8]> {
     let names = value_of(variable, PRELOAD).unwrap_or_default().split(|byte| b": ".contains(byte));
     names.filter(|name| !name.is_empty())
@@ -177,7 +187,9 @@ fn variables(environment: u64) -> impl Iterator<Item = Result<u64, Errno>> {
     })
 }
 
-/// Returns a list with room for a completed environment: the first one if it is long enough, else the grown second one.
+/// Returns a list with room for a completed environment.
+///
+/// That is the first one if it is long enough, else the grown second one.
 ///
 /// # Errors
 /// `EFAULT`, `E2BIG`; `ENOMEM` if the second one can't grow.
@@ -195,7 +207,9 @@ pub(crate) fn list_for<'a>(
     Ok(more)
 }
 
-/// Adds the library's missing variables to an environment, and replaces its variable of open files by `open`.
+/// Adds the library's missing variables to an environment.
+///
+/// Its variable of open files is replaced by `open`.
 ///
 /// Returns the list's address, if anything is to be changed. The caller has room for the list and the text. It
 /// allocates nothing.

@@ -1,4 +1,6 @@
-//! The library's own heap: a signal handler that uses a file may interrupt the program's allocator.
+//! The library's own heap.
+//!
+//! The program's allocator can't be used: a signal handler that uses a file may interrupt it.
 //!
 //! All of it is one dlmalloc, under one lock. While there are several threads, short freed blocks are kept in a few
 //! boxes, and threads take them from there without that lock. LibFS allocates some for each file that it is granted,
@@ -44,7 +46,9 @@ const GROWS_BY: usize = 4;
 const SYSTEMS: u32 = 0;
 const RESERVED: u32 = 2;
 
-/// A lock for many threads. No signal handler that uses the heap interrupts a holder.
+/// A lock for many threads.
+///
+/// No signal handler that uses the heap interrupts a holder.
 struct Lock(AtomicU32);
 
 impl Lock {
@@ -133,7 +137,9 @@ impl Pages {
     }
 }
 
-/// Returns the address in the kernel's answer to a call that gives memory; null if it gives none.
+/// Returns the address in the kernel's answer to a call that gives memory.
+///
+/// Returns null if it gives none.
 fn address(answer: i64) -> *mut u8 {
     if answer < 0 { std::ptr::null_mut() } else { std::ptr::with_exposed_provenance_mut(answer as usize) }
 }
@@ -225,7 +231,9 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Returns the kind of block with room for so much; `None` if blocks of that size aren't kept.
+/// Returns the kind of block with room for so much.
+///
+/// Returns `None` if blocks of that size aren't kept.
 #[inline]
 fn kind_of(layout: Layout) -> Option<usize> {
     let kind = layout.size().saturating_add(7) / 16;

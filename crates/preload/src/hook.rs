@@ -1,4 +1,4 @@
-//! Receives caught calls, on a stack of the library's, with the program's signals held back until the call is done.
+//! The hook: runs caught calls on a stack of the library's, with signals held back.
 //!
 //! A system call uses none of the program's stack, and signal handlers and threads with small stacks rely on that:
 //! hence the library's own stack. A signal handler must find the call done or not begun. It may use files itself, or
@@ -14,7 +14,9 @@ use crate::shared::Lent;
 use crate::signals::{self, Pending};
 use crate::{patch, recycled, report, reserve, stack, threads};
 
-/// The library's state of one thread. It has no destructor: libc would allocate to register one.
+/// The library's state of one thread.
+///
+/// It has no destructor: libc would allocate to register one.
 struct Thread {
     /// The number of library calls that it is in: 0 or 1, or more if LibFS itself calls libc.
     depth: Cell<u32>,
@@ -53,7 +55,9 @@ impl OfThread {
     }
 }
 
-/// Returns whether this thread is in a call of the library; if so, a handler must wait.
+/// Returns whether this thread is in a call of the library.
+///
+/// If so, a handler must wait.
 pub(crate) fn is_inside() -> bool {
     THREAD.with(|thread| thread.depth.get() > 0)
 }
@@ -195,7 +199,9 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> Way {
     })
 }
 
-/// Serves a call. A defect of the library is an error of this one call: nothing unwinds into the program.
+/// Serves a call.
+///
+/// A defect of the library is an error of this one call: nothing unwinds into the program.
 unsafe extern "C" fn serve(frame: *mut Frame) {
     // SAFETY: as for the hook.
     let call = unsafe { &mut *frame };
@@ -284,7 +290,9 @@ pub(crate) extern "C" fn ashlar_after_vfork() {
     });
 }
 
-/// Called when the dynamic linker has loaded or unloaded objects, in place of a function of its own that does nothing.
+/// Called when the dynamic linker has loaded or unloaded objects.
+///
+/// It replaces a function of the linker's that does nothing.
 pub(crate) extern "C" fn ashlar_objects_changed() {
     THREAD.with(|thread| {
         if thread.lent.get() {
@@ -314,7 +322,9 @@ pub(crate) extern "C" fn ashlar_objects_changed() {
     });
 }
 
-/// Patches newly loaded objects. A defect of the library leaves one object unpatched.
+/// Patches newly loaded objects.
+///
+/// A defect of the library leaves one object unpatched.
 unsafe extern "C" fn catch_later_objects(_frame: *mut Frame) {
     let _ = catch_unwind(patch::catch_later_objects);
 }

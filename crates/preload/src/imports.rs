@@ -1,4 +1,4 @@
-//! The program's imports, by its own relocations: whether it may run other programs.
+//! The program's imports, by its relocations: whether it may run other programs.
 
 use std::ffi::{CStr, c_char};
 

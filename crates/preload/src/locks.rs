@@ -1,4 +1,6 @@
-//! Record locks: a process and a file have them, and they end when the process closes any descriptor of that file.
+//! Record locks of a process (`fcntl`), which LibFS or the kernel may have.
+//!
+//! They end when the process closes any descriptor of the file.
 //!
 //! LibFS serves the locks that a process sets through LibFS descriptors: they are its session's. They take no message
 //! if no other process locks the file. If the process locks the file through a kernel descriptor, or a descriptor of a
@@ -45,8 +47,9 @@ pub(crate) enum Through {
     Session,
     /// The kernel, through kernel descriptors that the process had.
     Kernel,
-    /// The kernel, if there are any locks. The process began with a kernel descriptor of this file, and has not asked
-    /// SharedFS yet.
+    /// The kernel, if there are any locks.
+    ///
+    /// The process began with a kernel descriptor of this file, and has not asked SharedFS yet.
     Inherited,
     /// The kernel, through a descriptor that was made for the locks.
     Own(i32),
@@ -232,7 +235,9 @@ fn of_kernel(descriptor: i32, command: i32, address: u64) -> Result<Way, Errno> 
     give_way(locked)
 }
 
-/// Lets the kernel serve a call on the descriptor that it names: it has the process's locks on the file from now on.
+/// Lets the kernel serve a call on the descriptor that it names.
+///
+/// The kernel has the process's locks on the file from now on.
 fn give_way(locked: Locked) -> Result<Way, Errno> {
     note_kernel(locked)?;
     Ok(Way::Kernel)
@@ -284,7 +289,9 @@ fn note_kernels(locked: Locked) {
     }
 }
 
-/// Waits for a lock; returns whether it has come, and then the session has it until the caller takes it.
+/// Waits for a lock.
+///
+/// Returns whether it has come, and then the session has it until the caller takes it.
 fn wait(file: &File, descriptor: i32, lock: &Asked) -> Result<ControlFlow<Way, bool>, Errno> {
     let locked = Locked::of(file)?;
     let fs = locked.fs()?;
@@ -432,7 +439,9 @@ pub(crate) fn with_real<R>(
     }
 }
 
-/// Calls `then` with a real open file that becomes the program's, which has mapped the file for sharing.
+/// Calls `then` with a real open file for a program that maps the file for sharing.
+///
+/// The open file becomes the program's.
 ///
 /// Locks of the session stay there; then `then` gets `true`, and the closing of the file's descriptors must be watched.
 ///
@@ -533,7 +542,9 @@ fn give_to_kernel(files: &mut Files, locked: Locked, through: Through) -> Result
     Ok(())
 }
 
-/// Sets locks through kernel descriptors that the process has: through `own`, if its access mode allows.
+/// Sets locks through kernel descriptors that the process has.
+///
+/// It uses `own`, if its access mode allows.
 fn set_in_kernel(locked: Locked, own: Option<i32>, ranges: &[(LockMode, u64, u64)]) -> Result<(), Errno> {
     let usable = || own.map(with_flags).into_iter().chain(kernels(locked)).collect::<Vec<_>>();
     let mut through = usable();
@@ -575,7 +586,9 @@ fn with_flags(number: i32) -> (i32, i32) {
     (number, materialise::flags(number))
 }
 
-/// Returns the file of a kernel descriptor, and its flags; `None` for an `O_PATH` one.
+/// Returns the file of a kernel descriptor, and its flags.
+///
+/// Returns `None` for an `O_PATH` one.
 ///
 /// An `O_PATH` descriptor has no locks, and closing it ends none.
 fn opened(number: i32) -> Option<(Locked, i32)> {
@@ -598,7 +611,9 @@ fn all_of_kernel() -> impl Iterator<Item = i32> {
     all.filter(|&number| !descriptors::is_ours(number) && !descriptors::is_internal(number))
 }
 
-/// Returns the file of a kernel descriptor about to be closed, if that may end locks that the kernel doesn't know.
+/// Returns the file of a kernel descriptor that is about to be closed.
+///
+/// Returns `None` if that ends no locks that the kernel doesn't know.
 pub(crate) fn file_of_named(descriptor: i32) -> Option<Locked> {
     let is_seen = descriptors::is_named(descriptor) || descriptors::is_inherited(descriptor);
     if !IS_USED.load(Ordering::Acquire) || !is_seen {
@@ -627,7 +642,9 @@ pub(crate) fn forget_file(locked: Locked) {
     }
 }
 
-/// Ends the session's locks. If SharedFS is away, the next closing repeats this, or they end with the session.
+/// Ends the session's locks.
+///
+/// If SharedFS is away, the next closing repeats this, or they end with the session.
 fn release(files: &mut Files, locked: Locked) {
     if locked.fs().is_ok_and(|fs| fs.release_records(locked.inode).is_err()) {
         files.insert(locked, Through::Session);

@@ -24,7 +24,9 @@ const KEPT_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_DSYNC
     | libc::O_NOATIME;
 
-/// How often the kernel is asked for a size until it has the right one. While a file keeps growing, it never has.
+/// How often the kernel is asked for a size until it has the right one.
+///
+/// While a file keeps growing, it never has.
 const SIZE_TRIES: u32 = 64;
 
 /// Opens a real open file beside a LibFS one, with its access mode and flags.
@@ -136,7 +138,9 @@ pub(crate) fn offset(descriptor: i32) -> Result<u64, Errno> {
     if offset < 0 { Err(Errno(-offset as i32)) } else { Ok(offset as u64) }
 }
 
-/// Hands a descriptor over to the kernel, with all others of the same open file. A kernel descriptor stays as it is.
+/// Hands a descriptor over to the kernel, with all others of the same open file.
+///
+/// A kernel descriptor stays as it is.
 ///
 /// # Errors
 /// Those of SharedFS; then it stays LibFS's.
@@ -162,7 +166,9 @@ pub(crate) fn found(number: i32, file: Option<File>) -> Result<(), Errno> {
     }
 }
 
-/// Leaves an inherited descriptor and its open file to the kernel for good, for all processes that share it.
+/// Leaves an inherited descriptor and its open file to the kernel for good.
+///
+/// This holds for all processes that share it.
 pub(crate) fn leave_inherited(number: i32) {
     if let Some(shared) = descriptors::inherited_at(number) {
         // Try each number that leads there: the program may have changed the others past the library.
@@ -188,7 +194,9 @@ pub(crate) fn without_locks(file: &File) -> Result<(), Errno> {
     file.hand_over(false, |number, place| put(real.as_raw_fd(), number, place))
 }
 
-/// Puts a real open file at one of a LibFS open file's numbers; without a number, sets its offset.
+/// Puts a real open file at one of a LibFS open file's numbers.
+///
+/// Without a number, sets its offset.
 fn put(real: i32, number: Option<i32>, place: &Place) -> Result<(), Errno> {
     let Some(number) = number else {
         set_offset(real, place.offset);
@@ -210,8 +218,9 @@ pub(crate) fn put_at(descriptor: i32, number: i32) -> Result<(), Errno> {
     if done < 0 { Err(Errno(-done as i32)) } else { Ok(()) }
 }
 
-/// Files that the process has mapped for sharing. A mapping and the descriptors must show the same data at once, so the
-/// kernel serves these files from then on.
+/// Files that the process has mapped for sharing.
+///
+/// A mapping and the descriptors must show the same data at once, so the kernel serves these files from then on.
 static MAPPED: Mutex<Vec<(u32, InodeId)>> = Mutex::new(Vec::new());
 static IS_ANY_MAPPED: AtomicBool = AtomicBool::new(false);
 /// More files than these are not listed: then the kernel serves all files.
@@ -225,7 +234,9 @@ pub(crate) fn is_mapped(session: u32, inode: InodeId) -> bool {
     }
 }
 
-/// Hands over all descriptors of a file that is about to be mapped for sharing, and all later ones at once.
+/// Hands over all descriptors of a file that is about to be mapped for sharing.
+///
+/// Later ones are handed over at once.
 ///
 /// # Errors
 /// As [`descriptor`].

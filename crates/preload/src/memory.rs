@@ -1,4 +1,4 @@
-//! The program's memory: checks of addresses without a fault, and copies from and to it.
+//! The program's memory: checks addresses without a fault, copies from and to it.
 //!
 //! For a bad pointer the kernel gives `EFAULT`; the library would crash the program. So before it touches memory, it
 //! asks about the pages by a system call that brings them in (`MADV_POPULATE_*`). It remembers them until the program
@@ -16,8 +16,10 @@ const PAGE: u64 = 4096;
 const USER_END: u64 = 1 << 47;
 /// Nothing is mapped below this address, where a program that uses a null pointer reads.
 const USER_START: u64 = 0x1000;
-/// Pages that are remembered, 64 MiB: the stack's, and those into which a database reads its blocks. The table takes
-/// memory only as it is used.
+/// Pages that are remembered, 64 MiB.
+///
+/// They hold the stack, and the buffers into which a database reads its blocks. The table takes memory only as it is
+/// used.
 const REMEMBERED: usize = 16384;
 /// If more pages than these change, the whole table is discarded.
 const FORGOTTEN_AT_ONCE: u64 = 4096;
@@ -37,7 +39,9 @@ pub(crate) enum Use {
     Write = 1,
 }
 
-/// Remembered pages by a hash of their number: `epoch << 37 | page << 1 | use`. A writable page is readable.
+/// Remembered pages by a hash of their number: `epoch << 37 | page << 1 | use`.
+///
+/// A writable page is readable.
 static PAGES: [AtomicU64; REMEMBERED] = [const { AtomicU64::new(0) }; REMEMBERED];
 const PAGE_BITS: u64 = ((1 << 37) - 1) & !1;
 /// Counts how often the whole table was discarded, modulo 2²⁷.
@@ -70,10 +74,14 @@ fn drop_page(page: u64) {
     }
 }
 
-/// The end of the heap that the program last asked for. Only a lower end takes memory away.
+/// The end of the heap that the program last asked for.
+///
+/// Only a lower end takes memory away.
 static BREAK: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Records that the program asks for an end of its heap; 0 asks for the current end.
+/// Records that the program asks for an end of its heap.
+///
+/// 0 asks for the current end.
 pub(crate) fn note_break(end: u64) {
     if end == 0 {
         return;
@@ -181,7 +189,9 @@ fn has_populate() -> bool {
     unsafe { system_call(libc::SYS_madvise as u64, [PAGE, 0, MADV_POPULATE_READ, 0, 0, 0]) == 0 }
 }
 
-/// Reads a byte of each page by a system call. It can't check that they are writable.
+/// Reads a byte of each page by a system call.
+///
+/// It can't check that they are writable.
 fn probe(start: u64, bytes: u64) -> Result<(), Errno> {
     // SAFETY: the call takes no arguments.
     let process = unsafe { system_call(libc::SYS_getpid as u64, [0; 6]) } as u64;
@@ -345,7 +355,9 @@ pub(crate) fn beginning<'a>(address: u64, length: usize) -> Option<&'a [AtomicU8
     Some(unsafe { std::slice::from_raw_parts(address as *const AtomicU8, length) })
 }
 
-/// Copies the first bytes of a string, up to the buffer's length; none if they can't be read.
+/// Copies the first bytes of a string, up to the buffer's length.
+///
+/// Returns none if they can't be read.
 pub(crate) fn start_of(address: u64, buffer: &mut [u8]) -> usize {
     let mut length = 0;
     while length < buffer.len() {

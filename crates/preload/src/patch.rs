@@ -1,4 +1,4 @@
-//! Patches libc: each of its system calls that may concern files becomes a jump to the hook.
+//! Patches libc: system calls that may concern files become jumps to the hook.
 //!
 //! libc calls the kernel from within itself (stdio, `opendir`, `posix_spawn`, …), past every symbol that could be
 //! interposed. So the system calls themselves are caught. `syscall` has two bytes and a jump five: neighbouring
@@ -150,7 +150,9 @@ fn build_id(mut notes: &[u8]) -> (Vec<u8>, bool) {
     (id, is_go)
 }
 
-/// Makes libc's calls jump to the entry; returns whether they do. No other thread may run yet.
+/// Makes libc's calls jump to the entry; returns whether they do.
+///
+/// No other thread may run yet.
 pub(crate) fn catch_libc(plans: Option<&CStr>, wanted: impl Fn(i32) -> bool) -> bool {
     // Find libc by a function that no other library replaces, unlike `read`, and this library by its entry.
     let Some(library) = library_of(libc::gnu_get_libc_version as *const () as usize) else { return false };

@@ -26,7 +26,9 @@ static IS_WORKING_INSIDE: AtomicBool = AtomicBool::new(false);
 /// Whether it lies in a mount, but has not been resolved there.
 static IS_WORKING_UNKNOWN: AtomicBool = AtomicBool::new(false);
 
-/// The route of relative paths into each mount that the working directory is not in (`Beside::code`), or 0.
+/// The route of relative paths into each mount (`Beside::code`), or 0.
+///
+/// There is none into a mount that the working directory is in.
 static BESIDE: [AtomicU32; MOUNTS_MAX] = [const { AtomicU32::new(0) }; MOUNTS_MAX];
 /// Whether there is any such route.
 static IS_BESIDE: AtomicBool = AtomicBool::new(false);
@@ -49,7 +51,9 @@ pub(crate) fn set_working(place: Option<(u32, InodeId)>) {
     IS_WORKING_INSIDE.store(place.is_some(), Ordering::Relaxed);
 }
 
-/// Asks the kernel for the working directory; its path shows its position relative to the mounts.
+/// Asks the kernel for the working directory.
+///
+/// Its path shows its position relative to the mounts.
 pub(crate) fn find_working() {
     let mut working = WORKING.lock();
     let path = working_path();
@@ -111,7 +115,9 @@ impl Beside {
     }
 }
 
-/// Returns the rest of a path after these names; the path may have redundant parts (`//`, `/./`).
+/// Returns the rest of a path after these names.
+///
+/// The path may have redundant parts (`//`, `/./`).
 fn below<'a>(path: &'a [u8], names: &[u8]) -> Option<&'a [u8]> {
     names.split(|&byte| byte == b'/').try_fold(path, |mut rest, name| {
         while let Some(next) = rest.strip_prefix(b"/").or_else(|| rest.strip_prefix(b"./")) {
@@ -171,7 +177,9 @@ fn as_written(path: &[u8]) -> Option<(u32, &[u8])> {
     led_by(|mount| path.strip_prefix(mount).filter(|rest| ends_name(rest)))
 }
 
-/// Returns the first mount that a path leads into, and the rest of the path there, which `rest` computes.
+/// Returns the first mount that a path leads into, and the rest of the path.
+///
+/// `rest` computes the rest.
 fn led_by<'a>(rest: impl Fn(&[u8]) -> Option<&'a [u8]>) -> Option<(u32, &'a [u8])> {
     session::mounts().iter().zip(0..).find_map(|(mount, number)| Some((number, rest(&mount.path)?)))
 }
@@ -181,7 +189,9 @@ fn is_wordy(path: &[u8]) -> bool {
     path.windows(2).any(|two| two == b"//") || path.windows(3).any(|three| three == b"/./")
 }
 
-/// Returns the mount that a relative path leads into from a working directory outside, and the rest of the path there.
+/// Returns the mount that a relative path leads into, and the rest of the path.
+///
+/// The working directory is outside of the mount.
 pub(crate) fn of_relative(path: &[u8]) -> Option<(u32, &[u8])> {
     if !IS_BESIDE.load(Ordering::Relaxed) {
         return None;
@@ -206,7 +216,9 @@ fn of_relative_now(path: &[u8]) -> Option<(u32, &[u8])> {
     of_relative(path)
 }
 
-/// Returns whether a path may concern the library: it leads into a mount as it is written, or names a descriptor.
+/// Returns whether a path may concern the library.
+///
+/// Such a path leads into a mount as it is written, or names a descriptor.
 pub(crate) fn concerns(directory: i32, address: u64) -> bool {
     if session::mounts().iter().any(|mount| leads_at_once(address, &mount.path)) {
         return true;
@@ -233,7 +245,9 @@ pub(crate) fn concerns(directory: i32, address: u64) -> bool {
     }
 }
 
-/// Returns whether the path at an address leads into a mount as it is written, if that shows without a copy.
+/// Returns whether the path at an address leads into a mount as it is written.
+///
+/// Returns `false` if that does not show without a copy.
 #[inline]
 fn leads_at_once(address: u64, mount: &[u8]) -> bool {
     memory::beginning(address, mount.len() + 1).is_some_and(|path| {
@@ -364,7 +378,9 @@ pub(crate) fn start(directory: i32, path: &[u8]) -> Result<Option<Start<'_>>, Er
     if path.is_empty() { Err(Errno::ENOENT) } else { Ok(Some(Start { session, directory, rest: path })) }
 }
 
-/// As [`start`], for a path whose start is known without a message; `None` for all others.
+/// As [`start`], for a path whose start is known without a message.
+///
+/// Returns `None` for all others.
 ///
 /// The path leads into a mount as it is written, or begins from a LibFS directory, or from a working directory that has
 /// been resolved.
@@ -429,8 +445,9 @@ impl Surroundings for Session {
     }
 }
 
-/// Returns whether the kernel may guard a file in a directory that many users may write (`fs.protected_symlinks`,
-/// `protected_regular`).
+/// Returns whether the kernel may guard a file in a directory of many writers.
+///
+/// The settings are `fs.protected_symlinks` and `protected_regular`.
 pub(crate) fn is_guarded(session: &Session, directory: InodeId, found: &Found) -> Result<bool, Errno> {
     let directory = session.fs.attributes(directory)?.inode;
     let is_shared = directory.mode & MODE_STICKY != 0 && directory.mode & SHARED_DIRECTORY != 0;

@@ -24,16 +24,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::imports;
 use crate::patch::Kept;
 
-/// Bytes for names with their first arguments, then as many for names alone, then as many for short programs.
+/// Bytes for names with their first arguments.
+///
+/// As many for names alone follow, and then as many for short programs.
 const PLACES: u64 = 4096;
 /// For a name with its argument: unknown.
 const UNKNOWN: u8 = 0;
-/// The program ended before its session would have begun, or is being observed. A greater value is the number of times
-/// that it still begins with a session.
+/// The program ended before its session would have begun, or is being observed.
+///
+/// A greater value is the number of times that it still begins with a session.
 const ENDS: u8 = 1;
 /// The first such number.
 const TIMES: u8 = 32;
-/// For a name alone: the program goes on from this score up. Each start takes one point off,
+/// For a name alone: the program goes on from this score up.
+///
+/// Each start takes one point off,
 const SCORE: u8 = 8;
 /// each program that has gone on adds so many,
 const RISE: u8 = 4;
@@ -168,7 +173,9 @@ pub(crate) fn is_any() -> bool {
     FOUND.get().is_some()
 }
 
-/// Predicts whether a program at this path, with these first arguments, ends soon, and need not be observed this time.
+/// Predicts whether a program at this path, with these arguments, ends soon.
+///
+/// Returns `false` if the program is to be observed this time.
 ///
 /// It allocates nothing.
 pub(crate) fn is_short(path: &[u8], first: Option<&[u8]>, second: Option<&[u8]>) -> bool {

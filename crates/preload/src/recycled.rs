@@ -1,4 +1,4 @@
-//! The recycled descriptor: the number of the file closed last, kept for the next open.
+//! The recycled descriptor: the number closed last, kept for the next open.
 //!
 //! A program that opens one file after the other makes no system call for it.
 //!
@@ -13,10 +13,14 @@ use ashlar_libfs::alone;
 use crate::arch::{DESCRIPTORS, Frame};
 use crate::{calls, descriptors, hook, signals};
 
-/// The recycled number (`code`), or one that is being closed ([`IS_CLOSING`]), or 0. The entry reads it.
+/// The recycled number (`code`), or one that is being closed ([`IS_CLOSING`]), or 0.
+///
+/// The entry reads it.
 pub(crate) static ASHLAR_RECYCLED: AtomicU32 = AtomicU32::new(0);
 
-/// All numbers below this one are in use, as far as the library has seen: only the lowest free one is recycled.
+/// All numbers below this one are in use, as far as the library has seen.
+///
+/// Only the lowest free number is recycled.
 ///
 /// The entry reads it. If threads open and close at the same time, it may be too high: a number that is closed while
 /// another one is taken is missed.
@@ -25,12 +29,15 @@ pub(crate) static ASHLAR_LOWEST: AtomicU32 = AtomicU32::new(0);
 /// Whether no number is recycled any more.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
-/// Added to the code of a number that is being closed: until it is closed, no thread takes it or sees another number as
-/// the lowest.
+/// Added to the code of a number that is being closed.
+///
+/// Until it is closed, no thread takes it or sees another number as the lowest.
 const IS_CLOSING: u32 = 1 << 31;
 const _: () = assert!((DESCRIPTORS as u32) << 1 < IS_CLOSING);
 
-/// Held by the thread that closes the recycled number: others wait for that. No other lock is taken under it.
+/// Held by the thread that closes the recycled number: others wait for that.
+///
+/// No other lock is taken under it.
 static CLOSING: alone::Mutex<()> = alone::Mutex::new(());
 
 /// Programs close lower numbers to reuse them for the next open, maybe past the library.
@@ -45,7 +52,9 @@ fn number_of(code: u32) -> i32 {
     ((code & !IS_CLOSING) >> 1) as i32
 }
 
-/// Recycles a number that leads nowhere any more, instead of closing it. `false` if it must be closed.
+/// Recycles a number that leads nowhere any more, instead of closing it.
+///
+/// Returns `false` if it must be closed.
 pub(crate) fn park(descriptor: i32, cloexec: bool) -> bool {
     // If a number is recycled already, that one is lower.
     if descriptor < LOWEST_RECYCLED || ASHLAR_LOWEST.load(Ordering::Relaxed) < descriptor as u32 {
@@ -128,7 +137,9 @@ pub(crate) fn look(call: &Frame) {
     }
 }
 
-/// Closes the recycled number, if there is one; afterwards none from before is left.
+/// Closes the recycled number, if there is one.
+///
+/// Afterwards none from before is left.
 ///
 /// If another thread closes it, this one waits: the program may have closed it here, and be about to open a file.
 pub(crate) fn end() {
@@ -151,7 +162,7 @@ pub(crate) fn end() {
     }
 }
 
-/// Keeps other threads from being in the middle of closing it over a fork, which they don't take part in.
+/// Keeps other threads from being in the middle of closing it over a fork.
 pub(crate) fn hold() -> alone::MutexGuard<'static, ()> {
     CLOSING.lock()
 }

@@ -22,7 +22,7 @@ use crate::{calls, descriptors, hook, memory, path};
 /// The address of the mapped file.
 static PAGE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 
-/// A call that is counted when it is done: `its start << 9 | its number`, or 0 for one that is not counted.
+/// A call to be counted: `its start << 9 | its number`; 0 for none.
 pub(crate) type Word = u64;
 const NUMBER_BITS: u32 = 9;
 const _: () = assert!(1 << NUMBER_BITS == REPORT_CALLS);
@@ -38,7 +38,9 @@ pub(crate) fn page() -> Option<Page> {
     (!start.is_null()).then_some(Page(start))
 }
 
-/// Maps the file of counts; without it there is no report. Until [`begun`], all calls of this thread are the library's.
+/// Maps the file of counts; without it there is no report.
+///
+/// Until [`begun`], all calls of this thread are the library's.
 pub(crate) fn begin(file: &CStr) {
     let flags = (libc::O_RDWR | libc::O_NOFOLLOW | libc::O_CLOEXEC) as u64;
     // SAFETY: the path is a string, the kernel chooses the address of the mapping, and the descriptor is closed here.

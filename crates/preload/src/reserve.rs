@@ -19,8 +19,10 @@ const OWN_BYTES: usize = 1 << 20;
 const ROOM_BYTES: u64 = 64 << 20;
 /// If address space is limited, at most this part of it is reserved, as a divisor.
 const ROOM_PART: u64 = 16;
-/// Bytes of it that are memory from the start. They can be used even if the limits of data or of mappings are reached.
-/// A system that promises no more memory than it has would commit all of the reserve, so only this part is memory.
+/// Bytes of it that are memory from the start.
+///
+/// They can be used even if the limits of data or of mappings are reached. A system that promises no more memory than
+/// it has would commit all of the reserve, so only this part is memory.
 const READY_BYTES: usize = 4 << 20;
 const PAGE: usize = 4096;
 
@@ -49,7 +51,9 @@ pub(crate) fn is_seen_to() {
     IS_SHORT.store(false, Ordering::Relaxed);
 }
 
-/// Returns the bytes given away after another `size` of them; `None` if so many are not left.
+/// Returns the bytes given away after another `size` of them.
+///
+/// Returns `None` if so many are not left.
 fn behind(given: usize, size: usize, bytes: usize) -> Option<usize> {
     given.checked_add(size.checked_next_multiple_of(PAGE)?).filter(|&end| end <= bytes)
 }

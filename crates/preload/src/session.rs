@@ -1,4 +1,4 @@
-//! Sessions with SharedFS, one for each mount that the process uses, opened at the first use.
+//! Sessions with SharedFS, one for each mount, opened at the first use.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -140,7 +140,9 @@ static PLACEHOLDER: AtomicI32 = AtomicI32::new(-1);
 pub(crate) static UMASK: AtomicU32 = AtomicU32::new(0o022);
 /// How long a call waits for a SharedFS that does not answer, in milliseconds.
 static PATIENCE: AtomicU64 = AtomicU64::new(PATIENCE_MS);
-/// The longest file that the process may write (`RLIMIT_FSIZE`); 0: not yet asked for.
+/// The longest file that the process may write (`RLIMIT_FSIZE`).
+///
+/// 0: not yet asked for.
 static FILE_LIMIT: AtomicU64 = AtomicU64::new(0);
 
 /// Sets the mounts that `ashlar run` has named, and how long a call waits for their SharedFS.
@@ -167,7 +169,9 @@ pub(crate) fn by_number(number: u32) -> Option<&'static Session> {
     unsafe { session.as_ref() }
 }
 
-/// Returns the session for a mount; `None` if it can have none, and then the kernel serves the call.
+/// Returns the session for a mount.
+///
+/// Returns `None` if it can have none, and then the kernel serves the call.
 pub(crate) fn of_mount(number: u32) -> Option<&'static Session> {
     if let Some(session) = by_number(number) {
         // The kernel knows where the paths of an unmounted mount lead. Its open files stay LibFS's.
@@ -215,7 +219,9 @@ pub(crate) fn open(number: u32) -> Option<&'static Session> {
     }
 }
 
-/// Returns the sessions beside the current ones. While this is held, none is opened.
+/// Returns the sessions beside the current ones.
+///
+/// While this is held, none is opened.
 pub(crate) fn others() -> MutexGuard<'static, Others> {
     CONNECTING.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -314,7 +320,9 @@ pub(crate) fn open_numbers() -> Vec<i32> {
     numbers_in(c"/proc/self/fd")
 }
 
-/// Returns the names of a directory of the kernel's that are numbers; none if it can't be read.
+/// Returns the names of a directory of the kernel's that are numbers.
+///
+/// Returns none if it can't be read.
 ///
 /// It does not use libc, whose `opendir` allocates. A forking thread holds the locks of libc's heap, and may wait for
 /// the listing thread.
@@ -493,7 +501,9 @@ fn groups() -> Option<Vec<u32>> {
     None
 }
 
-/// Returns whether user and group numbers mean the same to the process as to SharedFS, unlike in a user namespace.
+/// Returns whether user and group numbers mean the same to process and SharedFS.
+///
+/// In a user namespace they may not.
 fn has_plain_numbers() -> bool {
     let namespace = statx_at(libc::AT_FDCWD, c"/proc/self/ns/user", 0, libc::STATX_INO);
     if namespace.is_ok_and(|stat| stat.stx_ino == FIRST_USER_NAMESPACE) {
@@ -560,8 +570,10 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Session> {
     (0..MOUNTS_MAX as u32).filter_map(by_number)
 }
 
-/// All that other threads must not change over a fork: sessions, mapped data segments, the records of locks, of mapped
-/// files, of files without a name and of the working directory, the table of descriptors, and the heap.
+/// All that other threads must not change over a fork.
+///
+/// These are sessions, mapped data segments, the records of locks, of mapped files, of files without a name and of the
+/// working directory, the table of descriptors, and the heap.
 #[allow(dead_code, reason = "they are held, and no more")]
 pub(crate) struct AllHeld(
     MutexGuard<'static, Others>,
@@ -574,8 +586,9 @@ pub(crate) struct AllHeld(
     Held<'static>,
 );
 
-/// Keeps other threads from all of this over a fork: a thread that held one of these locks would be missing in the new
-/// process.
+/// Keeps other threads from all of this over a fork.
+///
+/// A thread that held one of these locks would be missing in the new process.
 pub(crate) fn hold() -> AllHeld {
     let connecting = others();
     let direct = direct::hold();
@@ -595,7 +608,9 @@ pub(crate) fn forget_placeholder() {
     descriptors::forget_internal(PLACEHOLDER.swap(-1, Ordering::AcqRel));
 }
 
-/// Discards the sessions of the process that this one was forked from; they stay the parent's.
+/// Discards the sessions of the process that this one was forked from.
+///
+/// They stay the parent's.
 pub(crate) fn forget_all() {
     deferred::begin_again();
     users::forget_all();
@@ -605,7 +620,9 @@ pub(crate) fn forget_all() {
     locks::forget_all();
 }
 
-/// Removes and returns all current sessions: later calls open new ones, even for mounts that had none before.
+/// Removes and returns all current sessions.
+///
+/// Later calls open new ones, even for mounts that had none before.
 pub(crate) fn take_all() -> impl Iterator<Item = &'static Session> {
     UNUSABLE.store(0, Ordering::Relaxed);
     // SAFETY: as in `by_number`.
@@ -635,7 +652,9 @@ pub(crate) fn device_and_kind_of(descriptor: i32) -> Option<(u64, bool)> {
     Some((identity(stat).0, u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFREG))
 }
 
-/// Makes the kernel ask for a file's attributes, even if it knows some; returns the size that it assumes then.
+/// Makes the kernel ask for a file's attributes, even if it knows some.
+///
+/// Returns the size that it assumes then.
 pub(crate) fn size_of(descriptor: i32) -> Option<u64> {
     statx(descriptor, libc::AT_STATX_FORCE_SYNC).ok().map(|stat| stat.stx_size)
 }
@@ -663,7 +682,9 @@ pub(crate) fn mount_number(descriptor: i32) -> Option<u64> {
     (stat.stx_mask & libc::STATX_MNT_ID_UNIQUE != 0).then_some(stat.stx_mnt_id)
 }
 
-/// Reads the file creation mask, which can only be read by setting it; no other thread runs yet.
+/// Reads the file creation mask, which can only be read by setting it.
+///
+/// No other thread runs yet.
 pub(crate) fn find_umask() {
     // SAFETY: it takes a number.
     let mask = unsafe { system_call(libc::SYS_umask as u64, [0o022, 0, 0, 0, 0, 0]) };

@@ -1,4 +1,4 @@
-//! Open files that several processes share after a fork, with one offset and one set of flags.
+//! Open files that processes share after a fork, with one offset and one set of flags.
 //!
 //! Before a fork, a LibFS open file gets a real open file of the kernel's at its numbers, as if it were handed over
 //! (`materialise`). But LibFS goes on serving it, with its offset in memory that the processes share. Until a process
@@ -20,23 +20,29 @@ use ashlar_types::{Errno, InodeId};
 use crate::arch::{Frame, system_call};
 use crate::{calls, descriptors, materialise, session};
 
-/// The kernel's offset while it does not count: no byte fits after it, so any transfer is invalid (`EINVAL`).
+/// The kernel's offset while it does not count.
+///
+/// No byte fits after it, so any transfer is invalid (`EINVAL`).
 const NOWHERE: u64 = i64::MAX as u64;
 /// How often a thread tries to lock a place before it yields the processor, and before it sleeps.
 const SPINS: u32 = 200;
 const YIELDS: u32 = 400;
 static SLEEP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 200_000 };
-/// After so many tries, some seconds, others go on without a holder that is alive: it may be frozen, or wait itself.
+/// Tries, some seconds, after which others go on without a living holder.
+///
+/// The holder may be frozen, or wait itself.
 const PATIENT_TRIES: u32 = YIELDS + 15_000;
 /// Bits of a process id (`PID_MAX_LIMIT`).
 const PROCESS_BITS: u32 = 22;
-/// In a [`Holder`], after the process id: the part between the offset and `next` is the holder's, even if others take
-/// the place from it.
+/// In a [`Holder`], after the process id: it has reserved a part.
+///
+/// The part between the offset and `next` is the holder's, even if others take the place from it.
 const RESERVED: u64 = 1 << PROCESS_BITS;
 /// The first bit of the time in a [`Holder`].
 const TIME_AT: u32 = PROCESS_BITS + 1;
-/// The most by which the clock and the kernel's record of a process's start differ, in milliseconds: the kernel counts
-/// hundredths of a second.
+/// The most by which the clock and a process's recorded start differ.
+///
+/// The kernel records the start in hundredths of a second.
 const CLOCK_SLACK_MS: u64 = 20;
 /// Bytes of a process's line in `/proc` that are read: the name has at most 64.
 const STAT_BYTES: usize = 512;
@@ -114,7 +120,9 @@ enum Life {
     Dead,
 }
 
-/// Reads the beginning of a process's line in `/proc`. It allocates nothing: the memory may be lent.
+/// Reads the beginning of a process's line in `/proc`.
+///
+/// It allocates nothing: the memory may be lent.
 fn read_stat(process: u64, buffer: &mut [u8; STAT_BYTES]) -> Option<&str> {
     let mut path = [0_u8; 32];
     // The zero after it stays.
@@ -439,7 +447,9 @@ pub(crate) fn put_nowhere(descriptor: i32) {
     materialise::set_offset(descriptor, NOWHERE);
 }
 
-/// Returns whether a call on an inherited descriptor needs neither the offset nor the flags of the open file.
+/// Returns whether a call needs neither the offset nor the flags of its open file.
+///
+/// The call is on an inherited descriptor.
 pub(crate) fn is_without_place(call: &Frame) -> bool {
     match call.rax as i64 {
         libc::SYS_close

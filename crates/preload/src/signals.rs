@@ -23,8 +23,9 @@ use crate::recycled;
 const SIGNALS: usize = 65;
 /// A handler below this one is `SIG_DFL`, `SIG_IGN` or an error.
 const HANDLER_MIN: u64 = 2;
-/// The most signals recorded at a time. After the first, all are blocked, and only signals that this thread sends to
-/// itself could follow.
+/// The most signals recorded at a time.
+///
+/// After the first, all are blocked, and only signals that this thread sends to itself could follow.
 const NOTED_MAX: usize = 4;
 
 /// `struct sigaction`, as the kernel defines it.
@@ -120,7 +121,9 @@ pub(crate) fn set_mask(mask: u64) {
     unsafe { system_call(libc::SYS_rt_sigprocmask as u64, arguments) };
 }
 
-/// Waits until a socket is readable, or a signal with a handler of the program's has come, or a time is over.
+/// Waits for a readable socket, a signal, or the end of a time.
+///
+/// Only signals with a handler of the program's count.
 pub(crate) fn pause(socket: BorrowedFd<'_>, most: Duration) -> Pause {
     // Block signals before the check, so that none comes between it and the wait.
     let (blocked, mut mask) = (u64::MAX, 0u64);

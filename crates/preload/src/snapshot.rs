@@ -23,8 +23,9 @@ use crate::arch::system_call;
 use crate::descriptors::File;
 use crate::{materialise, recycled, session};
 
-/// Longer files are not copied: the program may need only a part, and the kernel's pages are shared by all processes
-/// that map the file.
+/// Longer files are not copied.
+///
+/// The program may need only a part, and the kernel's pages are shared by all processes that map the file.
 const FILE_BYTES_MAX: u64 = 256 << 10;
 /// The most bytes copied in the life of a process, which may keep all its mappings.
 const COPIED_BYTES_MAX: u64 = 1 << 30;
@@ -39,11 +40,15 @@ const IS_OF_FILE: u64 = 1 << 61;
 
 /// Bytes that this process has copied so far.
 static COPIED: AtomicU64 = AtomicU64::new(0);
-/// Pages that copies were mapped at: one bit for each, by a hash of its number. A set bit means that a copy may be
-/// there. No bit is ever cleared: a false one costs only a look into the kernel's table for a mapping that is moved.
+/// Pages that copies were mapped at: one bit for each, by a hash of its number.
+///
+/// A set bit means that a copy may be there. No bit is ever cleared: a false one costs only a look into the kernel's
+/// table for a mapping that is moved.
 static PAGES: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 
-/// Maps a copy of a file, with the arguments of mmap(2); `None` if the file itself must be mapped.
+/// Maps a copy of a file, with the arguments of mmap(2).
+///
+/// Returns `None` if the file itself must be mapped.
 ///
 /// # Errors
 /// Those of LibFS.
@@ -100,8 +105,9 @@ pub(crate) fn may_be_at(address: u64) -> bool {
     word(page).load(Ordering::Relaxed) & 1 << (page % 64) != 0
 }
 
-/// Changes the length or the address of a mapping, with the arguments of mremap(2). Its file replaces a copy that
-/// grows.
+/// Changes the length or the address of a mapping, with the arguments of mremap(2).
+///
+/// Its file replaces a copy that grows.
 pub(crate) fn remap(a: [u64; 6]) -> i64 {
     let [address, old, new, ..] = a;
     if old < new {
@@ -215,7 +221,9 @@ impl Copied {
     }
 }
 
-/// Makes a file in memory with these bytes; `None` if there is no room, or the program may not have one.
+/// Makes a file in memory with these bytes.
+///
+/// Returns `None` if there is no room, or the program may not have one.
 fn in_memory(name: &str, bytes: &[u8]) -> Option<OwnedFd> {
     // The recycled number may be the last one.
     recycled::end();

@@ -1,4 +1,4 @@
-//! Submounts: whether a mount is a writable Ashlar, and the file systems mounted inside it.
+//! Submounts: whether a mount is a writable Ashlar, and what is mounted inside it.
 //!
 //! LibFS must not resolve paths below those. The kernel's table of mounts (`mountinfo`) says all of this. But reading
 //! it takes a tenth of a millisecond: as long as some programs use a mount for. From Linux 6.13 on, the kernel answers
@@ -19,10 +19,14 @@ use crate::{materialise, session};
 
 const TABLE: &str = "/proc/self/mountinfo";
 
-/// More bytes than most tables have: for each read, the kernel writes the table anew from the line after the last one.
+/// More bytes than most tables have.
+///
+/// For each read, the kernel writes the table anew from the line after the last one.
 const TABLE_BYTES: usize = 32 << 10;
 
-/// System calls that libc has no names for yet; their numbers are the same on all machines.
+/// System calls that libc has no names for yet.
+///
+/// Their numbers are the same on all machines.
 const SYS_STATMOUNT: u64 = 457;
 const SYS_LISTMOUNT: u64 = 458;
 /// `STATMOUNT_MNT_BASIC`, `STATMOUNT_FS_TYPE`, `STATMOUNT_FS_SUBTYPE`: the type of a mount.
@@ -100,7 +104,9 @@ fn is_writable_ashlar(mount: u64) -> Option<bool> {
     Some(is_ashlar && told.attributes & libc::MOUNT_ATTR_RDONLY == 0)
 }
 
-/// Returns whether nothing is mounted inside a mount; `false` if the kernel does not say.
+/// Returns whether nothing is mounted inside a mount.
+///
+/// Returns `false` if the kernel does not say.
 fn is_empty(mount: u64) -> bool {
     let (asked, mut first) = (Asked::new(mount, 0), 0u64);
     let arguments = [(&raw const asked) as u64, (&raw mut first) as u64, 1, 0, 0, 0];
@@ -131,7 +137,9 @@ impl Look {
     }
 }
 
-/// The kernel's table of mounts. The file reports when the table has changed since it was opened.
+/// The kernel's table of mounts.
+///
+/// The file reports when the table has changed since it was opened.
 #[derive(Debug)]
 pub(crate) struct Table {
     file: File,
@@ -169,8 +177,9 @@ fn below(table: &[u8], path: &[u8], fs: &LibFs) -> Vec<InodeId> {
     mount_lines(table).filter_map(inside).collect()
 }
 
-/// Ticks of the processor's clock between checks of the table, some milliseconds: others may mount something at any
-/// time.
+/// Ticks of the processor's clock between checks of the table: milliseconds.
+///
+/// Other processes may mount something at any time.
 const LOOK_TICKS: u64 = 1 << 24;
 
 /// Whether something may have been mounted.
@@ -191,8 +200,9 @@ pub(crate) struct Covered {
     is_any: AtomicBool,
     version: AtomicU64,
     directories: Mutex<Vec<InodeId>>,
-    /// Whether the mount itself can no longer be reached by its path. It was taken out of the tree (`ashlar umount
-    /// --lazy`), or something was mounted over it. It stays so.
+    /// Whether the mount itself can no longer be reached by its path.
+    ///
+    /// It was taken out of the tree (`ashlar umount --lazy`), or something was mounted over it. It stays so.
     is_gone: AtomicBool,
 }
 

@@ -1,7 +1,8 @@
-//! Detects a single-threaded program, in which LibFS needs no locks (`ashlar_libfs::alone`).
+//! Detects a single-threaded program, in which LibFS needs no locks.
 //!
 //! libc has a byte that says so, and changes it before it makes a thread. The library reads it whenever a call enters
-//! LibFS. A thread is never made in the middle of such a call, so no call without locks meets one that needs them.
+//! LibFS. A thread is never made in the middle of such a call, so no call without locks meets one that needs them
+//! (`ashlar_libfs::alone`).
 //! Threads made past libc's own functions, by calls that the library sees (`calls::process`), end the state as well.
 
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
@@ -37,7 +38,9 @@ pub(crate) fn look() {
     }
 }
 
-/// Returns whether the process has only one thread; a thread that has just ended may still count.
+/// Returns whether the process has only one thread.
+///
+/// A thread that has just ended may still count.
 pub(crate) fn is_one() -> bool {
     alone::is_alone() || numbers().len() == 1
 }

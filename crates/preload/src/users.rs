@@ -21,10 +21,13 @@ use crate::{descriptors, direct, materialise, shared, threads};
 
 /// The most sessions set aside for a mount: the process's own, and one of a user that it has served.
 const ASIDE_MAX: usize = 2;
-/// If more sessions than these have ended and can't be freed, for several threads, the kernel serves the process.
+/// The most ended sessions that are kept because there are several threads.
+///
+/// If more have ended, the kernel serves the process.
 const ENDED_MAX: usize = 16;
-/// If threads differ for longer, in milliseconds, they do so for good. libc changes them all in less, unless one is
-/// held up in the kernel.
+/// If threads differ for longer, in milliseconds, they do so for good.
+///
+/// libc changes them all in less, unless one is held up in the kernel.
 const CHANGE_MS: u64 = 50;
 /// `CAP_SETGID`, `CAP_SETUID`.
 const USER_CAPABILITIES: u32 = 1 << 6 | 1 << 7;
@@ -35,13 +38,17 @@ const IDENTITY: [&str; 4] = ["Uid:", "Gid:", "Groups:", "CapEff:"];
 static HAS_CHANGED: AtomicBool = AtomicBool::new(false);
 /// Whether the process begins no more sessions.
 static IS_KERNELS: AtomicBool = AtomicBool::new(false);
-/// Whether the process's user is its real one: 0 for unknown, 1 for no, 2 for yes. Once it, or a thread, has changed,
-/// each call asks again.
+/// Whether the process's user is its real one: 0 for unknown, 1 for no, 2 for yes.
+///
+/// Once it, or a thread, has changed, each call asks again.
 static IS_AS_REAL: AtomicU8 = AtomicU8::new(0);
-/// Whether some may have ended, and the process had one thread at the last end: the next call frees them.
+/// Whether the next call frees ended sessions.
+///
+/// Some may have ended, and the process had one thread at the last end.
 static IS_ANY_ENDED: AtomicBool = AtomicBool::new(false);
-/// When threads were first found to differ, in milliseconds of the machine's clock. 0: they agreed at the last check,
-/// or one has changed since.
+/// When threads were first found to differ, by the machine's clock.
+///
+/// 0 means that they agreed at the last check, or one has changed since.
 static DIFFER_SINCE: AtomicU64 = AtomicU64::new(0);
 
 /// Sessions beside the current ones.
@@ -185,7 +192,9 @@ pub(crate) fn make_room(mount: u32) {
     end(gone);
 }
 
-/// Records that the process, or a thread of it, may have changed its user; nothing is open in its sessions.
+/// Records that the process, or a thread of it, may have changed its user.
+///
+/// Nothing is open in its sessions.
 pub(crate) fn change() {
     HAS_CHANGED.store(true, Ordering::Relaxed);
     DIFFER_SINCE.store(0, Ordering::Relaxed);
@@ -216,7 +225,9 @@ fn take_all(others: &mut Others) -> Vec<&'static Session> {
     session::take_all().chain(others.aside.drain(..)).collect()
 }
 
-/// Ends all sessions, with nothing open in them: the kernel serves the process, or it runs another program.
+/// Ends all sessions, with nothing open in them.
+///
+/// The kernel serves the process, or it runs another program.
 pub(crate) fn end_all() {
     let gone = take_all(&mut session::others());
     direct::leave_all();

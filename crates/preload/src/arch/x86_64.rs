@@ -58,8 +58,9 @@ pub(crate) struct Frame {
     pub(crate) rax: u64,
     /// The call's arguments.
     pub(crate) arguments: [u64; 6],
-    /// The signal mask that the entry sets for [`After::Unmask`] and [`After::Again`], or the descriptor for
-    /// [`After::KernelInstead`].
+    /// The signal mask or descriptor for the entry.
+    ///
+    /// The mask is for [`After::Unmask`] and [`After::Again`], the descriptor for [`After::KernelInstead`].
     pub(crate) extra: u64,
 }
 
@@ -69,14 +70,18 @@ pub(crate) struct Frame {
 pub(crate) enum After {
     /// The call is done, and its result is in the frame.
     Return = 0,
-    /// The entry makes the call with nothing of the library's on the stack: it makes a thread, which begins on a stack
-    /// of its own.
+    /// The entry makes the call with nothing of the library's on the stack.
+    ///
+    /// The call makes a thread, which begins on a stack of its own.
     Native = 1,
-    /// As `Native`, for a call that lends the caller's memory to a new process. The entry calls `ashlar_after_vfork`
-    /// when the memory is back.
+    /// As `Native`, for a call that lends the caller's memory to a new process.
+    ///
+    /// The entry calls `ashlar_after_vfork` when the memory is back.
     Vfork = 2,
-    /// As `Return`, and then the entry sets the mask in the frame, which lets in the signals held back meanwhile. The
-    /// entry has no unwind tables: if such a signal cancels the thread, no frame of the library is unwound.
+    /// As `Return`, and then the entry sets the signal mask in the frame.
+    ///
+    /// That lets in the signals held back meanwhile. The entry has no unwind tables: if such a signal cancels the
+    /// thread, no frame of the library is unwound.
     Unmask = 3,
     /// The entry makes the call as it came: the call may wait or be interrupted, and its thread may be cancelled.
     Kernel = 4,
@@ -90,8 +95,9 @@ pub(crate) enum After {
     InsteadCounted = 8,
     /// As `KernelOpen`, and the entry calls `ashlar_after_kernel` after the call.
     OpenCounted = 9,
-    /// The entry lets signals in as for `Unmask`, and then makes the call anew, from its own start on: the kernel would
-    /// have restarted the call.
+    /// The entry lets signals in as for `Unmask`, and then makes the call anew.
+    ///
+    /// It begins at its own start, as the kernel would have restarted the call.
     Again = 10,
 }
 
@@ -421,7 +427,9 @@ pub(crate) fn ticks() -> u64 {
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
-/// Makes a system call, past all interception. The result is a negative errno if the call failed.
+/// Makes a system call, past all interception.
+///
+/// The result is a negative errno if the call failed.
 ///
 /// # Safety
 /// As the call itself.

@@ -22,7 +22,9 @@ pub(super) struct Subject {
     pub(super) found: Found,
 }
 
-/// Serves `stat` and `access` on the fast path; `None` otherwise, and then nothing has happened.
+/// Serves `stat` and `access` on the fast path.
+///
+/// `None` otherwise, and then nothing has happened.
 #[inline]
 pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
     const HERE: u64 = libc::AT_FDCWD as u64;
@@ -45,7 +47,9 @@ fn is_wrong(a: &[u64; 6]) -> bool {
     a[2] as i32 & BOTH == BOTH || a[3] as u32 & libc::STATX__RESERVED as u32 != 0
 }
 
-/// Stores the known attributes of the file that a directory, a path and flags name, in the form that `of` gives.
+/// Stores the known attributes of a file in the form that `of` gives.
+///
+/// A directory, a path and flags name the file.
 #[inline(always)]
 fn look<T: Plain>(
     directory: u64,

@@ -78,14 +78,17 @@ impl Parts {
     }
 }
 
-/// Returns whether so many bytes fit from an offset on: a range that ends beyond all offsets is invalid, as is one that
-/// begins before the first.
+/// Returns whether so many bytes fit from an offset on.
+///
+/// A range that ends beyond all offsets is invalid, as is one that begins before the first.
 #[inline]
 const fn is_range(offset: u64, bytes: u64) -> bool {
     (offset | offset.wrapping_add(bytes)) as i64 >= 0
 }
 
-/// Serves `read`, `write`, `pread` and `pwrite` on the fast path; `None` otherwise, and then nothing has happened.
+/// Serves `read`, `write`, `pread` and `pwrite` on the fast path.
+///
+/// `None` otherwise, and then nothing has happened.
 #[inline]
 pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
     let writes = matches!(number, libc::SYS_write | libc::SYS_pwrite64);
@@ -138,7 +141,9 @@ const fn names_offset(number: i64, a: &[u64; 6]) -> bool {
     }
 }
 
-/// Returns whether a transfer is to take place before the first byte. The kernel checks this before the descriptor.
+/// Returns whether a transfer is to take place before the first byte.
+///
+/// The kernel checks this before the descriptor.
 pub(super) const fn is_nowhere(number: i64, a: &[u64; 6]) -> bool {
     names_offset(number, a) && a[3] as i64 <= -1
 }
@@ -256,7 +261,9 @@ fn write(file: &File, at: At, parts: &[libc::iovec], flags: u64) -> Served {
     Ok(Some(count as i64))
 }
 
-/// Writes parts in a row, from an offset or from the file's end on, and moves the open file's offset past them.
+/// Writes parts in a row, and moves the open file's offset past them.
+///
+/// Without an offset, they go to the file's end.
 fn write_parts(
     session: &Session,
     inode: InodeId,
@@ -409,7 +416,9 @@ pub(super) fn sync_range(a: &[u64; 6]) -> Served {
     if is_right { sync(a) } else { Ok(None) }
 }
 
-/// Serves `sync` for all file systems. The kernel's come first: they give a mount the data written to its mapped files.
+/// Serves `sync` for all file systems.
+///
+/// The kernel's come first: they give a mount the data written to its mapped files.
 pub(super) fn sync_all() -> Served {
     // SAFETY: the call takes no arguments.
     unsafe { system_call(libc::SYS_sync as u64, [0; 6]) };
@@ -429,7 +438,9 @@ fn offset_at(address: u64) -> Result<Option<u64>, Errno> {
     if offset < 0 { Err(Errno::EINVAL) } else { Ok(Some(offset as u64)) }
 }
 
-/// Returns the access mode and flags of a kernel's open file; `None` if the descriptor is closed or an `O_PATH` one.
+/// Returns the access mode and flags of a kernel's open file.
+///
+/// Returns `None` if the descriptor is closed or an `O_PATH` one.
 fn open_flags(descriptor: i32) -> Option<i32> {
     let flags = materialise::flags(descriptor);
     (flags >= 0 && flags & libc::O_PATH == 0).then_some(flags)
@@ -580,7 +591,9 @@ pub(super) fn send_file(a: &[u64; 6]) -> Served {
     sent
 }
 
-/// Fails if the file that `sendfile` reads or its offset is invalid. The kernel checks these first.
+/// Fails if the file that `sendfile` reads or its offset is invalid.
+///
+/// The kernel checks these first.
 fn check_sent(from: &File, a: &[u64; 6]) -> Result<(), Errno> {
     if !from.may_read() {
         return Err(Errno::EBADF);
@@ -611,7 +624,9 @@ fn send_out(from: &File, a: &[u64; 6]) -> Served {
     Ok(Some(sent))
 }
 
-/// Serves `sendfile` into a LibFS file, from one of the same session or from a regular file of the kernel's.
+/// Serves `sendfile` into a LibFS file.
+///
+/// The source is a file of the same session, or a regular file of the kernel's.
 fn receive(from: Option<&File>, to: &File, a: &[u64; 6]) -> Served {
     // The kernel reports the errors. If other processes share the place, they would have to wait for the other side.
     let is_plain = to.may_write() && to.flags() & (libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC) == 0;
@@ -678,7 +693,9 @@ fn receive(from: Option<&File>, to: &File, a: &[u64; 6]) -> Served {
     Ok(Some(done as i64))
 }
 
-/// Writes bytes at an open file's offset, which moves; fails with `ESTALE` if other processes share it by now.
+/// Writes bytes at an open file's offset, which moves.
+///
+/// Fails with `ESTALE` if other processes share it by now.
 fn put(session: &Session, to: &File, bytes: &[u8]) -> Result<usize, Errno> {
     let Some(mut place) = to.place().filter(|place| !place.is_shared()) else { return Err(Errno::ESTALE) };
     let at = WriteAt::Offset(place.offset);

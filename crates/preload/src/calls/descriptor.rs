@@ -61,7 +61,9 @@ pub(crate) const fn is_for_terminals(request: u64) -> bool {
     request == TCGETS || request == TCGETS2 || request == libc::TIOCGWINSZ
 }
 
-/// Serves `ioctl(FICLONE)`: no file shares blocks with another one. `cp` asks this for each file before it copies it.
+/// Serves `ioctl(FICLONE)`: no file shares blocks with another one.
+///
+/// `cp` asks this for each file before it copies it.
 fn clone_file(to: i32, from: i32) -> Served {
     let is_closed = |file: &File| file.flags() & libc::O_PATH != 0;
     match (descriptors::file(to), descriptors::file(from)) {
@@ -122,7 +124,9 @@ fn duplicate(descriptor: i32, from: i32, cloexec: bool) -> Served {
     descriptors::install(&file, from, cloexec).map(|number| Some(number.into()))
 }
 
-/// Duplicates a LibFS descriptor at which the kernel has a real open file, which forked processes share.
+/// Duplicates a LibFS descriptor whose open file forked processes share.
+///
+/// The kernel has a real open file there.
 fn duplicate_real(file: &File, descriptor: i32, from: i32, cloexec: bool) -> Served {
     recycled::end();
     let made = kernel_duplicate(descriptor, from, cloexec);

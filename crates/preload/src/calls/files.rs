@@ -16,8 +16,9 @@ use crate::session::{self, Session};
 use crate::shared::Shared;
 use crate::{snapshot, unnamed};
 
-/// Flags that an open file keeps and that `F_GETFL` shows. The others say how to open, or nothing. `O_CREAT` is set if
-/// the opening has created the file.
+/// Flags that an open file keeps and that `F_GETFL` shows.
+///
+/// The others say how to open, or nothing. `O_CREAT` is set if the opening has created the file.
 const KEPT_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_APPEND
     | libc::O_NONBLOCK
@@ -31,7 +32,9 @@ const KEPT_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_PATH
     | TMPFILE;
 
-/// How often an opening is tried while others make and remove the file at the same time. Then the kernel opens it.
+/// How often an opening is tried while others make and remove the file.
+///
+/// Then the kernel opens it.
 const OPENING_TRIES: u32 = 8;
 
 /// Returns whether a call opens a file by its path.
@@ -43,8 +46,9 @@ pub(super) fn is_opening(number: i64) -> bool {
 const NOT_AT_ONCE: i32 =
     libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_PATH | libc::O_NOATIME | libc::O_DIRECT | TMPFILE;
 
-/// Opens an existing file or directory on the fast path (`open`, `openat`); `None` otherwise, and then nothing has
-/// happened.
+/// Opens an existing file or directory on the fast path (`open`, `openat`).
+///
+/// `None` otherwise, and then nothing has happened.
 #[inline]
 pub(super) fn open_at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
     let (directory, address, flags) = match number {
@@ -150,7 +154,9 @@ const fn is_kernels(flags: i32) -> bool {
     !is_whole || flags & libc::O_ACCMODE == libc::O_RDONLY
 }
 
-/// Opens an `O_PATH` descriptor: its file is known, and neither read nor written. `None` if the path leaves the mount.
+/// Opens an `O_PATH` descriptor: its file is known, and neither read nor written.
+///
+/// Returns `None` if the path leaves the mount.
 fn open_alone(start: &Start<'_>, flags: i32) -> Result<Option<i32>, Errno> {
     let session = start.session;
     let last = if flags & libc::O_NOFOLLOW != 0 { Last::Keep } else { Last::Follow };
@@ -170,7 +176,9 @@ fn gone(errno: Errno) -> Errno {
     if errno == Errno::ESTALE { Errno::ENOENT } else { errno }
 }
 
-/// Lets the kernel open a path, and records the descriptor. A LibFS directory that the path begins at stays with LibFS.
+/// Lets the kernel open a path, and records the descriptor.
+///
+/// A LibFS directory that the path begins at stays with LibFS.
 fn open_named(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errno> {
     recycled::end();
     let open = |arguments: [u64; 6]| {
@@ -279,7 +287,9 @@ pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Serves an open file inherited at a fork, together with the processes that share it, if this one has a session.
+/// Adopts an open file inherited at a fork, if the process has a session.
+///
+/// LibFS then serves it together with the processes that share it.
 ///
 /// # Errors
 /// Those of LibFS, and `EOPNOTSUPP` for files that stay with the kernel.
@@ -314,12 +324,16 @@ fn open_again(session: &Session, id: InodeId, flags: i32) -> Result<(), Errno> {
     opened.map(drop)
 }
 
-/// Returns whether a file may be a running program, which can't be written (`ETXTBSY`): the kernel knows.
+/// Returns whether a file may be a running program, as far as its mode tells.
+///
+/// Such a file can't be written (`ETXTBSY`); only the kernel knows whether it runs.
 fn may_run(inode: &Inode) -> bool {
     inode.kind == FileKind::Regular && inode.mode & 0o111 != 0
 }
 
-/// Creates the open file for an inode that the session has opened; if that fails, the session closes the inode.
+/// Creates the open file for an inode that the session has opened.
+///
+/// If that fails, the session closes the inode.
 fn enter(session: &'static Session, id: InodeId, kind: FileKind, flags: i32) -> Result<File, Errno> {
     descriptors::open(session, id, kind, flags & KEPT_FLAGS).inspect_err(|_| session.fs.close(id))
 }

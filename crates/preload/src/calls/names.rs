@@ -116,7 +116,9 @@ fn remove(directory: u64, address: u64, flags: u64) -> Served {
     Ok(Some(0))
 }
 
-/// Returns whether the kernel must remove or rename a directory: something may be mounted on it, in another namespace.
+/// Returns whether the kernel must remove or rename a directory.
+///
+/// Another file system may be mounted on it, in another namespace.
 fn is_in_use(session: &Session, found: &Found) -> bool {
     session.renew_covered(true);
     session.covered.contains(found.id)
@@ -171,7 +173,9 @@ fn rename(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
     Ok(Some(0))
 }
 
-/// Finds the file that is to get another name: the file of a path, or an open file, which may have no name.
+/// Finds the file that is to get another name.
+///
+/// That is the file of a path, or an open file, which may have no name.
 fn link_source(from: (u64, u64), flags: u64) -> Result<Option<(&'static Session, Found)>, Errno> {
     let mut buffer = PathBuffer::new();
     let text = memory::path(from.1, &mut buffer)?;
@@ -196,8 +200,9 @@ fn link_source(from: (u64, u64), flags: u64) -> Result<Option<(&'static Session,
     Ok(Some((session, source.found.ok_or(Errno::ENOENT)?)))
 }
 
-/// Returns the file of a LibFS descriptor, or of a kernel descriptor whose file may get a name, which the kernel does
-/// not know.
+/// Returns the open file of a descriptor that is to get a name.
+///
+/// It is a LibFS descriptor, or a kernel descriptor whose file may get a name without the kernel knowing it.
 fn open_source(descriptor: i32) -> Result<Option<(&'static Session, Found)>, Errno> {
     let (session, inode) = match descriptors::file(descriptor) {
         Some(file) if file.is_of_now() => (file.session()?, file.inode()),
@@ -214,7 +219,9 @@ fn open_source(descriptor: i32) -> Result<Option<(&'static Session, Found)>, Err
     Ok(Some((session, found)))
 }
 
-/// Returns whether the kernel lets users without the right to read everything name their own open files (Linux 6.10).
+/// Returns whether the kernel lets users name their own open files.
+///
+/// Since Linux 6.10 this takes no right to read everything.
 fn names_own_files() -> bool {
     // SAFETY: zeros are a `utsname`, which the call fills.
     let release = unsafe {

@@ -17,10 +17,13 @@ const FSCONFIG_SET_PATH: u64 = 3;
 const FSCONFIG_SET_PATH_EMPTY: u64 = 4;
 const FSCONFIG_SET_FD: u64 = 5;
 
-/// Requests whose argument is a descriptor: `FICLONE`, `LOOP_SET_FD`, `LOOP_CHANGE_FD`, `NBD_SET_SOCK`,
-/// `PERF_EVENT_IOC_SET_OUTPUT` and `…_SET_BPF`.
+/// Requests whose argument is a descriptor.
+///
+/// They are `FICLONE`, `LOOP_SET_FD`, `LOOP_CHANGE_FD`, `NBD_SET_SOCK`, `PERF_EVENT_IOC_SET_OUTPUT` and `…_SET_BPF`.
 const ARGUMENTS: [u64; 6] = [FICLONE, 0x4C00, 0x4C06, 0xAB00, 0x2405, 0x4004_2408];
-/// Requests whose argument leads to a structure with descriptors of four bytes, and their offsets in it.
+/// Requests whose argument is a structure, and its descriptors' offsets.
+///
+/// Each descriptor has four bytes.
 const IN_STRUCTURES: [(u64, &[u64]); 18] = [
     (FICLONERANGE, &[0]),
     // LOOP_CONFIGURE
@@ -50,7 +53,9 @@ const IN_STRUCTURES: [(u64, &[u64]); 18] = [
     (0x4008_AF30, &[4]),
     (0x4004_AF07, &[0]),
 ];
-/// `struct file_dedupe_range`: the offset of the number of files, the offset of the first file, and the bytes of each.
+/// Layout of `struct file_dedupe_range`.
+///
+/// These are the offset of the number of files, the offset of the first file, and the bytes of each.
 const DEDUPED_COUNT_AT: u64 = 16;
 const DEDUPED_AT: u64 = 24;
 const DEDUPED_BYTES: u64 = 32;
@@ -104,7 +109,9 @@ pub(super) fn each(call: &Frame, then: &mut dyn FnMut(i32) -> Result<(), Errno>)
     }
 }
 
-/// Returns the address of a socket's path. Sockets that the kernel has named and abstract ones have none.
+/// Returns the address of a socket's path.
+///
+/// Sockets that the kernel has named and abstract ones have none.
 pub(super) fn socket_path(address: u64, length: u64) -> Option<u64> {
     let at = address + SOCKET_PATH_AT;
     let is_path = memory::load::<u16>(address).is_ok_and(|family| family == libc::AF_UNIX as u16)

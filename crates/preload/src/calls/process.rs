@@ -1,4 +1,4 @@
-//! Calls on processes: forks, threads, other programs, other users, other namespaces.
+//! Calls on processes: forks, threads, programs, users, namespaces.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,8 +19,10 @@ use crate::{
 
 /// Namespaces in which paths or users have another meaning.
 const NAMESPACES: u64 = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER) as u64;
-/// State that a thread shares no longer after `unshare`, and of which the library knows one for all threads: the
-/// namespaces, the descriptors, the working directory with the file creation mask.
+/// State that the library assumes to be shared by all threads.
+///
+/// After `unshare`, a thread has its own: the namespaces, the descriptors, the working directory with the file creation
+/// mask.
 const SEPARATED: u64 = NAMESPACES | (libc::CLONE_FILES | libc::CLONE_FS) as u64;
 /// The flags of `unshare` that concern the library.
 pub(super) const UNSHARED: u64 = SEPARATED | libc::CLONE_NEWPID as u64;
@@ -147,8 +149,9 @@ fn kernel(call: &Frame) -> i64 {
     unsafe { system_call(call.rax, call.arguments) }
 }
 
-/// Returns whether the process sets itself a lower limit of its address space: it would lack the memory that a session
-/// has mapped.
+/// Returns whether the process sets itself a lower limit of its address space.
+///
+/// It would lack the memory that a session has mapped.
 fn is_left_less_room(call: &Frame) -> bool {
     let a = &call.arguments;
     let (process, resource, limits) =
@@ -158,7 +161,9 @@ fn is_left_less_room(call: &Frame) -> bool {
     is_meant && memory::load(limits).is_ok_and(|limit: u64| limit < session::address_space())
 }
 
-/// Leaves the process to the kernel, but for the programs that it runs: the library's memory is used up.
+/// Leaves the process to the kernel, as the library's memory is used up.
+///
+/// The programs that it runs have the library again.
 #[cold]
 pub(crate) fn give_up() {
     reserve::is_seen_to();
@@ -188,7 +193,9 @@ pub(super) fn leave_to_kernel() {
     super::disarm();
 }
 
-/// Hands all descriptors, locks and mappings over to the kernel before the sessions end; returns whether it could.
+/// Hands all descriptors, locks and mappings over to the kernel.
+///
+/// The sessions are about to end. Returns whether it could.
 fn leave_files() -> bool {
     direct::leave_all();
     let are_all = materialise::all();
@@ -281,7 +288,9 @@ pub(crate) fn execute_lent(call: &Frame) -> Option<i64> {
     bare::execute_lent(call.rax as i64, call.arguments, IS_KERNELS.load(Ordering::Relaxed))
 }
 
-/// Runs another program: hands its inherited files over to the kernel, and adds the library to its environment.
+/// Runs another program.
+///
+/// It hands the program's inherited files over to the kernel, and adds the library to its environment.
 fn execute(number: u64, a: [u64; 6]) -> Served {
     let mut arguments = a;
     if IS_KERNELS.load(Ordering::Relaxed) {

@@ -269,8 +269,9 @@ pub(crate) fn is_wanted(number: i32) -> bool {
     number < 0 || shape(number.into()) != Shape::None
 }
 
-/// Which calls the entry catches, by number. The table is made at compile time: asking for each number would show in
-/// the start of a program.
+/// Which calls the entry catches, by number.
+///
+/// The table is made at compile time: asking for each number would show in the start of a program.
 pub(super) static INTERESTS: [u8; CALLS] = interests(false);
 /// The table for a report, which also counts calls on kernel descriptors and on sockets.
 pub(super) static INTERESTS_COUNTED: [u8; CALLS] = interests(true);
@@ -295,8 +296,9 @@ const fn interests(is_counted: bool) -> [u8; CALLS] {
     interests
 }
 
-/// Returns whether a call has nothing to do with which descriptor numbers are free: a number may stay recycled while
-/// the kernel serves it.
+/// Returns whether a call is unaffected by which descriptor numbers are free.
+///
+/// A number may stay recycled while the kernel serves it.
 pub(crate) const fn is_apart(number: i64) -> bool {
     matches!(
         number,
@@ -330,8 +332,9 @@ pub(crate) const fn is_apart(number: i64) -> bool {
     )
 }
 
-/// Returns the indexes of a call's paths, each with the index of the directory's descriptor that it begins from, if
-/// there is one.
+/// Returns the indexes of a call's paths, each with its directory's.
+///
+/// A directory's index is that of the descriptor that the path begins from, if there is one.
 pub(super) const fn paths_of(shape: Shape) -> &'static [(Option<usize>, usize)] {
     match shape {
         Shape::Path => &[(None, 0)],

@@ -37,7 +37,9 @@ fn is_file(descriptor: i32) -> bool {
     descriptors::is_ours(descriptor) || descriptors::is_candidate(descriptor) && is_regular() && !is_path()
 }
 
-/// Returns the kernel's error for a file that is to be added to a set for `epoll`, or changed or removed in one.
+/// Returns the kernel's error for a file in a set for `epoll`.
+///
+/// The call adds it, or changes or removes it.
 fn no_set(a: &[u64; 6]) -> Served {
     if a[1] as i32 != libc::EPOLL_CTL_DEL {
         memory::check(a[3], size_of::<libc::epoll_event>() as u64, memory::Use::Read)?;

@@ -18,7 +18,9 @@ use crate::{descriptors, locks, memory};
 /// Lists that the kernel interprets, and returns as it has interpreted them.
 const LISTS: [&[u8]; 2] = [XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT];
 const CAPABILITY: &[u8] = b"security.capability";
-/// The label that SELinux gives every file, even if none is stored. `ls -l` asks for it everywhere.
+/// The label that SELinux gives every file, even if none is stored.
+///
+/// `ls -l` asks for it everywhere.
 const LABEL: &[u8] = b"security.selinux";
 
 /// Whether the kernel runs SELinux: 0 if that is not known yet, 1 for no, 2 for yes.
@@ -119,7 +121,9 @@ fn list(subject: &Subject, room: (u64, u64)) -> Served {
     give(&xattr_list(&subject.session.fs.xattr_names(subject.found.id)?), room)
 }
 
-/// Stores a value at an address, if there is room for it; without any room it returns only the length.
+/// Stores a value at an address, if there is room for it.
+///
+/// Without any room it returns only the length.
 fn give(value: &[u8], (address, room): (u64, u64)) -> Served {
     if room != 0 {
         if value.len() as u64 > room {

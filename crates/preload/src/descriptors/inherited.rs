@@ -1,4 +1,4 @@
-//! Descriptors inherited at a fork, whose open files other processes may still serve.
+//! Descriptors inherited at a fork, whose open files others may still serve.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -9,10 +9,14 @@ use super::open_file::OPEN;
 use super::{File, HIGHEST, INHERITED, TABLE, entry, file, ours};
 use crate::shared::Shared;
 
-/// The open files of such descriptors. Some may be closed by now: the table of descriptors is right.
+/// The open files of such descriptors.
+///
+/// Some may be closed by now: the table of descriptors is right.
 pub(crate) type Inherited = BTreeMap<i32, Shared>;
 
-/// Returns whether a descriptor is the kernel's, was inherited at a fork, and has an open file that others may serve.
+/// Returns whether a descriptor is the kernel's and was inherited at a fork.
+///
+/// Others may serve its open file.
 pub(crate) fn is_inherited(descriptor: i32) -> bool {
     entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) == INHERITED)
 }
@@ -36,7 +40,9 @@ pub(crate) fn inherited_alike(shared: &Shared) -> Vec<i32> {
     alike.map(|(number, _)| *number).collect()
 }
 
-/// Makes all such descriptors of an open file lead to a LibFS open file, or, without one, leaves them to the kernel.
+/// Makes all such descriptors of an open file lead to a LibFS open file.
+///
+/// Without one, they are left to the kernel.
 pub(crate) fn replace_inherited(shared: &Shared, file: Option<&File>) {
     let mut inherited = TABLE.lock();
     inherited.retain(|&descriptor, other| {

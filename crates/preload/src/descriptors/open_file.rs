@@ -442,7 +442,9 @@ pub(super) fn is_shared(number: u32) -> bool {
     !OPEN[number as usize - 1].shared.load(Ordering::Relaxed).is_null()
 }
 
-/// Opens a file that the session has opened; the caller has no descriptor for it yet.
+/// Opens a file that the session has opened.
+///
+/// The caller has no descriptor for it yet.
 ///
 /// # Errors
 /// `ENFILE`.

@@ -61,7 +61,9 @@ pub(super) fn sites<'a>(library: &Library, plan: &'a Plan, wanted: impl Fn(i32) 
     plan.sites.iter().filter(|site| wanted(site.number) && is_as_planned(library, site)).collect()
 }
 
-/// Patches a library in place; returns the address range of its trampolines, if it did.
+/// Patches a library in place.
+///
+/// Returns the address range of its trampolines, if it did.
 ///
 /// No thread may be in the middle of its code.
 pub(super) fn apply(library: &Library, sites: &[&Site]) -> Option<Range<usize>> {
@@ -92,7 +94,9 @@ pub(super) fn apply(library: &Library, sites: &[&Site]) -> Option<Range<usize>> 
     Some(room..room + bytes)
 }
 
-/// Replaces code by a jump to a function; returns whether it did. No other thread may run yet.
+/// Replaces code by a jump to a function; returns whether it did.
+///
+/// No other thread may run yet.
 pub(super) fn divert(library: &Library, at: usize, function: usize) -> bool {
     let read_and_run = libc::PROT_READ | libc::PROT_EXEC;
     let Some(room) = reserve(library, PAGE) else { return false };
@@ -111,7 +115,9 @@ pub(super) fn divert(library: &Library, at: usize, function: usize) -> bool {
     protect(&code, read_and_run) && protect(&(room..room + PAGE), read_and_run)
 }
 
-/// Sets the protection of the pages of a part of the memory; returns whether it could.
+/// Sets the protection of the pages of a part of the memory.
+///
+/// Returns whether it could.
 fn protect(part: &Range<usize>, protection: i32) -> bool {
     let (start, end) = (part.start / PAGE * PAGE, part.end.next_multiple_of(PAGE));
     let arguments = [start as u64, (end - start) as u64, protection as u64, 0, 0, 0];

@@ -1,4 +1,4 @@
-//! Finds an object's functions by the unwinders' tables (`.eh_frame_hdr`, `.eh_frame`).
+//! Finds an object's functions by unwind tables (`.eh_frame_hdr`, `.eh_frame`).
 //!
 //! There may be data between functions, and two of its bytes may look like a system call. A function that is decoded
 //! from its first byte on shows only its instructions. The tables are read in memory; if anything in them breaks the
@@ -11,7 +11,7 @@ use super::Library;
 const VERSION: u8 = 1;
 /// The encoding of an absent pointer.
 const OMITTED: u8 = 0xff;
-/// The lower half of an encoding is the form of a pointer, and the upper half the base that it counts from.
+/// Halves of a pointer's encoding: its form, and the base that it counts from.
 const FORM: u8 = 0x0f;
 const BASE: u8 = 0xf0;
 const FROM_HERE: u8 = 0x10;
@@ -74,7 +74,9 @@ impl<'a> FrameReader<'a> {
     }
 }
 
-/// Returns the functions, in order; `None` if there are no tables, or they can't be read.
+/// Returns the functions, in order.
+///
+/// Returns `None` if there are no tables, or they can't be read.
 pub(super) fn functions(library: &Library) -> Option<Vec<Range<usize>>> {
     let table = library.frames?;
     let mut reader = FrameReader::new(library, table);
@@ -96,7 +98,9 @@ pub(super) fn functions(library: &Library) -> Option<Vec<Range<usize>>> {
     Some(functions)
 }
 
-/// Returns the function of an entry of `.eh_frame`, if it is in the code and not a signal handlers' return.
+/// Returns the function of an entry of `.eh_frame`.
+///
+/// Returns none outside the code, and none through which signal handlers return.
 ///
 /// Those begin a byte after the address in the entry, and must stay as they are. `common` is the last part that several
 /// entries share.

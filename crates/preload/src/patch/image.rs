@@ -19,7 +19,9 @@ use super::{Library, Site};
 use crate::arch::{ashlar_entry, system_call};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ASHLIMG1");
-/// Distance of the trampolines from the library's base: mappings reach that address only long after a program's start.
+/// Distance of the trampolines from the library's base.
+///
+/// Mappings reach that address only long after a program's start.
 const DISTANCE: i64 = -(1 << 30);
 
 /// The head of the file.
@@ -80,7 +82,9 @@ pub(super) fn store(library: &Library, sites: &[&Site], kept: &Kept) {
     kept.remove_others();
 }
 
-/// Maps the image in place of a library's code; returns whether it did. No other thread may run yet.
+/// Maps the image in place of a library's code; returns whether it did.
+///
+/// No other thread may run yet.
 ///
 /// There may be no image, its file system may allow no programs, or a mapping may lie at the trampolines' address.
 pub(super) fn map(library: &Library, kept: &Kept) -> bool {

@@ -17,8 +17,9 @@ const PAGE: usize = 4096;
 const PERMISSIONS: u32 = 0o644;
 const OTHERS_MAY_WRITE: u32 = 0o022;
 
-/// Returns the hexadecimal digits of some bytes. Each program names two files, and formatting each byte would take
-/// longer than opening them.
+/// Returns the hexadecimal digits of some bytes.
+///
+/// Each program names two files, and formatting each byte would take longer than opening them.
 fn hex(bytes: &[u8]) -> impl Iterator<Item = u8> {
     let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
     digits.map(|digit| b"0123456789abcdef"[usize::from(digit)])

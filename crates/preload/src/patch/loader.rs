@@ -26,7 +26,9 @@ pub(super) fn address() -> Option<usize> {
     (function != 0).then_some(function)
 }
 
-/// Makes the dynamic linker call a function whenever it has loaded or unloaded objects. No other thread may run yet.
+/// Makes the dynamic linker call a function after it loads or unloads objects.
+///
+/// No other thread may run yet.
 pub(crate) fn watch_loader(function: extern "C" fn()) {
     let Some(at) = address() else { return };
     let Some(linker) = library_of(at) else { return };

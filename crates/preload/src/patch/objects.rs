@@ -103,10 +103,12 @@ impl KnownObjects {
     }
 }
 
-/// Returns whether an object must not be patched here; `linker` is an address in the dynamic linker.
+/// Returns whether an object must not be patched here.
+///
+/// `linker` is an address in the dynamic linker.
 ///
 /// libc is patched already. The dynamic linker and this library use descriptors of their own. The kernel's object
-/// contains no file calls. Code of the Go compiler calls the kernel on stacks that have no room for the entry.
+/// (vDSO) stays the kernel's. Code of the Go compiler calls the kernel on stacks that have no room for the entry.
 fn is_left_alone(library: &Library, linker: Option<usize>) -> bool {
     // SAFETY: it takes a number, and reads the kernel's data from the process's start.
     let kernels = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) } as usize;

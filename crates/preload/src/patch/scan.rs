@@ -11,8 +11,9 @@ use super::{Library, Plan, Site, WINDOW_MAX, frames};
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// Bytes of code that are searched in some ten microseconds.
 const LITTLE_CODE: usize = 32 << 10;
-/// How many instructions before a system call are checked for its number, and how many on each side for room.
+/// Instructions before a system call that are checked for its number.
 const BEFORE: usize = 16;
+/// Instructions on each side of a system call that may make room.
 const NEIGHBOURS: usize = 4;
 /// `rt_sigreturn`, which must find the stack as the signal left it.
 const SIGRETURN: i32 = libc::SYS_rt_sigreturn as i32;
@@ -149,7 +150,9 @@ fn find(bytes: &[u8], what: [u8; 2]) -> Option<usize> {
     (!found.is_null()).then(|| found as usize - bytes.as_ptr() as usize)
 }
 
-/// Decodes a part of the code: collects the targets of its branches, and its system calls with their neighbours.
+/// Decodes a part of the code.
+///
+/// It collects the targets of its branches, and its system calls with their neighbours.
 fn collect(bytes: &[u8], start: u64, targets: &mut Vec<u64>, calls: &mut Vec<(Vec<Instruction>, usize)>) {
     let mut decoder = Decoder::with_ip(64, bytes, start, DecoderOptions::NONE);
     let mut before: Vec<Instruction> = Vec::new();
