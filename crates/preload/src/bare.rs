@@ -34,40 +34,44 @@ pub(crate) const VARIABLES: usize = 2048;
 
 /// Returns whether programs may be run without the library at all.
 pub(crate) fn is_possible() -> bool {
-    program_profile::is_any() && report::page().is_none()
+    program_profile::is_available() && report::page().is_none()
 }
 
 /// Runs a program without the library (`execve`, `execveat`), or returns `None` if that is not allowed.
 ///
 /// It allocates nothing: the memory may be lent.
 pub(crate) fn execute(number: i64, a: [u64; 6]) -> Option<i64> {
-    let is_short = || number == libc::SYS_execve && is_possible() && may_be(a[0], a[1]);
-    if !is_short() && !session::has_little_room() {
+    let is_short = || number == libc::SYS_execve && is_possible() && is_short_program(a[0], a[1]);
+    if !is_short() && !session::has_little_address_space() {
         return execute_foreign(number, a);
     }
     let mut variables = [0; VARIABLES];
     // If the environment can't be read, the caller's own system call fails.
-    run(number, a, environment::bare(a[environment_at(number)], &mut variables, None).ok()??)
+    run_program(number, a, environment::without_library(a[environment_index(number)], &mut variables, None).ok()??)
 }
 
 /// Runs a program that can't load the library without it, or returns `None` for all other programs.
 ///
 /// Such a program has another libc or another word size, or the library is not there (`chroot`).
 pub(crate) fn execute_foreign(number: i64, a: [u64; 6]) -> Option<i64> {
-    if is_library_there() && loads_library(|path, offset, buffer| read_program(number, a, path, offset, buffer)) {
+    if is_library_readable() && loads_library(|path, offset, buffer| read_program(number, a, path, offset, buffer)) {
         return None;
     }
     let (mut variables, mut others) = ([0; VARIABLES], PreloadText::new());
-    run(number, a, environment::bare(a[environment_at(number)], &mut variables, Some(&mut others)).ok()??)
+    run_program(
+        number,
+        a,
+        environment::without_library(a[environment_index(number)], &mut variables, Some(&mut others)).ok()??,
+    )
 }
 
 /// Returns whether the library is where the dynamic linker will look for it, and can be read.
-fn is_library_there() -> bool {
+fn is_library_readable() -> bool {
     let mut path = [0; libc::PATH_MAX as usize];
     // A library whose path is unknown can't be left out of the environment.
-    let Some(library) = environment::library().filter(|library| library.len() < path.len()) else { return true };
+    let Some(library) = environment::library_path().filter(|library| library.len() < path.len()) else { return true };
     path[..library.len()].copy_from_slice(library);
-    let file = open_to_look(libc::AT_FDCWD as u64, path.as_ptr() as u64);
+    let file = open_program(libc::AT_FDCWD as u64, path.as_ptr() as u64);
     if file >= 0 {
         close(file);
     }
@@ -78,7 +82,7 @@ fn is_library_there() -> bool {
 /// Opens the file at the address of a path with the caller's rights.
 ///
 /// Returns a negative errno if that fails.
-fn open_to_look(directory: u64, path: u64) -> i64 {
+fn open_program(directory: u64, path: u64) -> i64 {
     // A FIFO is no program, and opening it would wait.
     let how = (libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC) as u64;
     // SAFETY: the kernel reads the path and checks whether it can be read.
@@ -107,7 +111,7 @@ fn read_program(number: i64, a: [u64; 6], path: Option<&[u8]>, offset: u64, buff
             (libc::AT_FDCWD as u64, text.as_ptr() as u64)
         }
     };
-    let file = open_to_look(directory, address);
+    let file = open_program(directory, address);
     if file < 0 {
         return None;
     }
@@ -126,7 +130,7 @@ fn read_program(number: i64, a: [u64; 6], path: Option<&[u8]>, offset: u64, buff
 /// if the caller gives it another environment, unless the kernel serves the process. It allocates nothing.
 pub(crate) fn execute_lent(number: i64, a: [u64; 6], is_kernels: bool) -> Option<i64> {
     // If there is no such program, the kernel reports it.
-    if number == libc::SYS_execve && missing(a[0]).is_some() {
+    if number == libc::SYS_execve && missing_error(a[0]).is_some() {
         return None;
     }
     if is_kernels {
@@ -137,16 +141,20 @@ pub(crate) fn execute_lent(number: i64, a: [u64; 6], is_kernels: bool) -> Option
     }
     let (mut variables, mut preload) = ([0; VARIABLES], PreloadText::new());
     // If the environment can't be read, the kernel reports it. If it has too many variables, it is passed on unchanged.
-    run(number, a, environment::completed(a[environment_at(number)], None, &mut variables, &mut preload).ok()??)
+    run_program(
+        number,
+        a,
+        environment::with_library(a[environment_index(number)], None, &mut variables, &mut preload).ok()??,
+    )
 }
 
 /// Returns the index of the environment in the arguments of `execve` and `execveat`.
-pub(crate) fn environment_at(number: i64) -> usize {
+pub(crate) fn environment_index(number: i64) -> usize {
     if number == libc::SYS_execve { 2 } else { 3 }
 }
 
-fn run(number: i64, mut arguments: [u64; 6], environment: u64) -> Option<i64> {
-    arguments[environment_at(number)] = environment;
+fn run_program(number: i64, mut arguments: [u64; 6], environment: u64) -> Option<i64> {
+    arguments[environment_index(number)] = environment;
     // SAFETY: this is the program's own call, but for its environment, which lives until this returns.
     Some(unsafe { system_call(number as u64, arguments) })
 }
@@ -154,30 +162,30 @@ fn run(number: i64, mut arguments: [u64; 6], environment: u64) -> Option<i64> {
 /// Returns the kernel's error for a path that leads to nothing.
 ///
 /// A shell looks for a program in one directory after the other, so a missing program must cost nothing more.
-pub(crate) fn missing(path: u64) -> Option<Errno> {
+pub(crate) fn missing_error(path: u64) -> Option<Errno> {
     // SAFETY: the kernel reads the path and checks whether it can be read.
     let there = unsafe { system_call(libc::SYS_access as u64, [path, libc::F_OK as u64, 0, 0, 0, 0]) };
     [Errno::ENOENT, Errno::ENOTDIR].into_iter().find(|errno| there == -i64::from(errno.0))
 }
 
 /// Returns whether the program at the address of a path usually ends soon, with these arguments.
-fn may_be(path: u64, arguments: u64) -> bool {
+fn is_short_program(path: u64, arguments: u64) -> bool {
     let (mut buffer, mut first, mut second) = (PathBuffer::new(), PathBuffer::new(), PathBuffer::new());
     // The kernel refuses a path that can't be read.
-    let Ok(path) = memory::path(path, &mut buffer) else { return false };
-    let (first, second) = (argument(arguments, 1, &mut first), argument(arguments, 2, &mut second));
-    let reads_much = || descriptors::is_ours(0) || is_much(0, c"".as_ptr() as u64, libc::AT_EMPTY_PATH);
-    program_profile::is_short(path, first, second) && !reads_much() && works_on_little(arguments).unwrap_or(false)
+    let Ok(path) = memory::copy_path(path, &mut buffer) else { return false };
+    let (first, second) = (argument_text(arguments, 1, &mut first), argument_text(arguments, 2, &mut second));
+    let reads_much = || descriptors::is_ours(0) || is_large_input(0, c"".as_ptr() as u64, libc::AT_EMPTY_PATH);
+    program_profile::is_short(path, first, second) && !reads_much() && has_little_input(arguments).unwrap_or(false)
 }
 
 /// Returns the text of an argument, if there is one that is no longer than a path.
-fn argument(arguments: u64, index: u64, buffer: &mut PathBuffer) -> Option<&[u8]> {
+fn argument_text(arguments: u64, index: u64, buffer: &mut PathBuffer) -> Option<&[u8]> {
     let before = (0..index).all(|before| memory::load::<u64>(arguments + before * 8).is_ok_and(|address| address != 0));
     let address: u64 = if before { memory::load(arguments + index * 8).ok()? } else { 0 };
-    if address == 0 { None } else { memory::path(address, buffer).ok() }
+    if address == 0 { None } else { memory::copy_path(address, buffer).ok() }
 }
 
-fn works_on_little(arguments: u64) -> Result<bool, Errno> {
+fn has_little_input(arguments: u64) -> Result<bool, Errno> {
     let (mut names, mut is_searched) = (0, false);
     for index in 1..=ARGUMENTS_MAX {
         let argument: u64 = memory::load(arguments + index * 8)?;
@@ -185,11 +193,11 @@ fn works_on_little(arguments: u64) -> Result<bool, Errno> {
             return Ok(true);
         }
         let mut start = [0; 3];
-        let length = memory::start_of(argument, &mut start);
+        let length = memory::copy_start(argument, &mut start);
         let start = &start[..length];
         if !start.starts_with(b"-") && !is_searched {
             names += 1;
-            if names > NAMES_MAX || is_much(libc::AT_FDCWD, argument, 0) {
+            if names > NAMES_MAX || is_large_input(libc::AT_FDCWD, argument, 0) {
                 return Ok(false);
             }
         }
@@ -200,7 +208,7 @@ fn works_on_little(arguments: u64) -> Result<bool, Errno> {
 }
 
 /// Returns whether an argument's path, or the input, leads to a directory or a large file.
-fn is_much(directory: i32, path: u64, flags: i32) -> bool {
+fn is_large_input(directory: i32, path: u64, flags: i32) -> bool {
     // SAFETY: all bits 0 are a value of the structure.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
     let flags = flags | libc::AT_NO_AUTOMOUNT;

@@ -17,19 +17,19 @@ mod waiting;
 mod watching;
 mod xattrs;
 
-pub(crate) use descriptor::is_for_terminals;
-pub(crate) use process::{execute_lent, give_up};
-pub(crate) use shape::{descriptors_of, is_apart, is_wanted};
+pub(crate) use descriptor::is_terminal_request;
+pub(crate) use process::{execute_lent, give_up_sessions};
+pub(crate) use shape::{descriptors_of, ignores_free_numbers, is_caught_number};
 
 use std::sync::atomic::Ordering;
 
 use ashlar_libfs::alone;
 use ashlar_types::Errno;
 
-use self::shape::{INTERESTS, INTERESTS_COUNTED, Shape, paths_of, shape};
+use self::shape::{INTERESTS, INTERESTS_COUNTED, Shape, paths_of, shape_of};
 use crate::arch::{ASHLAR_INTEREST, Frame, INTEREST_ALWAYS, INTEREST_NONE};
-use crate::descriptors::File;
-use crate::locks::Way;
+use crate::descriptors::OpenFileRef;
+use crate::locks::LockOutcome;
 use crate::{
     deferred, descriptors, direct, hook, materialise, memory, path, program_profile, recycled, report, session, shared,
     snapshot, submounts, users,
@@ -37,7 +37,7 @@ use crate::{
 
 /// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum CallVerdict {
     /// The call is done, with this result.
     Done(i64),
     /// The kernel serves the call.
@@ -64,7 +64,7 @@ const F_CREATED_QUERY: i32 = 1028;
 const READ_AND_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
 
 /// Makes the entry catch the calls that concern the library.
-pub(crate) fn arm() {
+pub(crate) fn start_catching() {
     let interests = if report::page().is_none() { &INTERESTS } else { &INTERESTS_COUNTED };
     for (interest, wanted) in ASHLAR_INTEREST.iter().zip(interests) {
         interest.store(*wanted, Ordering::Relaxed);
@@ -72,7 +72,7 @@ pub(crate) fn arm() {
 }
 
 /// Makes the entry catch no more calls: from here on the kernel serves the process.
-pub(crate) fn disarm() {
+pub(crate) fn stop_catching() {
     for (number, interest) in (0..).zip(&ASHLAR_INTEREST) {
         let wanted = match number {
             // Handlers that the library has replaced stay replaced.
@@ -86,7 +86,7 @@ pub(crate) fn disarm() {
         };
         interest.store(wanted, Ordering::Relaxed);
     }
-    recycled::stop();
+    recycled::stop_recycling();
 }
 
 /// Returns whether the library must serve a call of a process that has borrowed memory.
@@ -100,34 +100,36 @@ pub(crate) fn concerns_lent(call: &Frame) -> bool {
 /// Hands a call's descriptors that another user's session has opened over to the kernel.
 ///
 /// LibFS would check calls on them with that other user's rights.
-fn leave_others(call: &Frame) -> Result<(), Errno> {
+fn hand_over_other_users(call: &Frame) -> Result<(), Errno> {
     let numbers = descriptors_of(call.rax as i64).iter().map(|at| call.arguments[*at] as i32);
-    let is_others = |number: &i32| descriptors::file(*number).is_some_and(|file| !file.is_of_now());
-    numbers.filter(is_others).try_for_each(materialise::descriptor)
+    let is_others = |number: &i32| descriptors::file(*number).is_some_and(|file| !file.is_in_current_session());
+    numbers.filter(is_others).try_for_each(materialise::hand_over)
 }
 
 /// Returns whether the library must serve a call: the quick check, on the program's own stack.
-pub(crate) fn concerns(call: &Frame) -> bool {
+pub(crate) fn concerns_library(call: &Frame) -> bool {
     let a = &call.arguments;
-    match shape(call.rax as i64) {
+    match shape_of(call.rax as i64) {
         Shape::None | Shape::Maker => false,
         Shape::OtherKind => descriptors::is_ours(a[0] as i32),
-        Shape::Address => descriptors::is_ours(a[0] as i32) || passed_descriptors::is_any(call, descriptors::is_ours),
-        Shape::Descriptor => report::page().is_none() || descriptors::is_caught(a[0] as i32),
-        Shape::Always => looked_at(call),
+        Shape::Address => {
+            descriptors::is_ours(a[0] as i32) || passed_descriptors::passes_any(call, descriptors::is_ours)
+        }
+        Shape::Descriptor => report::page().is_none() || descriptors::has_entry(a[0] as i32),
+        Shape::Always => concerns_shapeless(call),
         shape => paths_of(shape)
             .iter()
-            .any(|&(from, path)| path::concerns(from.map_or(libc::AT_FDCWD, |from| a[from] as i32), a[path])),
+            .any(|&(from, path)| path::may_concern(from.map_or(libc::AT_FDCWD, |from| a[from] as i32), a[path])),
     }
 }
 
 /// Returns whether a recycled number may stay so while a call is checked.
 pub(crate) fn keeps_recycled(call: &Frame, recycled: i32) -> bool {
     let number = call.rax as i64;
-    let shape = shape(number);
+    let shape = shape_of(number);
     let is_it = |at: usize| call.arguments[at] as i32 == recycled;
     match shape {
-        Shape::Always if !matches!(number, libc::SYS_fcntl | libc::SYS_ioctl) => is_apart(number),
+        Shape::Always if !matches!(number, libc::SYS_fcntl | libc::SYS_ioctl) => ignores_free_numbers(number),
         _ => {
             !descriptors_of(number).iter().any(|&at| is_it(at))
                 && !paths_of(shape).iter().any(|&(from, _)| from.is_some_and(is_it))
@@ -138,7 +140,7 @@ pub(crate) fn keeps_recycled(call: &Frame, recycled: i32) -> bool {
 /// Returns whether a call is about something on an Ashlar, for the report.
 ///
 /// `is_on_mount` answers this for a descriptor.
-pub(crate) fn touches(call: &Frame, is_on_mount: impl Fn(i32) -> bool) -> bool {
+pub(crate) fn touches_mount(call: &Frame, is_on_mount: impl Fn(i32) -> bool) -> bool {
     let a = &call.arguments;
     let number = call.rax as i64;
     let leads_inside = |from: Option<usize>, address: u64| {
@@ -153,30 +155,30 @@ pub(crate) fn touches(call: &Frame, is_on_mount: impl Fn(i32) -> bool) -> bool {
         }
         libc::SYS_mmap if a[3] & libc::MAP_ANONYMOUS as u64 != 0 => false,
         libc::SYS_close_range => descriptors::ours(a[0] as u32, a[1] as u32).next().is_some(),
-        libc::SYS_sync => session::is_any(),
+        libc::SYS_sync => session::is_any_open(),
         _ => {
-            paths_of(shape(number)).iter().any(|&(from, at)| leads_inside(from, a[at]))
+            paths_of(shape_of(number)).iter().any(|&(from, at)| leads_inside(from, a[at]))
                 || descriptors_of(number).iter().any(|&at| is_on_mount(a[at] as i32))
         }
     }
 }
 
 /// Returns whether the kernel always serves a call, although it concerns the library.
-pub(crate) fn is_passed_on(number: i64) -> bool {
+pub(crate) fn is_always_kernels(number: i64) -> bool {
     matches!(number, libc::SYS_chdir | libc::SYS_fchdir | libc::SYS_mmap)
 }
 
 /// The quick check of calls that have no common shape.
-fn looked_at(call: &Frame) -> bool {
+fn concerns_shapeless(call: &Frame) -> bool {
     let a = &call.arguments;
-    let is_ours = || descriptors_of(call.rax as i64).iter().any(|&index| descriptors::is_followed(a[index] as i32));
+    let is_ours = || descriptors_of(call.rax as i64).iter().any(|&index| descriptors::is_tracked(a[index] as i32));
     match call.rax as i64 {
         libc::SYS_munmap | libc::SYS_remap_file_pages => {
-            memory::forget(a[0], a[1]);
-            direct::may_be_in(a[0], a[1])
+            memory::forget_pages(a[0], a[1]);
+            direct::may_overlap(a[0], a[1])
         }
         libc::SYS_shmdt => {
-            memory::forget_all();
+            memory::forget_all_pages();
             false
         }
         libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
@@ -186,73 +188,74 @@ fn looked_at(call: &Frame) -> bool {
             let is_safe = call.rax as i64 == libc::SYS_mprotect && a[2] & READ_AND_WRITE == READ_AND_WRITE;
             match a[2] & grows {
                 0 if is_safe => {}
-                0 => memory::forget(a[0], a[1]),
-                _ => memory::forget_all(),
+                0 => memory::forget_pages(a[0], a[1]),
+                _ => memory::forget_all_pages(),
             }
-            a[2] != libc::PROT_READ as u64 && direct::may_be_in(a[0], a[1])
+            a[2] != libc::PROT_READ as u64 && direct::may_overlap(a[0], a[1])
         }
         libc::SYS_shmat => {
-            memory::forget_all();
-            a[2] & direct::SHM_REMAP != 0 && direct::may_be_in(a[1], u64::MAX)
+            memory::forget_all_pages();
+            a[2] & direct::SHM_REMAP != 0 && direct::may_overlap(a[1], u64::MAX)
         }
         libc::SYS_mremap => {
-            remapped(a).iter().for_each(|&(address, length)| memory::forget(address, length));
-            snapshot::may_be_at(a[0]) || remapped(a).iter().any(|&(address, length)| direct::may_be_in(address, length))
+            remapped_parts(a).iter().for_each(|&(address, length)| memory::forget_pages(address, length));
+            snapshot::may_be_at(a[0])
+                || remapped_parts(a).iter().any(|&(address, length)| direct::may_overlap(address, length))
         }
         libc::SYS_brk => {
-            memory::note_break(a[0]);
+            memory::record_break(a[0]);
             false
         }
         libc::SYS_madvise => {
             if a[2] == memory::MADV_GUARD_INSTALL {
-                memory::forget(a[0], a[1]);
+                memory::forget_pages(a[0], a[1]);
             }
             false
         }
         libc::SYS_exit => {
             // The thread is on the program's stack here, and its own stack is free.
-            hook::leave_stack();
+            hook::release_stack();
             false
         }
         libc::SYS_exit_group => {
-            hook::inside(program_profile::note_end);
+            hook::run_inside(program_profile::record_end);
             false
         }
         libc::SYS_mmap => {
             // A mapping at an address that the kernel chooses replaces no other.
             let is_fixed = a[3] & libc::MAP_FIXED as u64 != 0;
             if is_fixed && a[3] & libc::MAP_HUGETLB as u64 != 0 {
-                memory::forget_all();
+                memory::forget_all_pages();
             } else if is_fixed {
-                memory::forget(a[0], a[1]);
+                memory::forget_pages(a[0], a[1]);
             }
-            is_fixed && direct::may_be_in(a[0], a[1]) || a[3] & libc::MAP_ANONYMOUS as u64 == 0 && is_ours()
+            is_fixed && direct::may_overlap(a[0], a[1]) || a[3] & libc::MAP_ANONYMOUS as u64 == 0 && is_ours()
         }
         libc::SYS_fcntl => is_ours() || descriptor::is_record_lock(a[1]) || a[1] as i32 == libc::F_SETLEASE,
         libc::SYS_ioctl => {
-            let passes_ours = || passed_descriptors::is_any(call, descriptors::is_followed);
+            let passes_ours = || passed_descriptors::passes_any(call, descriptors::is_tracked);
             // A request on a descriptor that is not open passes nothing.
             is_ours() || passes_ours() && descriptors::closes_on_exec(a[0] as i32).is_some()
         }
         libc::SYS_kcmp | libc::SYS_pidfd_getfd | libc::SYS_fsconfig | libc::SYS_kexec_file_load => {
-            passed_descriptors::is_any(call, descriptors::is_followed)
+            passed_descriptors::passes_any(call, descriptors::is_tracked)
         }
         libc::SYS_wait4 | libc::SYS_waitid => {
             // A child that has ended may have mounted something.
-            submounts::suspect();
+            submounts::suspect_change();
             false
         }
         libc::SYS_dup2 | libc::SYS_dup3 => is_ours() || descriptors::is_internal(a[1] as i32),
         libc::SYS_sendfile | libc::SYS_tee | libc::SYS_copy_file_range | libc::SYS_splice | libc::SYS_epoll_ctl => {
             is_ours()
         }
-        libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => descriptors::is_any(),
+        libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => descriptors::was_any_ours(),
         // With flags, each thread may have descriptors of its own from then on.
         libc::SYS_close_range if a[2] != 0 => true,
         libc::SYS_close_range | libc::SYS_sendmsg | libc::SYS_sendmmsg => {
-            descriptors::is_any() || deferred::is_any_candidate()
+            descriptors::was_any_ours() || deferred::may_have_adoptable()
         }
-        libc::SYS_sync => session::is_any(),
+        libc::SYS_sync => session::is_any_open(),
         libc::SYS_unshare => a[0] & process::UNSHARED != 0,
         libc::SYS_prctl => a[0] == libc::PR_SET_SECCOMP as u64,
         libc::SYS_prlimit64 => a[2] != 0,
@@ -261,7 +264,7 @@ fn looked_at(call: &Frame) -> bool {
 }
 
 /// Returns the parts of the memory that mremap(2) changes.
-fn remapped(a: &[u64; 6]) -> [(u64, u64); 2] {
+fn remapped_parts(a: &[u64; 6]) -> [(u64, u64); 2] {
     let to = if a[3] & libc::MREMAP_FIXED as u64 != 0 { (a[4], a[2]) } else { (0, 0) };
     [(a[0], a[1].max(1)), to]
 }
@@ -270,86 +273,88 @@ fn remapped(a: &[u64; 6]) -> [(u64, u64); 2] {
 ///
 /// Returns `None` for all other calls, and then nothing has happened.
 #[inline]
-pub(crate) fn at_once(call: &Frame) -> Option<i64> {
+pub(crate) fn serve_fast(call: &Frame) -> Option<i64> {
     let (number, a) = (call.rax as i64, &call.arguments);
     match number {
-        libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => data::at_once(number, a),
+        libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => data::serve_fast(number, a),
         // A shared open file, or a changed user, needs another check of each descriptor first.
-        _ if users::has_changed() || shared::is_any() => None,
-        libc::SYS_lseek => data::seek_at_once(a),
-        libc::SYS_close => descriptor::close_at_once(a[0] as i32),
-        libc::SYS_open | libc::SYS_openat => files::open_at_once(number, a),
-        _ => attributes::at_once(number, a),
+        _ if users::has_changed_user() || shared::is_any_shared() => None,
+        libc::SYS_lseek => data::seek_fast(a),
+        libc::SYS_close => descriptor::close_fast(a[0] as i32),
+        libc::SYS_open | libc::SYS_openat => files::open_fast(number, a),
+        _ => attributes::serve_fast(number, a),
     }
 }
 
 /// Serves a call.
-pub(crate) fn serve(call: &mut Frame) -> Verdict {
+pub(crate) fn serve_call(call: &mut Frame) -> CallVerdict {
     // This thread uses no session yet.
-    users::free(call.rax as i64);
-    if users::has_changed()
-        && let Err(errno) = leave_others(call)
+    users::free_if_ended(call.rax as i64);
+    if users::has_changed_user()
+        && let Err(errno) = hand_over_other_users(call)
     {
-        return failed(errno);
+        return fail_call(errno);
     }
-    if shared::is_any()
-        && let Some(result) = look_at_shared(call)
+    if shared::is_any_shared()
+        && let Some(result) = prepare_shared(call)
     {
-        return Verdict::Done(result);
+        return CallVerdict::Done(result);
     }
-    if deferred::is_kernels(call.rax as i64, &call.arguments) {
-        return Verdict::Kernel;
+    if deferred::passes_to_kernel(call.rax as i64, &call.arguments) {
+        return CallVerdict::Kernel;
     }
-    let is_of_alone = |at: &usize| descriptors::is_alone(call.arguments[*at] as i32);
-    if descriptors::is_any_alone() && !works_alone(call) && descriptors_of(call.rax as i64).iter().any(is_of_alone) {
-        return Verdict::Done(-i64::from(Errno::EBADF.0));
+    let is_of_alone = |at: &usize| descriptors::is_o_path(call.arguments[*at] as i32);
+    if descriptors::is_any_o_path() && !works_on_o_path(call) && descriptors_of(call.rax as i64).iter().any(is_of_alone)
+    {
+        return CallVerdict::Done(-i64::from(Errno::EBADF.0));
     }
     if call.rax as i64 == libc::SYS_fcntl {
-        match descriptor::lock(call.arguments) {
-            Ok(Way::Done) => return Verdict::Done(0),
-            Ok(Way::Instead(descriptor)) => return Verdict::KernelInstead(descriptor),
-            Ok(Way::Again) => return Verdict::Again,
+        match descriptor::serve_record_lock(call.arguments) {
+            Ok(LockOutcome::Done) => return CallVerdict::Done(0),
+            Ok(LockOutcome::Instead(descriptor)) => return CallVerdict::KernelInstead(descriptor),
+            Ok(LockOutcome::Again) => return CallVerdict::Again,
             // The kernel serves reserved inodes: see below.
-            Ok(Way::Kernel) | Err(Errno::RESERVED) => {}
-            Err(errno) => return failed(errno),
+            Ok(LockOutcome::Kernel) | Err(Errno::RESERVED) => {}
+            Err(errno) => return fail_call(errno),
         }
     }
     let mut tries = 1;
     loop {
-        let named = files_named(call);
-        let served = answer(call).and_then(|answer| if answer.is_none() { beside::answer(call) } else { Ok(answer) });
+        let named = named_files(call);
+        let served = dispatch_call(call)
+            .and_then(|answer| if answer.is_none() { beside::answer_by_kernel(call) } else { Ok(answer) });
         // On a reserved inode, LibFS has neither read nor changed anything.
         let answered = match served {
             Err(Errno::RESERVED) => Ok(None),
             answered => answered,
         };
         return match answered {
-            Ok(Some(result)) => Verdict::Done(result),
-            Ok(None) if deferred::is_on() && files::is_opening(call.rax as i64) => deferred::opening(),
-            Ok(None) => match to_kernel(call, &named, tries == TRIES) {
-                Ok(true) => Verdict::Kernel,
+            Ok(Some(result)) => CallVerdict::Done(result),
+            Ok(None) if deferred::is_active() && files::is_opening(call.rax as i64) => deferred::opening_verdict(),
+            Ok(None) => match prepare_for_kernel(call, &named, tries == CALL_TRIES) {
+                Ok(true) => CallVerdict::Kernel,
                 Ok(false) => {
                     tries += 1;
                     continue;
                 }
-                Err(errno) => failed(errno),
+                Err(errno) => fail_call(errno),
             },
             // The file that a path led to is gone. Resolve the path again, as the kernel does.
-            Err(Errno::ESTALE) if tries < TRIES && has_path(call) => {
+            Err(Errno::ESTALE) if tries < CALL_TRIES && has_path(call) => {
                 tries += 1;
                 continue;
             }
-            Err(errno) => failed(errno),
+            Err(errno) => fail_call(errno),
         }
-        .or(process::verdict(call));
+        .or_special(process::making_verdict(call));
     }
 }
 
 /// Returns the error with which a call ends.
 ///
 /// A reserved inode's call that can't be passed to the kernel gets `EIO`.
-fn failed(errno: Errno) -> Verdict {
-    Verdict::Done(-i64::from(if errno == Errno::RESERVED { Errno::EIO.0 } else { errno.0 }))
+fn fail_call(errno: Errno) -> CallVerdict {
+    CallVerdict::Done(-i64::from(if errno == Errno::RESERVED { Errno::EIO.0 } else { errno.0 }))
 }
 
 /// Prepares a call on descriptors whose open files other processes share.
@@ -358,7 +363,7 @@ fn failed(errno: Errno) -> Verdict {
 ///
 /// Descriptors that another process has handed over to the kernel are handed over here too. An inherited open file that
 /// LibFS can't serve here is handed over as well.
-fn look_at_shared(call: &Frame) -> Option<i64> {
+fn prepare_shared(call: &Frame) -> Option<i64> {
     let is_put_over = [libc::SYS_dup2, libc::SYS_dup3].contains(&(call.rax as i64));
     // `dup2` closes the descriptor at its target number.
     for &at in descriptors_of(call.rax as i64).iter().filter(|&&at| !(is_put_over && at == 1)) {
@@ -366,29 +371,29 @@ fn look_at_shared(call: &Frame) -> Option<i64> {
         if descriptors::is_inherited(descriptor)
             && let Some(shared) = descriptors::inherited_at(descriptor)
         {
-            if shared::is_without_place(call) {
+            if shared::needs_no_offset(call) {
                 if call.rax as i64 == libc::SYS_mmap {
-                    shared::grow(descriptor);
+                    shared::refresh_kernel_size(descriptor);
                 }
                 continue;
             }
             let is_transfer = shared::is_transfer(call.rax as i64);
             // A process that reads or writes will do so again, and has a session then. Until that session begins, lend
             // the kernel the offset.
-            let is_put_off = is_transfer && session::of_mount(shared.file().mount).is_none() && deferred::is_on();
+            let is_put_off = is_transfer && session::of_mount(shared.file().mount).is_none() && deferred::is_active();
             // SAFETY: the program's own call.
             let kernel = || unsafe { crate::arch::system_call(call.rax, call.arguments) };
             let writes = (call.rax as i64 == libc::SYS_write).then_some(call.arguments[2]);
-            if is_put_off && let Some(result) = shared.lend(descriptor, writes, kernel) {
-                hook::pass_on();
+            if is_put_off && let Some(result) = shared.lend_to_kernel(descriptor, writes, kernel) {
+                hook::record_kernel_served();
                 return Some(result);
             }
             if files::adopt_inherited(descriptor).is_err() {
                 materialise::leave_inherited(descriptor);
             }
-        } else if descriptors::file(descriptor).is_some_and(|file| file.has_left()) {
+        } else if descriptors::file(descriptor).is_some_and(|file| file.was_handed_over()) {
             // If the hand-over fails, the kernel serves it all the same.
-            let _ = materialise::descriptor(descriptor);
+            let _ = materialise::hand_over(descriptor);
         }
     }
     None
@@ -397,7 +402,7 @@ fn look_at_shared(call: &Frame) -> Option<i64> {
 /// Returns whether a call may be made on an `O_PATH` descriptor.
 ///
 /// The kernel serves it, or may first find another error.
-fn works_alone(call: &Frame) -> bool {
+fn works_on_o_path(call: &Frame) -> bool {
     match call.rax as i64 {
         libc::SYS_close
         | libc::SYS_dup
@@ -419,9 +424,9 @@ fn works_alone(call: &Frame) -> bool {
         | libc::SYS_preadv
         | libc::SYS_pwritev
         | libc::SYS_preadv2
-        | libc::SYS_pwritev2 => data::is_nowhere(call.rax as i64, &call.arguments),
+        | libc::SYS_pwritev2 => data::is_before_start(call.rax as i64, &call.arguments),
         libc::SYS_ftruncate => call.arguments[1] as i64 <= -1,
-        number if matches!(shape(number), Shape::OtherKind | Shape::Address) => true,
+        number if matches!(shape_of(number), Shape::OtherKind | Shape::Address) => true,
         libc::SYS_fcntl => matches!(
             call.arguments[1] as i32,
             libc::F_DUPFD
@@ -439,7 +444,7 @@ fn works_alone(call: &Frame) -> bool {
 /// Returns the files behind a call's descriptors, if other threads may put others there.
 ///
 /// While these references are held, no other open file gets their numbers.
-fn files_named(call: &Frame) -> [Option<File>; 2] {
+fn named_files(call: &Frame) -> [Option<OpenFileRef>; 2] {
     let mut files = [None, None];
     if !alone::is_alone() {
         for (file, &at) in files.iter_mut().zip(descriptors_of(call.rax as i64)) {
@@ -452,16 +457,16 @@ fn files_named(call: &Frame) -> [Option<File>; 2] {
 /// How often a call is retried when its path or descriptor leads elsewhere by now.
 ///
 /// Each time another thread or process was faster.
-const TRIES: u32 = 16;
+const CALL_TRIES: u32 = 16;
 
 /// Returns whether a call names a path, so that it did nothing if it fails with `ESTALE`.
 fn has_path(call: &Frame) -> bool {
-    !paths_of(shape(call.rax as i64)).is_empty()
+    !paths_of(shape_of(call.rax as i64)).is_empty()
 }
 
-impl Verdict {
+impl CallVerdict {
     /// Returns the special way in which the kernel must serve the call, if it serves it.
-    fn or(self, other: Option<Self>) -> Self {
+    fn or_special(self, other: Option<Self>) -> Self {
         if self == Self::Kernel { other.unwrap_or(self) } else { self }
     }
 }
@@ -469,38 +474,38 @@ impl Verdict {
 /// Prepares a call for the kernel: hands the LibFS descriptors that it names over first.
 ///
 /// Returns `false` if another thread has opened a file at the number of one that the call named. The call then counts
-/// as made now, and that file need not be handed over, unless `whatever_is_there`.
+/// as made now, and that file need not be handed over, unless `takes_any_file`.
 ///
 /// # Errors
 /// Those of SharedFS.
-fn to_kernel(call: &Frame, files: &[Option<File>; 2], whatever_is_there: bool) -> Result<bool, Errno> {
+fn prepare_for_kernel(call: &Frame, files: &[Option<OpenFileRef>; 2], takes_any_file: bool) -> Result<bool, Errno> {
     let a = &call.arguments;
-    let paths = paths_of(shape(call.rax as i64));
+    let paths = paths_of(shape_of(call.rax as i64));
     for (&at, known) in descriptors_of(call.rax as i64).iter().zip(files) {
         let descriptor = a[at] as i32;
-        if descriptors::is_inherited(descriptor) && shared::is_without_place(call) {
+        if descriptors::is_inherited(descriptor) && shared::needs_no_offset(call) {
             continue;
         }
         let file = descriptors::file(descriptor);
-        let is_other = |file: &File| !known.as_ref().is_some_and(|known| known.is_same(file));
-        if !alone::is_alone() && !whatever_is_there && file.as_ref().is_some_and(is_other) {
+        let is_other = |file: &OpenFileRef| !known.as_ref().is_some_and(|known| known.is_same(file));
+        if !alone::is_alone() && !takes_any_file && file.as_ref().is_some_and(is_other) {
             return Ok(false);
         }
-        materialise::found(descriptor, file)?;
+        materialise::hand_over_found(descriptor, file)?;
     }
     // A path may begin at a directory that the kernel serves for the time being.
     let begun_at = paths.iter().filter_map(|(from, _)| from.map(|index| a[index] as i32));
     let begun_at = begun_at.filter(|&descriptor| descriptors::is_ours(descriptor));
-    let in_paths = paths.iter().filter_map(|&(_, path)| path::descriptor_at(a[path]));
-    begun_at.chain(in_paths).try_for_each(materialise::descriptor)?;
-    match passed_descriptors::each(call, &mut materialise::descriptor) {
+    let in_paths = paths.iter().filter_map(|&(_, path)| path::descriptor_at_address(a[path]));
+    begun_at.chain(in_paths).try_for_each(materialise::hand_over)?;
+    match passed_descriptors::for_each_passed(call, &mut materialise::hand_over) {
         // If a part of the call can't be read, the kernel reports the error.
         Ok(()) | Err(Errno::EFAULT) => Ok(true),
         Err(errno) => Err(errno),
     }
 }
 
-fn answer(call: &mut Frame) -> Served {
+fn dispatch_call(call: &mut Frame) -> Served {
     // By reference: the entry has stored the arguments word by word, and a copy by larger pieces would wait for those
     // stores.
     let a = &call.arguments;
@@ -525,10 +530,10 @@ fn answer(call: &mut Frame) -> Served {
         libc::SYS_sync => data::sync_all(),
         libc::SYS_truncate | libc::SYS_ftruncate => files::truncate(call.rax as i64, a),
         libc::SYS_fallocate => files::allocate(a),
-        libc::SYS_fadvise64 | libc::SYS_readahead => files::advise(call.rax as i64, a),
-        libc::SYS_fstatfs => files::file_system(a[0] as i32, a[1]),
-        libc::SYS_statfs => match path::descriptor_at_end(a[0]) {
-            Some(descriptor) => files::file_system(descriptor, a[1]),
+        libc::SYS_fadvise64 | libc::SYS_readahead => files::advise_access(call.rax as i64, a),
+        libc::SYS_fstatfs => files::stat_file_system(a[0] as i32, a[1]),
+        libc::SYS_statfs => match path::descriptor_named_at(a[0]) {
+            Some(descriptor) => files::stat_file_system(descriptor, a[1]),
             None => Ok(None),
         },
         libc::SYS_fstat
@@ -589,21 +594,21 @@ fn answer(call: &mut Frame) -> Served {
             waiting::serve(call.rax as i64, a)
         }
         libc::SYS_inotify_add_watch | libc::SYS_fanotify_mark => watching::serve(call.rax as i64, a),
-        libc::SYS_mmap => files::map(a),
-        libc::SYS_munmap => Ok(Some(direct::unmap(*a))),
+        libc::SYS_mmap => files::map_file(a),
+        libc::SYS_munmap => Ok(Some(direct::serve_unmap(*a))),
         libc::SYS_mprotect | libc::SYS_pkey_mprotect | libc::SYS_remap_file_pages => {
-            direct::leave(a[0], a[1])?;
+            direct::hand_over_part(a[0], a[1])?;
             Ok(None)
         }
         libc::SYS_shmat => {
-            direct::leave(a[1], u64::MAX)?;
+            direct::hand_over_part(a[1], u64::MAX)?;
             Ok(None)
         }
         libc::SYS_mremap => {
-            remapped(a).into_iter().try_for_each(|(address, length)| direct::leave(address, length))?;
-            if snapshot::may_be_at(a[0]) { Ok(Some(snapshot::remap(*a))) } else { Ok(None) }
+            remapped_parts(a).into_iter().try_for_each(|(address, length)| direct::hand_over_part(address, length))?;
+            if snapshot::may_be_at(a[0]) { Ok(Some(snapshot::serve_remap(*a))) } else { Ok(None) }
         }
-        libc::SYS_rt_sigaction => crate::signals::sigaction(*a).map(Some),
+        libc::SYS_rt_sigaction => crate::signals::serve_sigaction(*a).map(Some),
         _ => process::serve(call),
     }
 }

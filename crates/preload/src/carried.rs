@@ -9,7 +9,7 @@
 
 use std::ffi::{CStr, CString};
 
-use crate::arch::CANDIDATES_MAX;
+use crate::arch::ADOPTABLE_MAX;
 use crate::memory::PathBuffer;
 use crate::{deferred, descriptors, environment, memory, session};
 
@@ -21,7 +21,7 @@ pub(crate) const VARIABLE: &str = "ASHLAR_OPEN";
 
 /// The open files that a process passes on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Carried {
+pub(crate) struct ExecFiles {
     /// The mounts of these files, by bit.
     pub(crate) mounts: u32,
     /// Descriptors, each with the index of its open file.
@@ -29,10 +29,10 @@ pub(crate) struct Carried {
 }
 
 /// Returns the open files that only this process has and that stay open when it runs another program.
-pub(crate) fn find() -> Carried {
+pub(crate) fn collect_own() -> ExecFiles {
     let mut files: Vec<u32> = Vec::new();
     let mut numbers = Vec::new();
-    for (number, file) in descriptors::own().filter(|&(number, _)| outlives(number)) {
+    for (number, file) in descriptors::unshared().filter(|&(number, _)| survives_exec(number)) {
         let index = files.iter().position(|&known| known == file).unwrap_or_else(|| {
             files.push(file);
             files.len() - 1
@@ -40,42 +40,42 @@ pub(crate) fn find() -> Carried {
         numbers.push((number, index as u32));
     }
     let sessions = session::all().fold(0, |mounts, session| mounts | 1 << session.number);
-    Carried { mounts: sessions | deferred::mounts(), numbers }
+    ExecFiles { mounts: sessions | deferred::deferred_mounts(), numbers }
 }
 
 /// Returns whether a descriptor stays open when another program runs.
-fn outlives(number: i32) -> bool {
+fn survives_exec(number: i32) -> bool {
     descriptors::closes_on_exec(number) == Some(false)
 }
 
 /// Returns the variable for a program at the address of a path.
 ///
 /// Returns `None` if no file is passed on.
-pub(crate) fn variable(carried: &Carried, path: u64) -> Option<CString> {
+pub(crate) fn encode_variable(carried: &ExecFiles, path: u64) -> Option<CString> {
     if carried.numbers.is_empty() {
         return None;
     }
     let mut buffer = PathBuffer::new();
     // The kernel refuses a path that can't be read.
-    let path = memory::path(path, &mut buffer).ok()?;
-    encode(carried, (std::process::id(), environment::mounts_told()), path)
+    let path = memory::copy_path(path, &mut buffer).ok()?;
+    encode(carried, (std::process::id(), environment::mounts_key()), path)
 }
 
 /// Returns the files that the variable's value passes to this program, if they are still open.
-pub(crate) fn taken(value: &CStr) -> Carried {
+pub(crate) fn read_variable(value: &CStr) -> ExecFiles {
     // SAFETY: it reads the path that the kernel has given the program; the string lives as long as the program.
     let path = unsafe {
         let address = libc::getauxval(libc::AT_EXECFN);
         if address == 0 { c"" } else { CStr::from_ptr(address as *const std::ffi::c_char) }
     };
     let mut carried =
-        decode(value.to_bytes(), (std::process::id(), environment::mounts_told()), path.to_bytes()).unwrap_or_default();
-    carried.numbers.retain(|&(number, _)| outlives(number));
+        decode(value.to_bytes(), (std::process::id(), environment::mounts_key()), path.to_bytes()).unwrap_or_default();
+    carried.numbers.retain(|&(number, _)| survives_exec(number));
     carried
 }
 
-fn encode(carried: &Carried, (process, told): (u32, u64), path: &[u8]) -> Option<CString> {
-    let mut text = format!("{VARIABLE}={process} {told} {}", carried.mounts);
+fn encode(carried: &ExecFiles, (process, key): (u32, u64), path: &[u8]) -> Option<CString> {
+    let mut text = format!("{VARIABLE}={process} {key} {}", carried.mounts);
     for (number, file) in &carried.numbers {
         text.push_str(&format!(" {number},{file}"));
     }
@@ -83,20 +83,20 @@ fn encode(carried: &Carried, (process, told): (u32, u64), path: &[u8]) -> Option
     CString::new([text.as_bytes(), path].concat()).ok()
 }
 
-fn decode(value: &[u8], (process, told): (u32, u64), path: &[u8]) -> Option<Carried> {
+fn decode(value: &[u8], (process, key): (u32, u64), path: &[u8]) -> Option<ExecFiles> {
     let colon = value.iter().position(|&byte| byte == b':')?;
     let mut words = std::str::from_utf8(&value[..colon]).ok()?.split(' ');
-    if words.next()?.parse() != Ok(process) || words.next()?.parse() != Ok(told) || &value[colon + 1..] != path {
+    if words.next()?.parse() != Ok(process) || words.next()?.parse() != Ok(key) || &value[colon + 1..] != path {
         return None;
     }
     let mounts = words.next()?.parse().ok()?;
     let pair = |word: &str| {
         let (number, file) = word.split_once(',')?;
         let pair: (i32, u32) = (number.parse().ok()?, file.parse().ok()?);
-        let there_can_be = (0..CANDIDATES_MAX as i32).contains(&pair.0) && pair.1 < CANDIDATES_MAX as u32;
+        let there_can_be = (0..ADOPTABLE_MAX as i32).contains(&pair.0) && pair.1 < ADOPTABLE_MAX as u32;
         there_can_be.then_some(pair)
     };
-    Some(Carried { mounts, numbers: words.map(pair).collect::<Option<_>>()? })
+    Some(ExecFiles { mounts, numbers: words.map(pair).collect::<Option<_>>()? })
 }
 
 #[cfg(test)]
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_program_takes_what_is_its_own_and_no_other() {
-        let carried = Carried { mounts: 3, numbers: vec![(0, 0), (1, 1), (2, 1), (1023, 2)] };
+        let carried = ExecFiles { mounts: 3, numbers: vec![(0, 0), (1, 1), (2, 1), (1023, 2)] };
         let variable = encode(&carried, (17, 5), b"/bin/a b:c").unwrap();
         let value = variable.to_bytes().strip_prefix(b"ASHLAR_OPEN=").unwrap();
         assert_eq!(decode(value, (17, 5), b"/bin/a b:c"), Some(carried));
@@ -124,6 +124,6 @@ mod tests {
         ] {
             assert_eq!(decode(wrong.as_bytes(), (17, 5), b"/a"), None, "{wrong}");
         }
-        assert_eq!(decode(b"17 5 1:/a", (17, 5), b"/a"), Some(Carried { mounts: 1, numbers: vec![] }));
+        assert_eq!(decode(b"17 5 1:/a", (17, 5), b"/a"), Some(ExecFiles { mounts: 1, numbers: vec![] }));
     }
 }

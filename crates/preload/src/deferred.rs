@@ -13,87 +13,87 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::calls::{self, Verdict, files};
-use crate::carried::Carried;
+use crate::calls::{self, CallVerdict, files};
+use crate::carried::ExecFiles;
 use crate::{descriptors, locks, program_profile, session};
 
 /// Calls that the kernel serves first: about the cost of a session.
-const CALLS: u32 = 64;
+const CALLS_BY_KERNEL: u32 = 64;
 /// Bytes that cost as much as one more call.
 const BYTES_OF_CALL: u64 = 16 << 10;
 /// The most that a call counts for its bytes: programs ask for more bytes than there are.
 const CALLS_FOR_BYTES: u64 = 8;
 
 /// The number of calls at the beginning.
-static GIVEN: AtomicU32 = AtomicU32::new(CALLS);
+static CALLS_AT_START: AtomicU32 = AtomicU32::new(CALLS_BY_KERNEL);
 /// The number of calls left; from 0 on, the process has sessions.
-static LEFT: AtomicU32 = AtomicU32::new(0);
+static CALLS_LEFT: AtomicU32 = AtomicU32::new(0);
 /// Mounts that were used meanwhile, by bit.
-static USED: AtomicU32 = AtomicU32::new(0);
+static USED_MOUNTS: AtomicU32 = AtomicU32::new(0);
 /// Whether the program's profile is read and updated.
 ///
 /// It is if no number of calls was set, and the process has not forked.
 static HAS_PROFILE: AtomicBool = AtomicBool::new(false);
-static IS_ANY_CANDIDATE: AtomicBool = AtomicBool::new(false);
+static HAS_ADOPTABLE: AtomicBool = AtomicBool::new(false);
 /// Whether some descriptors were adoptable before the program began.
-static IS_ANY_CARRIED: AtomicBool = AtomicBool::new(false);
+static HAS_EXEC_FILES: AtomicBool = AtomicBool::new(false);
 
 /// Begins the count before the program does, with the files that the program before it has passed on.
-pub(crate) fn begin(given: Option<u32>, carried: &Carried) {
-    GIVEN.store(given.unwrap_or(CALLS), Ordering::Relaxed);
+pub(crate) fn begin_count(given: Option<u32>, carried: &ExecFiles) {
+    CALLS_AT_START.store(given.unwrap_or(CALLS_BY_KERNEL), Ordering::Relaxed);
     HAS_PROFILE.store(given.is_none(), Ordering::Relaxed);
-    begin_again();
+    restart_after_fork();
     if carried.numbers.is_empty() {
         return;
     }
-    carried.numbers.iter().for_each(|&(number, file)| descriptors::note_carried(number, file));
-    USED.store(carried.mounts, Ordering::Relaxed);
-    IS_ANY_CANDIDATE.store(true, Ordering::Relaxed);
-    IS_ANY_CARRIED.store(true, Ordering::Relaxed);
-    if LEFT.load(Ordering::Relaxed) == 0 {
+    carried.numbers.iter().for_each(|&(number, file)| descriptors::record_exec_file(number, file));
+    USED_MOUNTS.store(carried.mounts, Ordering::Relaxed);
+    HAS_ADOPTABLE.store(true, Ordering::Relaxed);
+    HAS_EXEC_FILES.store(true, Ordering::Relaxed);
+    if CALLS_LEFT.load(Ordering::Relaxed) == 0 {
         // They are adopted with the first call.
-        LEFT.store(1, Ordering::Relaxed);
+        CALLS_LEFT.store(1, Ordering::Relaxed);
     }
 }
 
 /// Begins again, in a process that was forked and has no session of its own.
-pub(crate) fn begin_again() {
-    USED.store(0, Ordering::Relaxed);
-    IS_ANY_CARRIED.store(false, Ordering::Relaxed);
-    count_again();
+pub(crate) fn restart_after_fork() {
+    USED_MOUNTS.store(0, Ordering::Relaxed);
+    HAS_EXEC_FILES.store(false, Ordering::Relaxed);
+    reset_count();
 }
 
-fn count_again() {
-    LEFT.store(GIVEN.load(Ordering::Relaxed), Ordering::Relaxed);
+fn reset_count() {
+    CALLS_LEFT.store(CALLS_AT_START.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
 /// Records that the process makes another one.
 ///
 /// Then all open files are the kernel's, and the child changes the state that a session knows. So a shell that does
 /// little between the programs that it runs gets no session.
-pub(crate) fn make_process() {
-    program_profile::note_long();
-    if is_on() {
+pub(crate) fn record_fork() {
+    program_profile::record_long();
+    if is_active() {
         HAS_PROFILE.store(false, Ordering::Relaxed);
-        count_again();
+        reset_count();
     }
 }
 
 /// Returns whether the kernel still serves the process.
-pub(crate) fn is_on() -> bool {
-    LEFT.load(Ordering::Relaxed) > 0
+pub(crate) fn is_active() -> bool {
+    CALLS_LEFT.load(Ordering::Relaxed) > 0
 }
 
 /// Returns whether some descriptors may be adoptable.
-pub(crate) fn is_any_candidate() -> bool {
-    is_on() && IS_ANY_CANDIDATE.load(Ordering::Relaxed)
+pub(crate) fn may_have_adoptable() -> bool {
+    is_active() && HAS_ADOPTABLE.load(Ordering::Relaxed)
 }
 
 /// Returns whether the process may hold locks on adoptable descriptors.
 ///
 /// It may have set them before it ran this program.
-pub(crate) fn is_any_carried() -> bool {
-    IS_ANY_CARRIED.load(Ordering::Relaxed)
+pub(crate) fn has_exec_files() -> bool {
+    HAS_EXEC_FILES.load(Ordering::Relaxed)
 }
 
 /// Returns the existing mounts of these bits.
@@ -102,70 +102,70 @@ fn mounts_of(bits: u32) -> impl Iterator<Item = u32> {
 }
 
 /// Returns the mounts whose sessions are deferred, by bit.
-pub(crate) fn mounts() -> u32 {
-    USED.load(Ordering::Relaxed)
+pub(crate) fn deferred_mounts() -> u32 {
+    USED_MOUNTS.load(Ordering::Relaxed)
 }
 
 /// Returns whether the session for a mount, which a path leads into, is deferred.
-pub(crate) fn puts_off(mount: u32) -> bool {
-    if !is_on() {
+pub(crate) fn defers_session(mount: u32) -> bool {
+    if !is_active() {
         return false;
     }
-    let used = USED.fetch_or(1 << mount, Ordering::Relaxed);
+    let used = USED_MOUNTS.fetch_or(1 << mount, Ordering::Relaxed);
     if used == 0 && HAS_PROFILE.load(Ordering::Relaxed) && program_profile::will_go_on() {
         HAS_PROFILE.store(false, Ordering::Relaxed);
-        end();
+        end_deferral();
         return false;
     }
-    count(1);
-    is_on()
+    count_calls(1);
+    is_active()
 }
 
 /// Counts calls.
 ///
 /// After the last one sessions begin, and adoptable descriptors are adopted.
-pub(crate) fn count(calls: u32) {
-    let left = LEFT.load(Ordering::Relaxed);
+pub(crate) fn count_calls(calls: u32) {
+    let left = CALLS_LEFT.load(Ordering::Relaxed);
     if left > calls {
-        LEFT.store(left - calls, Ordering::Relaxed);
+        CALLS_LEFT.store(left - calls, Ordering::Relaxed);
     } else {
         if HAS_PROFILE.swap(false, Ordering::Relaxed) {
-            program_profile::note_going_on();
+            program_profile::record_going_on();
         }
-        end();
+        end_deferral();
     }
 }
 
 /// Opens the deferred sessions, and adopts the files opened meanwhile.
-pub(crate) fn end() {
-    if LEFT.swap(0, Ordering::Relaxed) == 0 {
+pub(crate) fn end_deferral() {
+    if CALLS_LEFT.swap(0, Ordering::Relaxed) == 0 {
         return;
     }
-    program_profile::note_long();
-    for mount in mounts_of(mounts()) {
+    program_profile::record_long();
+    for mount in mounts_of(deferred_mounts()) {
         // If no session can begin, the kernel goes on serving the mount.
-        session::open(mount);
+        session::open_session(mount);
     }
-    for descriptor in descriptors::candidates() {
+    for descriptor in descriptors::adoptable() {
         // A descriptor that can't be adopted stays the kernel's.
-        if locks::keep(descriptor) || files::adopt(descriptor).is_err() {
-            descriptors::forget_candidate(descriptor);
+        if locks::closing_ends_locks(descriptor) || files::adopt_descriptor(descriptor).is_err() {
+            descriptors::leave_adoptable(descriptor);
         }
     }
-    IS_ANY_CARRIED.store(false, Ordering::Relaxed);
+    HAS_EXEC_FILES.store(false, Ordering::Relaxed);
 }
 
 /// Returns the verdict on a call that opens a file and that the kernel serves.
-pub(crate) fn opening() -> Verdict {
-    IS_ANY_CANDIDATE.store(true, Ordering::Relaxed);
-    Verdict::KernelOpen
+pub(crate) fn opening_verdict() -> CallVerdict {
+    HAS_ADOPTABLE.store(true, Ordering::Relaxed);
+    CallVerdict::KernelOpen
 }
 
 /// Returns whether the kernel serves a call on an adoptable descriptor.
 ///
 /// If so, the call is counted.
-pub(crate) fn is_kernels(number: i64, a: &[u64; 6]) -> bool {
-    if !is_any_candidate() || !descriptors::is_candidate(a[0] as i32) {
+pub(crate) fn passes_to_kernel(number: i64, a: &[u64; 6]) -> bool {
+    if !may_have_adoptable() || !descriptors::is_adoptable(a[0] as i32) {
         return false;
     }
     let bytes = match number {
@@ -192,18 +192,18 @@ pub(crate) fn is_kernels(number: i64, a: &[u64; 6]) -> bool {
         | libc::SYS_fsetxattr
         | libc::SYS_flistxattr
         | libc::SYS_fremovexattr => 0,
-        libc::SYS_ioctl if calls::is_for_terminals(a[1]) => 0,
+        libc::SYS_ioctl if calls::is_terminal_request(a[1]) => 0,
         libc::SYS_fcntl => match a[1] as i32 {
             libc::F_GETFD | libc::F_SETFD | libc::F_GETFL | libc::F_SETFL => 0,
             // The locks would end with the kernel's descriptor when the adoption closes it.
             libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => {
-                end();
+                end_deferral();
                 return false;
             }
             _ => return false,
         },
         _ => return false,
     };
-    count(1 + (bytes / BYTES_OF_CALL).min(CALLS_FOR_BYTES) as u32);
-    is_on()
+    count_calls(1 + (bytes / BYTES_OF_CALL).min(CALLS_FOR_BYTES) as u32);
+    is_active()
 }

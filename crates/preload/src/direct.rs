@@ -18,7 +18,7 @@ use ashlar_libfs::MappedFile;
 use ashlar_types::{Errno, FileKind, InodeId};
 
 use crate::arch::system_call;
-use crate::descriptors::File;
+use crate::descriptors::OpenFileRef;
 use crate::materialise;
 use crate::session::Session;
 
@@ -38,7 +38,7 @@ pub(crate) const SHM_REMAP: u64 = 0o40000;
 
 /// A mapping that one call has made.
 #[derive(Debug)]
-struct Direct {
+struct SegmentMapping {
     session: &'static Session,
     inode: InodeId,
     /// The session's number of the mapping.
@@ -47,20 +47,20 @@ struct Direct {
     /// Its start in memory, and in the file.
     address: u64,
     offset: u64,
-    left: Left,
+    left: RemainingParts,
 }
 
 /// The parts of a mapping that are still mapped.
 #[derive(Debug)]
-struct Left(Vec<Range<u64>>);
+struct RemainingParts(Vec<Range<u64>>);
 
-impl Left {
+impl RemainingParts {
     fn overlaps(&self, part: &Range<u64>) -> bool {
         self.0.iter().any(|left| left.start < part.end && left.end > part.start)
     }
 
     /// Removes a part that is no longer mapped.
-    fn cut(&mut self, gone: &Range<u64>) {
+    fn remove_part(&mut self, gone: &Range<u64>) {
         let parts = |left: &Range<u64>| {
             let before = left.start..left.end.min(gone.start);
             let behind = left.start.max(gone.end)..left.end;
@@ -72,20 +72,20 @@ impl Left {
 
 /// All such mappings. While it is held, no message is sent.
 #[derive(Debug)]
-pub(crate) struct Table(Vec<Direct>);
+pub(crate) struct MappingTable(Vec<SegmentMapping>);
 
-static TABLE: Mutex<Table> = Mutex::new(Table(Vec::new()));
+static TABLE: Mutex<MappingTable> = Mutex::new(MappingTable(Vec::new()));
 /// All such mappings lie between these addresses.
 static LOWEST: AtomicU64 = AtomicU64::new(u64::MAX);
 static HIGHEST: AtomicU64 = AtomicU64::new(0);
 
 /// Returns whether such a mapping may lie in a part of the memory.
-pub(crate) fn may_be_in(address: u64, length: u64) -> bool {
+pub(crate) fn may_overlap(address: u64, length: u64) -> bool {
     address < HIGHEST.load(Ordering::Relaxed) && address.saturating_add(length) > LOWEST.load(Ordering::Relaxed)
 }
 
 /// Keeps other threads from changing these mappings, over a fork.
-pub(crate) fn hold() -> MutexGuard<'static, Table> {
+pub(crate) fn hold_mappings() -> MutexGuard<'static, MappingTable> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn hold() -> MutexGuard<'static, Table> {
 ///
 /// # Errors
 /// Those of LibFS.
-pub(crate) fn map(file: &File, a: [u64; 6]) -> Result<Option<i64>, Errno> {
+pub(crate) fn map_segments(file: &OpenFileRef, a: [u64; 6]) -> Result<Option<i64>, Errno> {
     let [_, length, protection, flags, _, offset] = a;
     let (flags, kind) = (flags as i32, flags as i32 & libc::MAP_TYPE);
     let is_known = matches!(kind, libc::MAP_PRIVATE | libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE);
@@ -108,7 +108,7 @@ pub(crate) fn map(file: &File, a: [u64; 6]) -> Result<Option<i64>, Errno> {
     let found = session.fs.attributes(inode)?.inode;
     let is_there = offset.checked_add(length).is_some_and(|end| end <= found.size.next_multiple_of(PAGE));
     // If the file is also mapped in another way, that mapping's pages in the kernel are the first to change.
-    if found.kind != FileKind::Regular || !is_there || materialise::is_mapped(session.number, inode) {
+    if found.kind != FileKind::Regular || !is_there || materialise::is_mapped_shared(session.number, inode) {
         return Ok(None);
     }
     let blocks = length.div_ceil(PAGE);
@@ -116,7 +116,7 @@ pub(crate) fn map(file: &File, a: [u64; 6]) -> Result<Option<i64>, Errno> {
     let Ok(Some(mapped)) = session.fs.map(inode, offset / PAGE, blocks, kind != libc::MAP_PRIVATE) else {
         return Ok(None);
     };
-    let put = put_noted(session, &mapped, (inode, offset), (a[0], blocks * PAGE), flags);
+    let put = map_recorded(session, &mapped, (inode, offset), (a[0], blocks * PAGE), flags);
     if put.is_none() && !session.is_over() {
         session.fs.unmap(inode, mapped.number);
     }
@@ -126,7 +126,7 @@ pub(crate) fn map(file: &File, a: [u64; 6]) -> Result<Option<i64>, Errno> {
 /// Maps the pieces that SharedFS keeps in place.
 ///
 /// It maps nothing if the session has ended meanwhile, or the file was mapped in another way.
-fn put_noted(
+fn map_recorded(
     session: &'static Session,
     mapped: &MappedFile,
     (inode, offset): (InodeId, u64),
@@ -135,21 +135,21 @@ fn put_noted(
 ) -> Option<i64> {
     // Ask for all segments before the table is locked.
     mapped.pieces.iter().try_for_each(|piece| session.fs.with_segment_file(piece, |_, _| ())).ok()?;
-    let mut table = hold();
-    if !session.is_current() || materialise::is_mapped(session.number, inode) {
+    let mut table = hold_mappings();
+    if !session.is_current() || materialise::is_mapped_shared(session.number, inode) {
         return None;
     }
-    let address = put(session, mapped, (address, length), flags).ok()?;
+    let address = map_pieces(session, mapped, (address, length), flags).ok()?;
     LOWEST.fetch_min(address, Ordering::Relaxed);
     HIGHEST.fetch_max(address + length, Ordering::Relaxed);
-    let left = Left(std::iter::once(address..address + length).collect());
+    let left = RemainingParts(std::iter::once(address..address + length).collect());
     let (number, kind) = (mapped.number, flags & libc::MAP_TYPE);
-    table.0.push(Direct { session, inode, number, kind, address, offset, left });
+    table.0.push(SegmentMapping { session, inode, number, kind, address, offset, left });
     Some(address as i64)
 }
 
 /// Maps the pieces side by side, at an address that the program or the kernel chooses.
-fn put(session: &Session, mapped: &MappedFile, (address, length): (u64, u64), flags: i32) -> Result<u64, Errno> {
+fn map_pieces(session: &Session, mapped: &MappedFile, (address, length): (u64, u64), flags: i32) -> Result<u64, Errno> {
     let place = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE);
     let nothing = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | place;
     let room = mmap((address, length), libc::PROT_NONE, nothing, (-1, 0))?;
@@ -185,16 +185,16 @@ fn unmap_part(part: &Range<u64>) {
 }
 
 /// Unmaps a part of the memory, with the arguments of munmap(2).
-pub(crate) fn unmap(a: [u64; 6]) -> i64 {
-    let mut table = hold();
+pub(crate) fn serve_unmap(a: [u64; 6]) -> i64 {
+    let mut table = hold_mappings();
     // SAFETY: the program's own call.
     let done = unsafe { system_call(libc::SYS_munmap as u64, a) };
     let gone = a[0]..a[0].saturating_add(a[1]).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
     if done == 0 && table.0.iter().any(|direct| direct.left.overlaps(&gone)) {
-        table.0.iter_mut().for_each(|direct| direct.left.cut(&gone));
-        let gone = table.take_gone();
+        table.0.iter_mut().for_each(|direct| direct.left.remove_part(&gone));
+        let gone = table.take_unmapped();
         drop(table);
-        let_go(gone);
+        release_mappings(gone);
     }
     done
 }
@@ -205,75 +205,75 @@ pub(crate) fn unmap(a: [u64; 6]) -> i64 {
 ///
 /// # Errors
 /// `ENOMEM` if neither the kernel can have the file nor a copy fits there.
-pub(crate) fn leave(address: u64, length: u64) -> Result<(), Errno> {
+pub(crate) fn hand_over_part(address: u64, length: u64) -> Result<(), Errno> {
     let part = address..address.saturating_add(length);
-    let is_in = |direct: &Direct| direct.left.overlaps(&part);
-    leave_if(is_in);
-    if hold().0.iter().any(is_in) { Err(Errno::ENOMEM) } else { Ok(()) }
+    let is_in = |direct: &SegmentMapping| direct.left.overlaps(&part);
+    hand_over_if(is_in);
+    if hold_mappings().0.iter().any(is_in) { Err(Errno::ENOMEM) } else { Ok(()) }
 }
 
 /// Does the same for a file that the kernel is about to map, and that is written through that mapping.
-pub(crate) fn leave_file(session: u32, inode: InodeId) {
-    leave_if(|direct| (direct.session.number, direct.inode) == (session, inode));
+pub(crate) fn hand_over_file(session: u32, inode: InodeId) {
+    hand_over_if(|direct| (direct.session.number, direct.inode) == (session, inode));
 }
 
 /// Does the same for all mappings.
 ///
 /// The sessions are about to end, or another process will have the same memory.
-pub(crate) fn leave_all() {
-    leave_if(|_| true);
+pub(crate) fn hand_over_all() {
+    hand_over_if(|_| true);
 }
 
 /// Returns whether anything of a session is still mapped.
-pub(crate) fn is_any_of(session: &Session) -> bool {
-    hold().0.iter().any(|direct| std::ptr::eq(direct.session, session) && !direct.left.0.is_empty())
+pub(crate) fn is_any_mapped(session: &Session) -> bool {
+    hold_mappings().0.iter().any(|direct| std::ptr::eq(direct.session, session) && !direct.left.0.is_empty())
 }
 
 /// Discards all mappings in a forked process: the parent's session keeps the blocks.
-pub(crate) fn forget_all() {
-    let mut table = hold();
+pub(crate) fn forget_mappings() {
+    let mut table = hold_mappings();
     table.0.clear();
-    table.note_empty();
+    table.reset_bounds_if_empty();
 }
 
-/// Releases the blocks that [`Table::copy_all`] has copied.
-pub(crate) fn tidy() {
-    let gone = hold().take_gone();
-    let_go(gone);
+/// Releases the blocks that [`MappingTable::copy_all`] has copied.
+pub(crate) fn release_copied() {
+    let gone = hold_mappings().take_unmapped();
+    release_mappings(gone);
 }
 
-fn leave_if(is_meant: impl Fn(&Direct) -> bool) {
+fn hand_over_if(is_meant: impl Fn(&SegmentMapping) -> bool) {
     let mut tried = Vec::new();
     loop {
-        let is_next = |direct: &&Direct| {
-            !direct.left.0.is_empty() && is_meant(direct) && !tried.iter().any(|other: &Name| other.is_of(direct))
+        let is_next = |direct: &&SegmentMapping| {
+            !direct.left.0.is_empty() && is_meant(direct) && !tried.iter().any(|other: &MappingId| other.is_of(direct))
         };
-        let Some(next) = hold().0.iter().find(is_next).map(Name::of) else { return };
-        let real = next.open();
-        let mut table = hold();
+        let Some(next) = hold_mappings().0.iter().find(is_next).map(MappingId::of) else { return };
+        let real = next.open_real_file();
+        let mut table = hold_mappings();
         // Another thread may have unmapped it meanwhile.
         if let Some(direct) = table.0.iter_mut().find(|direct| next.is_of(direct)) {
-            let given = real.as_ref().map_err(|errno| *errno).and_then(|real| direct.give_to_kernel(real));
+            let given = real.as_ref().map_err(|errno| *errno).and_then(|real| direct.replace_by_kernel_pages(real));
             // If the file is gone, or SharedFS is away, copy the pages. If there is no memory for that either, the
             // mapping stays.
-            let _ = given.or_else(|_| direct.copy());
+            let _ = given.or_else(|_| direct.replace_by_copy());
         }
-        let gone = table.take_gone();
+        let gone = table.take_unmapped();
         drop(table);
         drop(real);
-        let_go(gone);
+        release_mappings(gone);
         tried.push(next);
     }
 }
 
 /// Reports to SharedFS that these mappings are gone.
-fn let_go(gone: Vec<Direct>) {
+fn release_mappings(gone: Vec<SegmentMapping>) {
     for direct in gone.into_iter().filter(|direct| !direct.session.is_over()) {
         direct.session.fs.unmap(direct.inode, direct.number);
     }
 }
 
-impl Table {
+impl MappingTable {
     /// Returns whether nothing is mapped.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.iter().all(|direct| direct.left.0.is_empty())
@@ -281,18 +281,18 @@ impl Table {
 
     /// Replaces all mappings by copies; returns whether there was memory for them.
     pub(crate) fn copy_all(&mut self) -> bool {
-        self.0.iter_mut().all(|direct| direct.copy().is_ok())
+        self.0.iter_mut().all(|direct| direct.replace_by_copy().is_ok())
     }
 
     /// Removes and returns the mappings of which no part is left.
-    fn take_gone(&mut self) -> Vec<Direct> {
+    fn take_unmapped(&mut self) -> Vec<SegmentMapping> {
         let (gone, left): (Vec<_>, Vec<_>) = self.0.drain(..).partition(|direct| direct.left.0.is_empty());
         self.0 = left;
-        self.note_empty();
+        self.reset_bounds_if_empty();
         gone
     }
 
-    fn note_empty(&self) {
+    fn reset_bounds_if_empty(&self) {
         if self.0.is_empty() {
             LOWEST.store(u64::MAX, Ordering::Relaxed);
             HIGHEST.store(0, Ordering::Relaxed);
@@ -302,34 +302,34 @@ impl Table {
 
 /// The identity of a mapping, without the table.
 #[derive(Debug)]
-struct Name {
+struct MappingId {
     session: &'static Session,
     inode: InodeId,
     number: u32,
     kind: i32,
 }
 
-impl Name {
-    fn of(direct: &Direct) -> Self {
+impl MappingId {
+    fn of(direct: &SegmentMapping) -> Self {
         Self { session: direct.session, inode: direct.inode, number: direct.number, kind: direct.kind }
     }
 
-    fn is_of(&self, direct: &Direct) -> bool {
+    fn is_of(&self, direct: &SegmentMapping) -> bool {
         std::ptr::eq(self.session, direct.session) && self.number == direct.number
     }
 
     /// Opens a kernel descriptor on the file.
-    fn open(&self) -> Result<OwnedFd, Errno> {
+    fn open_real_file(&self) -> Result<OwnedFd, Errno> {
         if self.kind != libc::MAP_PRIVATE {
-            materialise::share(self.session.number, self.inode)?;
+            materialise::hand_over_inode(self.session.number, self.inode)?;
         }
-        materialise::to_read(self.session, self.inode)
+        materialise::open_to_read(self.session, self.inode)
     }
 }
 
-impl Direct {
+impl SegmentMapping {
     /// Replaces the mapping by the file's pages in the kernel.
-    fn give_to_kernel(&mut self, real: &OwnedFd) -> Result<(), Errno> {
+    fn replace_by_kernel_pages(&mut self, real: &OwnedFd) -> Result<(), Errno> {
         while let Some(left) = self.left.0.last() {
             let from = (real.as_raw_fd(), self.offset + (left.start - self.address));
             mmap((left.start, left.end - left.start), libc::PROT_READ, self.kind | libc::MAP_FIXED, from)?;
@@ -339,7 +339,7 @@ impl Direct {
     }
 
     /// Replaces the mapping by a copy. It needs only memory from the kernel.
-    fn copy(&mut self) -> Result<(), Errno> {
+    fn replace_by_copy(&mut self) -> Result<(), Errno> {
         while let Some(left) = self.left.0.last() {
             let length = left.end - left.start;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -367,15 +367,15 @@ mod tests {
 
     #[test]
     fn what_is_unmapped_is_cut_out() {
-        let mut left = Left(std::iter::once(0x1000..0x9000).collect());
-        left.cut(&(0x3000..0x5000));
+        let mut left = RemainingParts(std::iter::once(0x1000..0x9000).collect());
+        left.remove_part(&(0x3000..0x5000));
         assert_eq!(left.0, [0x1000..0x3000, 0x5000..0x9000]);
-        left.cut(&(0x0..0x2000));
-        left.cut(&(0x8000..0xa000));
+        left.remove_part(&(0x0..0x2000));
+        left.remove_part(&(0x8000..0xa000));
         assert_eq!(left.0, [0x2000..0x3000, 0x5000..0x8000]);
-        left.cut(&(0x3000..0x5000));
+        left.remove_part(&(0x3000..0x5000));
         assert_eq!(left.0, [0x2000..0x3000, 0x5000..0x8000]);
-        left.cut(&(0x2000..0x8000));
+        left.remove_part(&(0x2000..0x8000));
         assert!(left.0.is_empty());
     }
 }

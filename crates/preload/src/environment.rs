@@ -10,10 +10,11 @@ use ashlar_wire::{DEFER_VARIABLE, MOUNTS_VARIABLE, PATIENCE_VARIABLE, PLANS_VARI
 use crate::{carried, memory};
 
 /// The libraries that the dynamic linker loads first.
-const PRELOAD: &str = "LD_PRELOAD";
-const NAMES: [&str; 6] = [MOUNTS_VARIABLE, PLANS_VARIABLE, PRELOAD, DEFER_VARIABLE, REPORT_VARIABLE, PATIENCE_VARIABLE];
+const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
+const VARIABLE_NAMES: [&str; 6] =
+    [MOUNTS_VARIABLE, PLANS_VARIABLE, PRELOAD_VARIABLE, DEFER_VARIABLE, REPORT_VARIABLE, PATIENCE_VARIABLE];
 /// The most entries added to a list: the library's variables, the open files, and the end.
-const ADDED_MAX: usize = NAMES.len() + 2;
+const ADDED_MAX: usize = VARIABLE_NAMES.len() + 2;
 /// The most bytes of `LD_PRELOAD` with the library added: two paths' length.
 const PRELOAD_BYTES: usize = 2 * libc::PATH_MAX as usize;
 /// The kernel accepts fewer variables than these.
@@ -22,7 +23,7 @@ const VARIABLES_MAX: u64 = 1 << 20;
 /// The variables at the program's start.
 ///
 /// Programs that it runs inherit them, even if it changes its environment.
-static FOUND: OnceLock<[Option<&'static CStr>; 6]> = OnceLock::new();
+static FOUND_VARIABLES: OnceLock<[Option<&'static CStr>; 6]> = OnceLock::new();
 
 /// Returns the value in `NAME=VALUE`, if it is of this name.
 fn value_of<'a>(variable: &'a [u8], name: &str) -> Option<&'a [u8]> {
@@ -31,7 +32,7 @@ fn value_of<'a>(variable: &'a [u8], name: &str) -> Option<&'a [u8]> {
 
 /// The settings in the library's variables.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Told {
+pub(crate) struct LaunchSettings {
     /// The mounts.
     pub(crate) mounts: &'static [u8],
     /// The directory of plans.
@@ -60,7 +61,7 @@ fn is_valgrinds(library: &[u8]) -> bool {
 ///
 /// # Safety
 /// The environment is a list of strings that ends with a null pointer, and no other thread uses it meanwhile.
-pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<Told> {
+pub(crate) unsafe fn read_settings(environment: *const *const c_char) -> Option<LaunchSettings> {
     let mut found = [None; 6];
     let mut open = None;
     let mut at = environment;
@@ -69,7 +70,7 @@ pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<Told> {
     unsafe {
         while !(*at).is_null() {
             let variable = CStr::from_ptr(*at);
-            for (place, name) in found.iter_mut().zip(NAMES) {
+            for (place, name) in found.iter_mut().zip(VARIABLE_NAMES) {
                 if value_of(variable.to_bytes(), name).is_some() {
                     *place = Some(&*Box::leak(variable.to_owned().into_boxed_c_str()));
                 }
@@ -94,31 +95,31 @@ pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<Told> {
     let deferred = deferred.and_then(|number| std::str::from_utf8(number).ok()?.parse().ok());
     let patience = found[5].and_then(|variable| value_of(variable.to_bytes(), PATIENCE_VARIABLE));
     // It is set once, before the program runs.
-    let _ = FOUND.set(found);
-    if found[2].is_some_and(|variable| libraries(variable.to_bytes()).any(is_valgrinds)) {
+    let _ = FOUND_VARIABLES.set(found);
+    if found[2].is_some_and(|variable| preloaded_libraries(variable.to_bytes()).any(is_valgrinds)) {
         return None;
     }
-    Some(Told { mounts: mounts?, plans, deferred, patience_ms: patience_ms(patience), open })
+    Some(LaunchSettings { mounts: mounts?, plans, deferred, patience_ms: patience_ms(patience), open })
 }
 
 /// Returns a hash of the program's variable of mounts.
 ///
 /// Two programs with the same hash number their mounts alike.
-pub(crate) fn mounts_told() -> u64 {
+pub(crate) fn mounts_key() -> u64 {
     let mut hasher = DefaultHasher::new();
-    FOUND.get().map(|found| found[0]).hash(&mut hasher);
+    FOUND_VARIABLES.get().map(|found| found[0]).hash(&mut hasher);
     hasher.finish()
 }
 
 /// Returns the file of counts, if there is to be a report.
-pub(crate) fn report() -> Option<&'static CStr> {
-    let variable = FOUND.get()?[4]?;
+pub(crate) fn report_file() -> Option<&'static CStr> {
+    let variable = FOUND_VARIABLES.get()?[4]?;
     CStr::from_bytes_with_nul(value_of(variable.to_bytes_with_nul(), REPORT_VARIABLE)?).ok()
 }
 
 /// Returns the library's path, as `LD_PRELOAD` names it.
-pub(crate) fn library() -> Option<&'static [u8]> {
-    libraries(FOUND.get()?[2]?.to_bytes()).next()
+pub(crate) fn library_path() -> Option<&'static [u8]> {
+    preloaded_libraries(FOUND_VARIABLES.get()?[2]?.to_bytes()).next()
 }
 
 /// Returns an environment without the library, in the caller's list.
@@ -130,26 +131,26 @@ pub(crate) fn library() -> Option<&'static [u8]> {
 ///
 /// # Errors
 /// `EFAULT`, `E2BIG`.
-pub(crate) fn bare(
+pub(crate) fn without_library(
     environment: u64,
     list: &mut [u64],
     mut others: Option<&mut PreloadText>,
 ) -> Result<Option<u64>, Errno> {
-    let Some(own) = library() else { return Ok(None) };
+    let Some(own) = library_path() else { return Ok(None) };
     let mut text = memory::PathBuffer::new();
     let mut length = 0;
     for variable in variables(environment) {
         let variable = variable?;
         let mut start = [0; 16];
-        let begin = memory::start_of(variable, &mut start);
+        let begin = memory::copy_start(variable, &mut start);
         let is_one = |name| value_of(&start[..begin], name).is_some();
         if is_one(carried::VARIABLE) {
             continue;
         }
         let mut variable = variable;
-        if is_one(PRELOAD) {
-            let theirs = memory::path(variable, &mut text)?;
-            if names_only(theirs, own) {
+        if is_one(PRELOAD_VARIABLE) {
+            let theirs = memory::copy_path(variable, &mut text)?;
+            if names_only_library(theirs, own) {
                 continue;
             }
             // The program gets the other libraries in any case, and this one with them.
@@ -168,13 +169,13 @@ pub(crate) fn bare(
 /// Returns the libraries that `LD_PRELOAD=…` names.
 ///
 /// This library comes first if `ashlar run` has set it.
-fn libraries(variable: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let names = value_of(variable, PRELOAD).unwrap_or_default().split(|byte| b": ".contains(byte));
+fn preloaded_libraries(variable: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let names = value_of(variable, PRELOAD_VARIABLE).unwrap_or_default().split(|byte| b": ".contains(byte));
     names.filter(|name| !name.is_empty())
 }
 
-fn names_only(variable: &[u8], own: &[u8]) -> bool {
-    libraries(variable).all(|name| name == own)
+fn names_only_library(variable: &[u8], own: &[u8]) -> bool {
+    preloaded_libraries(variable).all(|name| name == own)
 }
 
 /// Returns the addresses of an environment's variables.
@@ -193,7 +194,7 @@ fn variables(environment: u64) -> impl Iterator<Item = Result<u64, Errno>> {
 ///
 /// # Errors
 /// `EFAULT`, `E2BIG`; `ENOMEM` if the second one can't grow.
-pub(crate) fn list_for<'a>(
+pub(crate) fn list_with_room<'a>(
     environment: u64,
     some: &'a mut [u64],
     more: &'a mut Vec<u64>,
@@ -216,13 +217,13 @@ pub(crate) fn list_for<'a>(
 ///
 /// # Errors
 /// `EFAULT`; `E2BIG` also if the list is too short.
-pub(crate) fn completed(
+pub(crate) fn with_library(
     environment: u64,
     open: Option<&CStr>,
     list: &mut [u64],
     preload: &mut PreloadText,
 ) -> Result<Option<u64>, Errno> {
-    let Some(ours) = FOUND.get() else { return Ok(None) };
+    let Some(ours) = FOUND_VARIABLES.get() else { return Ok(None) };
     let mut length = 0;
     let mut add = |variable: u64| {
         let place = list.get_mut(length).ok_or(Errno::E2BIG)?;
@@ -236,17 +237,17 @@ pub(crate) fn completed(
     for variable in variables(environment) {
         let variable = variable?;
         let mut start = [0; 16];
-        let begin = memory::start_of(variable, &mut start);
+        let begin = memory::copy_start(variable, &mut start);
         if value_of(&start[..begin], carried::VARIABLE).is_some() {
             // The variable is from this program's own start.
             is_changed = true;
             continue;
         }
         let place = add(variable)?;
-        for (missing, name) in missing.iter_mut().zip(NAMES) {
+        for (missing, name) in missing.iter_mut().zip(VARIABLE_NAMES) {
             if value_of(&start[..begin], name).is_some() {
                 *missing = None;
-                if name == PRELOAD {
+                if name == PRELOAD_VARIABLE {
                     // Of several, the dynamic linker takes the last.
                     preloaded = Some((place, variable));
                 }
@@ -279,25 +280,25 @@ impl PreloadText {
     /// Joins the variable in the environment to the library's; `None` if it names the library, or both are too long.
     fn join(&mut self, wanted: &[u8], theirs: u64) -> Result<Option<u64>, Errno> {
         let mut text = memory::PathBuffer::new();
-        let theirs = match memory::path(theirs, &mut text) {
+        let theirs = match memory::copy_path(theirs, &mut text) {
             Err(Errno::ENAMETOOLONG) => return Ok(None),
             theirs => theirs?,
         };
-        let own = libraries(wanted).next();
-        if libraries(theirs).any(|name| Some(name) == own) {
+        let own = preloaded_libraries(wanted).next();
+        if preloaded_libraries(theirs).any(|name| Some(name) == own) {
             return Ok(None);
         }
-        Ok(self.write([wanted, b":", value_of(theirs, PRELOAD).unwrap_or_default(), b"\0"].into_iter()))
+        Ok(self.write_parts([wanted, b":", value_of(theirs, PRELOAD_VARIABLE).unwrap_or_default(), b"\0"].into_iter()))
     }
 
     /// Returns the variable in the environment without the library; `None` if it is too long.
     fn without(&mut self, own: &[u8], theirs: &[u8]) -> Option<u64> {
-        let others = libraries(theirs).filter(|name| *name != own).flat_map(|name| [&b":"[..], name]).skip(1);
-        self.write([PRELOAD.as_bytes(), b"="].into_iter().chain(others).chain([&b"\0"[..]]))
+        let others = preloaded_libraries(theirs).filter(|name| *name != own).flat_map(|name| [&b":"[..], name]).skip(1);
+        self.write_parts([PRELOAD_VARIABLE.as_bytes(), b"="].into_iter().chain(others).chain([&b"\0"[..]]))
     }
 
     /// Writes a text in parts; `None` if it is too long.
-    fn write<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> Option<u64> {
+    fn write_parts<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> Option<u64> {
         let mut length = 0;
         for part in parts {
             self.0.get_mut(length..length + part.len())?.copy_from_slice(part);

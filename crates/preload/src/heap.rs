@@ -19,7 +19,7 @@ use ashlar_libfs::alone::is_alone;
 use dlmalloc::Dlmalloc;
 
 use crate::arch::system_call;
-use crate::reserve::Room;
+use crate::reserve::MemoryReserve;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -49,30 +49,30 @@ const RESERVED: u32 = 2;
 /// A lock for many threads.
 ///
 /// No signal handler that uses the heap interrupts a holder.
-struct Lock(AtomicU32);
+struct HeapLock(AtomicU32);
 
-impl Lock {
+impl HeapLock {
     const fn new() -> Self {
         Self(AtomicU32::new(FREE))
     }
 
     #[inline]
-    fn take(&self) {
+    fn lock(&self) {
         if is_alone() && self.0.load(Ordering::Relaxed) == FREE {
             self.0.store(HELD, Ordering::Relaxed);
         } else {
-            self.take_shared();
+            self.lock_contended();
         }
     }
 
     #[inline]
-    fn try_take(&self) -> bool {
+    fn try_lock(&self) -> bool {
         self.0.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    fn take_shared(&self) {
+    fn lock_contended(&self) {
         for _ in 0..SPINS {
-            if self.try_take() {
+            if self.try_lock() {
                 return;
             }
             std::hint::spin_loop();
@@ -86,7 +86,7 @@ impl Lock {
     }
 
     #[inline]
-    fn let_go(&self) {
+    fn unlock(&self) {
         // In a single-threaded process no other thread waits.
         if is_alone() && self.0.load(Ordering::Relaxed) == HELD {
             self.0.store(FREE, Ordering::Relaxed);
@@ -101,21 +101,21 @@ impl Lock {
 }
 
 /// Unused blocks, by size: each begins with the address of the next.
-struct Kept {
+struct KeptBlocks {
     first: [*mut u8; KINDS],
     count: [u32; KINDS],
 }
 
 #[repr(align(64))]
 struct KeptBox {
-    lock: Lock,
-    kept: UnsafeCell<Kept>,
+    lock: HeapLock,
+    kept: UnsafeCell<KeptBlocks>,
 }
 
 impl KeptBox {
     const fn new() -> Self {
-        let kept = Kept { first: [std::ptr::null_mut(); KINDS], count: [0; KINDS] };
-        Self { lock: Lock::new(), kept: UnsafeCell::new(kept) }
+        let kept = KeptBlocks { first: [std::ptr::null_mut(); KINDS], count: [0; KINDS] };
+        Self { lock: HeapLock::new(), kept: UnsafeCell::new(kept) }
     }
 }
 
@@ -123,16 +123,16 @@ impl KeptBox {
 struct Pages {
     /// Bytes that dlmalloc has.
     given: Cell<usize>,
-    room: Room,
+    room: MemoryReserve,
 }
 
 impl Pages {
     const fn new() -> Self {
-        Self { given: Cell::new(0), room: Room::new() }
+        Self { given: Cell::new(0), room: MemoryReserve::new() }
     }
 
     /// Records that dlmalloc has given back so many bytes.
-    fn took_back(&self, bytes: usize) {
+    fn record_release(&self, bytes: usize) {
         self.given.set(self.given.get().saturating_sub(bytes));
     }
 }
@@ -140,16 +140,16 @@ impl Pages {
 /// Returns the address in the kernel's answer to a call that gives memory.
 ///
 /// Returns null if it gives none.
-fn address(answer: i64) -> *mut u8 {
+fn address_in(answer: i64) -> *mut u8 {
     if answer < 0 { std::ptr::null_mut() } else { std::ptr::with_exposed_provenance_mut(answer as usize) }
 }
 
 /// Maps new memory; returns null if there is none.
-fn map(size: usize, flags: i32) -> *mut u8 {
+fn map_pages(size: usize, flags: i32) -> *mut u8 {
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags) as u64;
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     // SAFETY: it replaces no mapping.
-    address(unsafe { system_call(libc::SYS_mmap as u64, [0, size as u64, protection, flags, u64::MAX, 0]) })
+    address_in(unsafe { system_call(libc::SYS_mmap as u64, [0, size as u64, protection, flags, u64::MAX, 0]) })
 }
 
 // SAFETY: the memory is mapped for nothing else, and as long as stated.
@@ -158,10 +158,10 @@ unsafe impl dlmalloc::Allocator for Pages {
         let piece = (self.given.get() / GROWS_BY).min(PIECE_MAX) / PIECE * PIECE;
         let mut found = (std::ptr::null_mut(), 0);
         if size <= PIECE && piece > 0 {
-            found = (map(piece, libc::MAP_POPULATE), piece);
+            found = (map_pages(piece, libc::MAP_POPULATE), piece);
         }
         if found.0.is_null() {
-            found = (map(size, 0), size);
+            found = (map_pages(size, 0), size);
         }
         let (at, size) = found;
         if at.is_null() {
@@ -175,9 +175,9 @@ unsafe impl dlmalloc::Allocator for Pages {
         let flags = if can_move { libc::MREMAP_MAYMOVE } else { 0 };
         let arguments = [at.expose_provenance() as u64, old as u64, new as u64, flags as u64, 0, 0];
         // SAFETY: dlmalloc has the memory from here.
-        let moved = address(unsafe { system_call(libc::SYS_mremap as u64, arguments) });
+        let moved = address_in(unsafe { system_call(libc::SYS_mremap as u64, arguments) });
         if !moved.is_null() {
-            self.took_back(old);
+            self.record_release(old);
             self.given.set(self.given.get() + new);
         }
         moved
@@ -192,7 +192,7 @@ unsafe impl dlmalloc::Allocator for Pages {
         // SAFETY: dlmalloc has the memory from here, and uses it no more.
         let is_free = unsafe { system_call(libc::SYS_munmap as u64, arguments) } == 0;
         if is_free {
-            self.took_back(size);
+            self.record_release(size);
         }
         is_free
     }
@@ -213,7 +213,7 @@ unsafe impl dlmalloc::Allocator for Pages {
 
 /// The allocator.
 pub(crate) struct Heap {
-    lock: Lock,
+    lock: HeapLock,
     memory: UnsafeCell<Dlmalloc<Pages>>,
     boxes: [KeptBox; BOXES],
 }
@@ -222,12 +222,12 @@ pub(crate) struct Heap {
 unsafe impl Sync for Heap {}
 
 /// The right to use the heap: no other thread is in the middle of a call to it.
-pub(crate) struct Held<'a>(&'a Heap);
+pub(crate) struct HeldHeap<'a>(&'a Heap);
 
-impl Drop for Held<'_> {
+impl Drop for HeldHeap<'_> {
     fn drop(&mut self) {
-        self.0.lock.let_go();
-        self.0.boxes.iter().for_each(|kept| kept.lock.let_go());
+        self.0.lock.unlock();
+        self.0.boxes.iter().for_each(|kept| kept.lock.unlock());
     }
 }
 
@@ -235,56 +235,56 @@ impl Drop for Held<'_> {
 ///
 /// Returns `None` if blocks of that size aren't kept.
 #[inline]
-fn kind_of(layout: Layout) -> Option<usize> {
+fn block_kind(layout: Layout) -> Option<usize> {
     let kind = layout.size().saturating_add(7) / 16;
     (kind < KINDS && layout.align() <= 16).then_some(kind)
 }
 
 #[inline]
-fn bytes_of(kind: usize) -> usize {
+fn kind_bytes(kind: usize) -> usize {
     kind * 16 + 8
 }
 
 impl Heap {
     pub(crate) const fn new() -> Self {
         let memory = UnsafeCell::new(Dlmalloc::new_with_allocator(Pages::new()));
-        Self { lock: Lock::new(), memory, boxes: [const { KeptBox::new() }; BOXES] }
+        Self { lock: HeapLock::new(), memory, boxes: [const { KeptBox::new() }; BOXES] }
     }
 
     /// Keeps all other threads out.
-    pub(crate) fn hold(&self) -> Held<'_> {
-        self.boxes.iter().for_each(|kept| kept.lock.take());
-        self.lock.take();
-        Held(self)
+    pub(crate) fn hold(&self) -> HeldHeap<'_> {
+        self.boxes.iter().for_each(|kept| kept.lock.lock());
+        self.lock.lock();
+        HeldHeap(self)
     }
 
     /// Calls `what` with the heap under its lock.
     #[inline]
-    fn with<T>(&self, what: impl FnOnce(&mut Dlmalloc<Pages>) -> T) -> T {
-        self.lock.take();
+    fn with_memory<T>(&self, what: impl FnOnce(&mut Dlmalloc<Pages>) -> T) -> T {
+        self.lock.lock();
         // SAFETY: the lock is held, and nothing unwinds.
         let done = what(unsafe { &mut *self.memory.get() });
-        self.lock.let_go();
+        self.lock.unlock();
         done
     }
 
     /// Calls `what` with the reserve.
-    pub(crate) fn with_room<T>(&self, what: impl FnOnce(&Room) -> T) -> T {
-        self.with(|memory| what(&memory.allocator().room))
+    pub(crate) fn with_reserve<T>(&self, what: impl FnOnce(&MemoryReserve) -> T) -> T {
+        self.with_memory(|memory| what(&memory.allocator().room))
     }
 
     /// Calls `what` with a box that no thread uses at this moment.
     ///
     /// It first tries a box that other threads rarely use: a thread's stack address chooses its box.
     #[inline]
-    fn with_kept<T>(&self, what: impl FnOnce(&mut Kept) -> T) -> Option<T> {
+    fn with_kept<T>(&self, what: impl FnOnce(&mut KeptBlocks) -> T) -> Option<T> {
         let here = 0_u8;
         let first = (&raw const here).addr() >> 18;
         let mut boxes = (0..BOXES).map(|step| &self.boxes[(first + step) % BOXES]);
-        let found = boxes.find(|kept| kept.lock.try_take())?;
+        let found = boxes.find(|kept| kept.lock.try_lock())?;
         // SAFETY: its lock is held, and nothing unwinds.
         let done = what(unsafe { &mut *found.kept.get() });
-        found.lock.let_go();
+        found.lock.unlock();
         Some(done)
     }
 
@@ -300,26 +300,26 @@ impl Heap {
         });
         match found {
             Some(found) if !found.is_null() => found,
-            _ => self.fetch(kind),
+            _ => self.fetch_blocks(kind),
         }
     }
 
     /// Allocates some blocks, and keeps all but one.
-    fn fetch(&self, kind: usize) -> *mut u8 {
+    fn fetch_blocks(&self, kind: usize) -> *mut u8 {
         let mut fetched = [std::ptr::null_mut(); FETCHED];
-        self.with(|memory| {
+        self.with_memory(|memory| {
             for block in &mut fetched {
                 // SAFETY: the size is not 0, and the alignment a power of two.
-                *block = unsafe { memory.malloc(bytes_of(kind), 16) };
+                *block = unsafe { memory.malloc(kind_bytes(kind), 16) };
             }
         });
         for &block in fetched[1..].iter().filter(|block| !block.is_null()) {
-            self.keep(block, kind);
+            self.keep_block(block, kind);
         }
         fetched[0]
     }
 
-    fn keep(&self, block: *mut u8, kind: usize) {
+    fn keep_block(&self, block: *mut u8, kind: usize) {
         let is_kept = self.with_kept(|kept| {
             let has_room = kept.count[kind] < KEPT_MAX;
             if has_room {
@@ -332,38 +332,38 @@ impl Heap {
         });
         if is_kept != Some(true) {
             // SAFETY: it came from there, and is unused.
-            self.with(|memory| unsafe { memory.free(block, bytes_of(kind), 16) });
+            self.with_memory(|memory| unsafe { memory.free(block, kind_bytes(kind), 16) });
         }
     }
 }
 
 /// Returns the length of a block for a layout: if the kind is kept, always the kind's length.
-fn rounded(layout: Layout) -> usize {
-    kind_of(layout).map_or(layout.size(), bytes_of)
+fn block_bytes(layout: Layout) -> usize {
+    block_kind(layout).map_or(layout.size(), kind_bytes)
 }
 
 // SAFETY: dlmalloc is an allocator, and its lock is held around each use; no box keeps a block that is in use.
 unsafe impl GlobalAlloc for Heap {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        match kind_of(layout) {
+        match block_kind(layout) {
             Some(kind) if !is_alone() => self.take_kept(kind),
             // SAFETY: the size is not 0.
-            _ => self.with(|memory| unsafe { memory.malloc(rounded(layout), layout.align()) }),
+            _ => self.with_memory(|memory| unsafe { memory.malloc(block_bytes(layout), layout.align()) }),
         }
     }
 
     #[inline]
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        match kind_of(layout) {
-            Some(kind) if !is_alone() => self.keep(at, kind),
+        match block_kind(layout) {
+            Some(kind) if !is_alone() => self.keep_block(at, kind),
             // SAFETY: the memory came from here.
-            _ => self.with(|memory| unsafe { memory.free(at, rounded(layout), layout.align()) }),
+            _ => self.with_memory(|memory| unsafe { memory.free(at, block_bytes(layout), layout.align()) }),
         }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        match kind_of(layout) {
+        match block_kind(layout) {
             Some(kind) if !is_alone() => {
                 let block = self.take_kept(kind);
                 if !block.is_null() {
@@ -373,19 +373,19 @@ unsafe impl GlobalAlloc for Heap {
                 block
             }
             // SAFETY: the size is not 0.
-            _ => self.with(|memory| unsafe { memory.calloc(rounded(layout), layout.align()) }),
+            _ => self.with_memory(|memory| unsafe { memory.calloc(block_bytes(layout), layout.align()) }),
         }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller says that it is not too large.
         let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-        let (had, wanted) = (rounded(layout), rounded(wanted));
+        let (had, wanted) = (block_bytes(layout), block_bytes(wanted));
         if had == wanted {
             return at;
         }
         // SAFETY: the memory came from here.
-        self.with(|memory| unsafe { memory.realloc(at, had, layout.align(), wanted) })
+        self.with_memory(|memory| unsafe { memory.realloc(at, had, layout.align(), wanted) })
     }
 }
 

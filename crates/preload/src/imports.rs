@@ -39,7 +39,7 @@ const SYMBOL_BYTES: u64 = 24;
 ///
 /// If they can't be read, it may. The imports of its libraries are not checked.
 pub(crate) fn may_run_programs() -> bool {
-    dynamic().is_none_or(|dynamic| {
+    dynamic_section().is_none_or(|dynamic| {
         let value = |tag| dynamic.iter().find(|entry| entry[0] == tag).map_or(0, |entry| entry[1]);
         let (symbols, names) = (value(DT_SYMTAB), value(DT_STRTAB));
         let tables = [(value(DT_RELA), value(DT_RELASZ)), (value(DT_JMPREL), value(DT_PLTRELSZ))];
@@ -57,7 +57,7 @@ pub(crate) fn may_run_programs() -> bool {
 }
 
 /// Returns the program's dynamic section: tags and values, with addresses in memory.
-fn dynamic() -> Option<Vec<[u64; 2]>> {
+fn dynamic_section() -> Option<Vec<[u64; 2]>> {
     // SAFETY: it asks for numbers.
     let (headers, count) = unsafe { (libc::getauxval(libc::AT_PHDR), libc::getauxval(libc::AT_PHNUM)) };
     if headers == 0 {

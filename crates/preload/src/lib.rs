@@ -71,31 +71,31 @@ pub extern "C" fn __asan_default_options() -> *const c_char {
 }
 
 unsafe extern "C" fn initialise(count: c_int, arguments: *const *const c_char, environment: *const *const c_char) {
-    hook::inside(|| {
+    hook::run_inside(|| {
         // SAFETY: the linker passes the environment as the kernel made it.
-        let Some(told) = (unsafe { environment::find(environment) }) else { return };
-        if !session::set_mounts(told.mounts, told.patience_ms) {
+        let Some(settings) = (unsafe { environment::read_settings(environment) }) else { return };
+        if !session::set_mounts(settings.mounts, settings.patience_ms) {
             return;
         }
-        if let Some(file) = environment::report() {
-            report::begin(file);
+        if let Some(file) = environment::report_file() {
+            report::map_counts(file);
         }
         // A panic is an error of the call that it happens in; the program does not see its message.
         std::panic::set_hook(Box::new(|_| {}));
-        session::find_umask();
-        path::find_working();
-        if !patch::catch_libc(told.plans, calls::is_wanted) {
+        session::read_umask();
+        path::update_working();
+        if !patch::catch_libc(settings.plans, calls::is_caught_number) {
             return;
         }
-        patch::catch_objects(told.plans, calls::is_wanted);
+        patch::catch_objects(settings.plans, calls::is_caught_number);
         patch::watch_loader(hook::ashlar_objects_changed);
-        if told.deferred.is_none() {
+        if settings.deferred.is_none() {
             // SAFETY: the linker passes the arguments as the kernel made them.
-            unsafe { program_profile::begin(told.plans, count, arguments) };
+            unsafe { program_profile::set_program(settings.plans, count, arguments) };
         }
-        deferred::begin(told.deferred, &told.open.map(carried::taken).unwrap_or_default());
-        threads::begin();
-        calls::arm();
+        deferred::begin_count(settings.deferred, &settings.open.map(carried::read_variable).unwrap_or_default());
+        threads::begin_detection();
+        calls::start_catching();
     });
-    report::begun();
+    report::begin_program();
 }

@@ -25,7 +25,7 @@ use ashlar_libfs::{LibFs, LockMode, RecordLock};
 use ashlar_types::{Errno, InodeId};
 
 use crate::arch::system_call;
-use crate::descriptors::{self, File};
+use crate::descriptors::{self, OpenFileRef};
 use crate::{deferred, hook, materialise, memory, session, signals};
 
 /// The last byte that can be locked.
@@ -35,14 +35,14 @@ const MOVES: u32 = 3;
 
 /// A file that the process has locked: the session's number and the inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Locked {
+pub(crate) struct LockedFile {
     session: u32,
     inode: InodeId,
 }
 
 /// The owner of the process's locks on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Through {
+pub(crate) enum LockOwner {
     /// The session.
     Session,
     /// The kernel, through kernel descriptors that the process had.
@@ -59,7 +59,7 @@ pub(crate) enum Through {
 
 /// How a call goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum LockOutcome {
     /// The call is done.
     Done,
     /// The kernel serves it, with this descriptor.
@@ -71,27 +71,27 @@ pub(crate) enum Way {
 }
 
 /// The records of all locks, held against other threads.
-pub(crate) type Held = [MutexGuard<'static, Option<Files>>; PARTS];
-pub(crate) type Files = HashMap<Locked, Through>;
+pub(crate) type HeldLockRecords = [MutexGuard<'static, Option<LockRecords>>; PARTS];
+pub(crate) type LockRecords = HashMap<LockedFile, LockOwner>;
 
 /// Inodes are spread over parts: threads that lock different files seldom wait for each other.
 const PARTS: usize = 16;
 /// Whether the process has ever locked a file.
 static IS_USED: AtomicBool = AtomicBool::new(false);
-static FILES: [Mutex<Option<Files>>; PARTS] = [const { Mutex::new(None) }; PARTS];
+static RECORDS: [Mutex<Option<LockRecords>>; PARTS] = [const { Mutex::new(None) }; PARTS];
 
-fn part(number: usize) -> MutexGuard<'static, Option<Files>> {
-    FILES[number % PARTS].lock().unwrap_or_else(PoisonError::into_inner)
+fn records_part(number: usize) -> MutexGuard<'static, Option<LockRecords>> {
+    RECORDS[number % PARTS].lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Locked {
-    fn of(file: &File) -> Result<Self, Errno> {
+impl LockedFile {
+    fn of(file: &OpenFileRef) -> Result<Self, Errno> {
         Ok(Self { session: file.session()?.number, inode: file.inode() })
     }
 
     /// Returns the records of the part that the file is in.
-    fn files(self) -> MutexGuard<'static, Option<Files>> {
-        part(self.inode.0 as usize)
+    fn records(self) -> MutexGuard<'static, Option<LockRecords>> {
+        records_part(self.inode.0 as usize)
     }
 
     fn fs(self) -> Result<&'static LibFs, Errno> {
@@ -100,17 +100,17 @@ impl Locked {
 }
 
 /// A lock as a program asks for it.
-struct Asked {
+struct RequestedLock {
     range: (u64, u64),
     mode: LockMode,
 }
 
-impl Asked {
+impl RequestedLock {
     /// Reads the lock that a structure asks for; `None` if the file was handed over to the kernel.
     ///
     /// # Errors
     /// `EINVAL` and `EOVERFLOW`, as fcntl(2) says.
-    fn new(file: &File, asked: &libc::flock) -> Result<Option<Self>, Errno> {
+    fn new(file: &OpenFileRef, asked: &libc::flock) -> Result<Option<Self>, Errno> {
         let from = match i32::from(asked.l_whence) {
             libc::SEEK_SET => 0,
             libc::SEEK_CUR => match file.place() {
@@ -128,7 +128,7 @@ impl Asked {
 
     /// Reads the lock that a structure asks for, if its range is relative to an offset.
     fn from(place: i64, asked: &libc::flock) -> Result<Self, Errno> {
-        let range = range(place, asked.l_start, asked.l_len)?;
+        let range = lock_range(place, asked.l_start, asked.l_len)?;
         let mode = match i32::from(asked.l_type) {
             libc::F_RDLCK => LockMode::Read,
             libc::F_WRLCK => LockMode::Write,
@@ -140,7 +140,7 @@ impl Asked {
 }
 
 /// Returns whether an open file with such flags may be locked so.
-fn allows(flags: i32, mode: LockMode) -> bool {
+fn allows_lock(flags: i32, mode: LockMode) -> bool {
     match mode {
         LockMode::Read => flags & libc::O_ACCMODE != libc::O_WRONLY,
         LockMode::Write => flags & libc::O_ACCMODE != libc::O_RDONLY,
@@ -149,7 +149,7 @@ fn allows(flags: i32, mode: LockMode) -> bool {
 }
 
 /// Returns the first and the last byte of a range that begins so far from an offset.
-fn range(from: i64, start: i64, length: i64) -> Result<(u64, u64), Errno> {
+fn lock_range(from: i64, start: i64, length: i64) -> Result<(u64, u64), Errno> {
     let start = from.checked_add(start).ok_or(Errno::EOVERFLOW)?;
     let (first, last) = match length {
         0 => (start, LAST),
@@ -164,37 +164,37 @@ fn range(from: i64, start: i64, length: i64) -> Result<(u64, u64), Errno> {
 ///
 /// # Errors
 /// Those of fcntl(2).
-pub(crate) fn control(descriptor: i32, command: i32, address: u64) -> Result<Way, Errno> {
+pub(crate) fn control_lock(descriptor: i32, command: i32, address: u64) -> Result<LockOutcome, Errno> {
     if descriptors::is_internal(descriptor) {
         return Err(Errno::EBADF);
     }
-    let Some(file) = descriptors::file(descriptor) else { return of_kernel(descriptor, command, address) };
+    let Some(file) = descriptors::file(descriptor) else { return control_kernel_lock(descriptor, command, address) };
     let asked: libc::flock = memory::load(address)?;
     if command == libc::F_GETLK && !matches!(i32::from(asked.l_type), libc::F_RDLCK | libc::F_WRLCK) {
         return Err(Errno::EINVAL);
     }
-    let Some(lock) = Asked::new(&file, &asked)? else { return give_way(Locked::of(&file)?) };
+    let Some(lock) = RequestedLock::new(&file, &asked)? else { return leave_to_kernel(LockedFile::of(&file)?) };
     if command == libc::F_GETLK {
-        return query(&file, &lock, asked, address);
+        return query_lock(&file, &lock, asked, address);
     }
-    if !allows(file.flags(), lock.mode) {
+    if !allows_lock(file.flags(), lock.mode) {
         return Err(Errno::EBADF);
     }
     // The kernel does not ask the file system about directories.
     if file.is_directory() {
-        return through_kernel(&file, &asked);
+        return lock_through_kernel(&file, &asked);
     }
-    let locked = Locked::of(&file)?;
+    let locked = LockedFile::of(&file)?;
     let mut has_come = false;
     loop {
-        match attempt(locked, Some(&file), &lock) {
-            Ok(RecordLock::Done) => return Ok(Way::Done),
+        match set_session_lock(locked, Some(&file), &lock) {
+            Ok(RecordLock::Done) => return Ok(LockOutcome::Done),
             Ok(_) => {
                 // The kernel would wait for the lock that has come, which it would take for another process's.
                 if has_come {
                     locked.fs()?.drop_awaited(locked.inode, lock.range)?;
                 }
-                return through_kernel(&file, &asked);
+                return lock_through_kernel(&file, &asked);
             }
             Err(Errno::EAGAIN) if command == libc::F_SETLKW => {}
             Err(errno) => {
@@ -204,7 +204,7 @@ pub(crate) fn control(descriptor: i32, command: i32, address: u64) -> Result<Way
                 return Err(errno);
             }
         }
-        has_come = match wait(&file, descriptor, &lock)? {
+        has_come = match wait_for_lock(&file, descriptor, &lock)? {
             ControlFlow::Continue(has_come) => has_come,
             ControlFlow::Break(way) => return Ok(way),
         };
@@ -212,56 +212,56 @@ pub(crate) fn control(descriptor: i32, command: i32, address: u64) -> Result<Way
 }
 
 /// Serves the same commands on a kernel descriptor.
-fn of_kernel(descriptor: i32, command: i32, address: u64) -> Result<Way, Errno> {
-    let Some((locked, flags)) = opened(descriptor) else { return Ok(Way::Kernel) };
-    if command == libc::F_SETLK && materialise::is_mapped(locked.session, locked.inode) {
+fn control_kernel_lock(descriptor: i32, command: i32, address: u64) -> Result<LockOutcome, Errno> {
+    let Some((locked, flags)) = kernel_file(descriptor) else { return Ok(LockOutcome::Kernel) };
+    if command == libc::F_SETLK && materialise::is_mapped_shared(locked.session, locked.inode) {
         let asked: libc::flock = memory::load(address)?;
         // Only the kernel knows a descriptor's offset, and the size that it assumes for the file.
         if i32::from(asked.l_whence) == libc::SEEK_SET {
-            let lock = Asked::from(0, &asked)?;
-            if !allows(flags, lock.mode) {
+            let lock = RequestedLock::from(0, &asked)?;
+            if !allows_lock(flags, lock.mode) {
                 return Err(Errno::EBADF);
             }
-            if attempt(locked, None, &lock)? == RecordLock::Done {
+            if set_session_lock(locked, None, &lock)? == RecordLock::Done {
                 // Another thread may have closed the descriptor before its closing was watched.
-                if !is_alone() && opened(descriptor).is_none_or(|(file, _)| file != locked) {
-                    forget_file(locked);
+                if !is_alone() && kernel_file(descriptor).is_none_or(|(file, _)| file != locked) {
+                    end_locks_of_closed(locked);
                     return Err(Errno::EBADF);
                 }
-                return Ok(Way::Done);
+                return Ok(LockOutcome::Done);
             }
         }
     }
-    give_way(locked)
+    leave_to_kernel(locked)
 }
 
 /// Lets the kernel serve a call on the descriptor that it names.
 ///
 /// The kernel has the process's locks on the file from now on.
-fn give_way(locked: Locked) -> Result<Way, Errno> {
-    note_kernel(locked)?;
-    Ok(Way::Kernel)
+fn leave_to_kernel(locked: LockedFile) -> Result<LockOutcome, Errno> {
+    record_kernel_lock(locked)?;
+    Ok(LockOutcome::Kernel)
 }
 
 /// Sets a lock of the session, if the session has the file's locks.
 ///
 /// The lock is set through a LibFS open file, or, without one, through a kernel descriptor.
-fn attempt(locked: Locked, file: Option<&File>, lock: &Asked) -> Result<RecordLock, Errno> {
-    let mut files = locked.files();
+fn set_session_lock(locked: LockedFile, file: Option<&OpenFileRef>, lock: &RequestedLock) -> Result<RecordLock, Errno> {
+    let mut files = locked.records();
     let known = files.get_or_insert_default();
     match known.get(&locked) {
-        Some(Through::Session) => {}
-        Some(Through::Kernel | Through::Own(_) | Through::HandedOver(_)) => return Ok(RecordLock::OfMount),
+        Some(LockOwner::Session) => {}
+        Some(LockOwner::Kernel | LockOwner::Own(_) | LockOwner::HandedOver(_)) => return Ok(RecordLock::OfMount),
         // The process has no locks that this code knows of; LibFS asks SharedFS if it can't know.
         None if lock.mode == LockMode::Unlock => {}
         // Locks from before this program are the kernel's.
-        Some(Through::Inherited) if lock.mode == LockMode::Unlock => {
-            known.insert(locked, Through::Kernel);
+        Some(LockOwner::Inherited) if lock.mode == LockMode::Unlock => {
+            known.insert(locked, LockOwner::Kernel);
             return Ok(RecordLock::OfMount);
         }
-        None | Some(Through::Inherited) => {
-            note_kernels(locked);
-            known.insert(locked, Through::Session);
+        None | Some(LockOwner::Inherited) => {
+            watch_kernel_descriptors(locked);
+            known.insert(locked, LockOwner::Session);
             IS_USED.store(true, Ordering::Release);
         }
     }
@@ -270,12 +270,12 @@ fn attempt(locked: Locked, file: Option<&File>, lock: &Asked) -> Result<RecordLo
     match done {
         RecordLock::Done => {}
         // A program that ran in this process before has left its locks.
-        RecordLock::OfMount => give_to_kernel(known, locked, Through::Kernel)?,
+        RecordLock::OfMount => move_to_kernel(known, locked, LockOwner::Kernel)?,
         RecordLock::NoRoom => match file {
-            None => give_to_kernel(known, locked, Through::Kernel)?,
+            None => move_to_kernel(known, locked, LockOwner::Kernel)?,
             Some(file) => {
-                let own = materialise::high(materialise::beside(file)?)?.into_raw_fd();
-                give_to_kernel(known, locked, Through::Own(own)).inspect_err(|_| close(own))?;
+                let own = materialise::move_high(materialise::open_beside(file)?)?.into_raw_fd();
+                move_to_kernel(known, locked, LockOwner::Own(own)).inspect_err(|_| close_internal(own))?;
             }
         },
     }
@@ -283,28 +283,32 @@ fn attempt(locked: Locked, file: Option<&File>, lock: &Asked) -> Result<RecordLo
 }
 
 /// Watches the closing of a file's kernel descriptors: the session has the process's locks on it.
-fn note_kernels(locked: Locked) {
-    for (descriptor, _) in kernels(locked) {
-        descriptors::note_kernels(descriptor);
+fn watch_kernel_descriptors(locked: LockedFile) {
+    for (descriptor, _) in kernel_descriptors(locked) {
+        descriptors::record_if_kernels(descriptor);
     }
 }
 
 /// Waits for a lock.
 ///
 /// Returns whether it has come, and then the session has it until the caller takes it.
-fn wait(file: &File, descriptor: i32, lock: &Asked) -> Result<ControlFlow<Way, bool>, Errno> {
-    let locked = Locked::of(file)?;
+fn wait_for_lock(
+    file: &OpenFileRef,
+    descriptor: i32,
+    lock: &RequestedLock,
+) -> Result<ControlFlow<LockOutcome, bool>, Errno> {
+    let locked = LockedFile::of(file)?;
     let fs = locked.fs()?;
     // If the file was handed over to the kernel meanwhile, no lock has come.
-    let has_come = match fs.await_record(locked.inode, lock.range, lock.mode, &mut signals::pause) {
+    let has_come = match fs.await_record(locked.inode, lock.range, lock.mode, &mut signals::wait_for_socket) {
         Ok(came) => came == RecordLock::Done,
-        Err(Errno::EINTR) if hook::restarts() => return Ok(ControlFlow::Break(Way::Again)),
+        Err(Errno::EINTR) if hook::restarts_call() => return Ok(ControlFlow::Break(LockOutcome::Again)),
         Err(errno) => return Err(errno),
     };
     let drop_awaited = || if has_come { fs.drop_awaited(locked.inode, lock.range) } else { Ok(()) };
-    let is_sessions = locked.files().as_ref().and_then(|files| files.get(&locked)) == Some(&Through::Session);
+    let is_sessions = locked.records().as_ref().and_then(|files| files.get(&locked)) == Some(&LockOwner::Session);
     // The lock came in vain if the descriptor was closed meanwhile, or the locks moved to the kernel.
-    let is_gone = file.is_gone();
+    let is_gone = file.is_kernels();
     let is_closed = !is_gone && !file.is_at(descriptor);
     if is_closed || !is_sessions {
         drop_awaited()?;
@@ -313,71 +317,76 @@ fn wait(file: &File, descriptor: i32, lock: &Asked) -> Result<ControlFlow<Way, b
         return Err(Errno::EBADF);
     }
     if is_gone && !is_sessions {
-        return give_way(locked).map(ControlFlow::Break);
+        return leave_to_kernel(locked).map(ControlFlow::Break);
     }
     Ok(ControlFlow::Continue(has_come && is_sessions))
 }
 
 /// Serves `F_GETLK`.
-fn query(file: &File, lock: &Asked, asked: libc::flock, address: u64) -> Result<Way, Errno> {
+fn query_lock(
+    file: &OpenFileRef,
+    lock: &RequestedLock,
+    asked: libc::flock,
+    address: u64,
+) -> Result<LockOutcome, Errno> {
     if file.is_directory() {
-        return through_kernel(file, &asked);
+        return lock_through_kernel(file, &asked);
     }
-    let locked = Locked::of(file)?;
-    let known = locked.files().as_ref().and_then(|files| files.get(&locked)).copied();
-    if !matches!(known, None | Some(Through::Session | Through::Inherited)) {
-        return through_kernel(file, &asked);
+    let locked = LockedFile::of(file)?;
+    let known = locked.records().as_ref().and_then(|files| files.get(&locked)).copied();
+    if !matches!(known, None | Some(LockOwner::Session | LockOwner::Inherited)) {
+        return lock_through_kernel(file, &asked);
     }
-    let mut told = asked;
+    let mut answer = asked;
     match locked.fs()?.query_record(locked.inode, lock.range, lock.mode)? {
         Err(_) => {
-            give_to_kernel(locked.files().get_or_insert_default(), locked, Through::Kernel)?;
-            return through_kernel(file, &asked);
+            move_to_kernel(locked.records().get_or_insert_default(), locked, LockOwner::Kernel)?;
+            return lock_through_kernel(file, &asked);
         }
-        Ok(None) => told.l_type = libc::F_UNLCK as i16,
+        Ok(None) => answer.l_type = libc::F_UNLCK as i16,
         Ok(Some((mode, first, last, pid))) => {
-            told.l_type = if mode == LockMode::Write { libc::F_WRLCK } else { libc::F_RDLCK } as i16;
-            told.l_whence = libc::SEEK_SET as i16;
-            told.l_start = first as i64;
-            told.l_len = if last >= LAST as u64 { 0 } else { (last - first + 1) as i64 };
-            told.l_pid = pid as i32;
+            answer.l_type = if mode == LockMode::Write { libc::F_WRLCK } else { libc::F_RDLCK } as i16;
+            answer.l_whence = libc::SEEK_SET as i16;
+            answer.l_start = first as i64;
+            answer.l_len = if last >= LAST as u64 { 0 } else { (last - first + 1) as i64 };
+            answer.l_pid = pid as i32;
         }
     }
-    memory::store(address, &told)?;
-    Ok(Way::Done)
+    memory::store(address, &answer)?;
+    Ok(LockOutcome::Done)
 }
 
 /// Lets the kernel serve a call on a LibFS file, through a descriptor of its own.
-fn through_kernel(file: &File, asked: &libc::flock) -> Result<Way, Errno> {
-    let number = own_descriptor(file)?;
+fn lock_through_kernel(file: &OpenFileRef, asked: &libc::flock) -> Result<LockOutcome, Errno> {
+    let number = lock_descriptor(file)?;
     if i32::from(asked.l_whence) == libc::SEEK_CUR {
         if let Some(place) = file.place() {
-            materialise::set_offset(number, place.offset);
+            materialise::set_kernel_offset(number, place.offset);
         }
     }
     if i32::from(asked.l_whence) == libc::SEEK_END {
-        session::size_of(number);
+        session::refresh_size(number);
     }
-    Ok(Way::Instead(number))
+    Ok(LockOutcome::Instead(number))
 }
 
 /// Returns the kernel descriptor for locks on a file whose locks are the kernel's.
-fn own_descriptor(file: &File) -> Result<i32, Errno> {
-    let locked = Locked::of(file)?;
-    let mut files = locked.files();
+fn lock_descriptor(file: &OpenFileRef) -> Result<i32, Errno> {
+    let locked = LockedFile::of(file)?;
+    let mut files = locked.records();
     let files = files.get_or_insert_default();
     let known = files.get(&locked).copied();
-    if let Some(Through::Own(descriptor) | Through::HandedOver(descriptor)) = known {
+    if let Some(LockOwner::Own(descriptor) | LockOwner::HandedOver(descriptor)) = known {
         return Ok(descriptor);
     }
-    let made = materialise::high(materialise::beside(file)?)?.into_raw_fd();
-    files.insert(locked, Through::Own(made));
+    let made = materialise::move_high(materialise::open_beside(file)?)?.into_raw_fd();
+    files.insert(locked, LockOwner::Own(made));
     IS_USED.store(true, Ordering::Release);
     Ok(made)
 }
 
 /// Returns whether the process has ever locked a file.
-pub(crate) fn is_used() -> bool {
+pub(crate) fn has_ever_locked() -> bool {
     IS_USED.load(Ordering::Acquire)
 }
 
@@ -388,51 +397,51 @@ pub(crate) fn is_used() -> bool {
 ///
 /// # Errors
 /// Those of making it.
-pub(crate) fn with_real<R>(
-    file: &File,
+pub(crate) fn with_real_file<R>(
+    file: &OpenFileRef,
     hands_over: bool,
     then: impl FnOnce(i32) -> Result<R, Errno>,
 ) -> Result<R, Errno> {
     // An `O_PATH` descriptor has no locks.
-    if file.is_alone() || !IS_USED.load(Ordering::Acquire) {
-        let real = materialise::beside(file)?;
+    if file.is_o_path() || !IS_USED.load(Ordering::Acquire) {
+        let real = materialise::open_beside(file)?;
         return then(real.as_raw_fd());
     }
-    let locked = Locked::of(file)?;
-    let mut guard = locked.files();
+    let locked = LockedFile::of(file)?;
+    let mut guard = locked.records();
     let files = guard.get_or_insert_default();
-    match known(files, locked)? {
-        Some(Through::Own(descriptor)) if !hands_over || materialise::is_as(descriptor, file) => {
+    match lock_owner(files, locked)? {
+        Some(LockOwner::Own(descriptor)) if !hands_over || materialise::has_same_flags(descriptor, file) => {
             if hands_over {
-                files.insert(locked, Through::HandedOver(descriptor));
+                files.insert(locked, LockOwner::HandedOver(descriptor));
             }
-            materialise::renew_size(descriptor, file);
+            materialise::refresh_size(descriptor, file);
             then(descriptor)
         }
         known => {
-            let is_sessions = known == Some(Through::Session);
+            let is_sessions = known == Some(LockOwner::Session);
             let moves = is_sessions && hands_over && locked.fs()?.has_records(locked.inode);
             let attempt = || {
                 if moves {
                     // Open files that followed later could not be closed any more.
-                    for other in ours(locked).filter(|other| !other.is_same(file)) {
-                        materialise::without_locks(&other)?;
+                    for other in libfs_files(locked).filter(|other| !other.is_same(file)) {
+                        materialise::hand_over_without_locks(&other)?;
                     }
                 }
-                let real = materialise::beside(file)?;
+                let real = materialise::open_beside(file)?;
                 let result = then(real.as_raw_fd());
                 drop(real);
                 if moves && result.is_ok() {
-                    give_to_kernel(files, locked, Through::Kernel)?;
+                    move_to_kernel(files, locked, LockOwner::Kernel)?;
                 } else if is_sessions && hands_over && !moves {
-                    release(files, locked);
+                    release_locks(files, locked);
                 }
                 result
             };
             let result = attempt();
             if moves && result.is_err() {
                 // Some of its descriptors may be the kernel's by now, while the session has its locks.
-                note_kernels(locked);
+                watch_kernel_descriptors(locked);
             }
             result
         }
@@ -447,38 +456,41 @@ pub(crate) fn with_real<R>(
 ///
 /// # Errors
 /// As [`with_real`].
-pub(crate) fn with_mapped<R>(file: &File, then: impl FnOnce(i32, bool) -> Result<R, Errno>) -> Result<R, Errno> {
-    let locked = Locked::of(file)?;
+pub(crate) fn with_mapped_file<R>(
+    file: &OpenFileRef,
+    then: impl FnOnce(i32, bool) -> Result<R, Errno>,
+) -> Result<R, Errno> {
+    let locked = LockedFile::of(file)?;
     {
-        let mut guard = locked.files();
-        if guard.get_or_insert_default().get(&locked) == Some(&Through::Session) {
+        let mut guard = locked.records();
+        if guard.get_or_insert_default().get(&locked) == Some(&LockOwner::Session) {
             // The kernel has no locks that would end when it is closed again.
-            let real = materialise::beside(file)?;
+            let real = materialise::open_beside(file)?;
             return then(real.as_raw_fd(), true);
         }
     }
-    with_real(file, true, |real| then(real, false))
+    with_real_file(file, true, |real| then(real, false))
 }
 
 /// Moves all the process's locks to the kernel, as the sessions end.
-pub(crate) fn give_all() {
+pub(crate) fn move_all_to_kernel() {
     for number in 0..PARTS {
-        let mut guard = part(number);
+        let mut guard = records_part(number);
         let Some(files) = guard.as_mut() else { continue };
         let all: Vec<_> =
-            files.iter().filter(|&(_, through)| *through == Through::Session).map(|(file, _)| *file).collect();
+            files.iter().filter(|&(_, through)| *through == LockOwner::Session).map(|(file, _)| *file).collect();
         for locked in all {
             // If SharedFS is away, the locks end with the session.
-            let _ = give_to_kernel(files, locked, Through::Kernel);
+            let _ = move_to_kernel(files, locked, LockOwner::Kernel);
         }
     }
 }
 
 /// Returns the owner of a file's locks, and asks SharedFS if the kernel may have inherited ones.
-fn known(files: &mut Files, locked: Locked) -> Result<Option<Through>, Errno> {
-    if files.get(&locked) == Some(&Through::Inherited) {
+fn lock_owner(files: &mut LockRecords, locked: LockedFile) -> Result<Option<LockOwner>, Errno> {
+    if files.get(&locked) == Some(&LockOwner::Inherited) {
         match locked.fs()?.query_record(locked.inode, (0, LAST as u64), LockMode::Write)? {
-            Err(_) => files.insert(locked, Through::Kernel),
+            Err(_) => files.insert(locked, LockOwner::Kernel),
             Ok(_) => files.remove(&locked),
         };
     }
@@ -488,33 +500,33 @@ fn known(files: &mut Files, locked: Locked) -> Result<Option<Through>, Errno> {
 /// Records at a session's start that the kernel may have locks on files with kernel descriptors.
 ///
 /// The process may have set them before it ran this program.
-pub(crate) fn note_inherited(session: u32) {
+pub(crate) fn record_inherited(session: u32) {
     // The program has no locks on files that it has opened without a session.
-    let is_before = |number: &i32| deferred::is_any_carried() || !descriptors::is_candidate(*number);
-    let files = all_of_kernel().filter(is_before).filter_map(opened);
+    let is_before = |number: &i32| deferred::has_exec_files() || !descriptors::is_adoptable(*number);
+    let files = all_kernel_descriptors().filter(is_before).filter_map(kernel_file);
     for (locked, _) in files.filter(|(file, _)| file.session == session) {
-        locked.files().get_or_insert_default().entry(locked).or_insert(Through::Inherited);
+        locked.records().get_or_insert_default().entry(locked).or_insert(LockOwner::Inherited);
         IS_USED.store(true, Ordering::Release);
     }
 }
 
 /// Returns whether closing a kernel descriptor would end locks of the process.
-pub(crate) fn keep(descriptor: i32) -> bool {
+pub(crate) fn closing_ends_locks(descriptor: i32) -> bool {
     if !IS_USED.load(Ordering::Acquire) {
         return false;
     }
-    let Some((locked, _)) = opened(descriptor) else { return false };
+    let Some((locked, _)) = kernel_file(descriptor) else { return false };
     // If SharedFS does not answer, it may.
-    !matches!(known(locked.files().get_or_insert_default(), locked), Ok(None | Some(Through::Session)))
+    !matches!(lock_owner(locked.records().get_or_insert_default(), locked), Ok(None | Some(LockOwner::Session)))
 }
 
 /// Records that the program locks a file through a kernel descriptor.
-fn note_kernel(locked: Locked) -> Result<(), Errno> {
-    let mut guard = locked.files();
+fn record_kernel_lock(locked: LockedFile) -> Result<(), Errno> {
+    let mut guard = locked.records();
     let files = guard.get_or_insert_default();
     match files.get(&locked) {
-        Some(Through::Session) => give_to_kernel(files, locked, Through::Kernel)?,
-        None | Some(Through::Inherited) => drop(files.insert(locked, Through::Kernel)),
+        Some(LockOwner::Session) => move_to_kernel(files, locked, LockOwner::Kernel)?,
+        None | Some(LockOwner::Inherited) => drop(files.insert(locked, LockOwner::Kernel)),
         Some(_) => {}
     }
     IS_USED.store(true, Ordering::Release);
@@ -522,9 +534,9 @@ fn note_kernel(locked: Locked) -> Result<(), Errno> {
 }
 
 /// Moves the locks on a file to the kernel, those that exist and those to come, through this owner.
-fn give_to_kernel(files: &mut Files, locked: Locked, through: Through) -> Result<(), Errno> {
+fn move_to_kernel(files: &mut LockRecords, locked: LockedFile, through: LockOwner) -> Result<(), Errno> {
     let fs = locked.fs()?;
-    let own = if let Through::Own(descriptor) = through { Some(descriptor) } else { None };
+    let own = if let LockOwner::Own(descriptor) = through { Some(descriptor) } else { None };
     for tried in 1.. {
         if !fs.has_records(locked.inode) {
             break;
@@ -545,14 +557,14 @@ fn give_to_kernel(files: &mut Files, locked: Locked, through: Through) -> Result
 /// Sets locks through kernel descriptors that the process has.
 ///
 /// It uses `own`, if its access mode allows.
-fn set_in_kernel(locked: Locked, own: Option<i32>, ranges: &[(LockMode, u64, u64)]) -> Result<(), Errno> {
-    let usable = || own.map(with_flags).into_iter().chain(kernels(locked)).collect::<Vec<_>>();
+fn set_in_kernel(locked: LockedFile, own: Option<i32>, ranges: &[(LockMode, u64, u64)]) -> Result<(), Errno> {
+    let usable = || own.map(with_flags).into_iter().chain(kernel_descriptors(locked)).collect::<Vec<_>>();
     let mut through = usable();
-    let is_good = |&(_, flags): &(i32, i32), mode| flags >= 0 && allows(flags, mode);
+    let is_good = |&(_, flags): &(i32, i32), mode| flags >= 0 && allows_lock(flags, mode);
     if !ranges.iter().all(|&(mode, ..)| through.iter().any(|one| is_good(one, mode))) {
         // LibFS open files that allow these locks exist. Hand them over first: once the kernel has the first of the
         // locks, none could be made.
-        ours(locked).try_for_each(|file| materialise::without_locks(&file))?;
+        libfs_files(locked).try_for_each(|file| materialise::hand_over_without_locks(&file))?;
         through = usable();
     }
     for &(mode, first, last) in ranges {
@@ -576,14 +588,14 @@ fn set_in_kernel(locked: Locked, own: Option<i32>, ranges: &[(LockMode, u64, u64
 }
 
 /// Returns the LibFS open files of a file.
-fn ours(locked: Locked) -> impl Iterator<Item = File> {
+fn libfs_files(locked: LockedFile) -> impl Iterator<Item = OpenFileRef> {
     let all = descriptors::ours(0, u32::MAX).filter_map(descriptors::file);
-    all.filter(move |file| !file.is_alone() && Locked::of(file) == Ok(locked))
+    all.filter(move |file| !file.is_o_path() && LockedFile::of(file) == Ok(locked))
 }
 
 /// Returns a descriptor with its flags.
 fn with_flags(number: i32) -> (i32, i32) {
-    (number, materialise::flags(number))
+    (number, materialise::kernel_flags(number))
 }
 
 /// Returns the file of a kernel descriptor, and its flags.
@@ -591,22 +603,23 @@ fn with_flags(number: i32) -> (i32, i32) {
 /// Returns `None` for an `O_PATH` one.
 ///
 /// An `O_PATH` descriptor has no locks, and closing it ends none.
-fn opened(number: i32) -> Option<(Locked, i32)> {
+fn kernel_file(number: i32) -> Option<(LockedFile, i32)> {
     let (_, flags) = with_flags(number);
     if flags < 0 || flags & libc::O_PATH != 0 {
         return None;
     }
-    session::file_of(number).map(|(session, inode)| (Locked { session, inode }, flags))
+    session::file_of(number).map(|(session, inode)| (LockedFile { session, inode }, flags))
 }
 
 /// Returns the process's kernel descriptors of a file, with their flags.
-fn kernels(locked: Locked) -> Vec<(i32, i32)> {
-    let all = all_of_kernel().filter_map(|number| opened(number).map(|(file, flags)| (number, file, flags)));
+fn kernel_descriptors(locked: LockedFile) -> Vec<(i32, i32)> {
+    let all =
+        all_kernel_descriptors().filter_map(|number| kernel_file(number).map(|(file, flags)| (number, file, flags)));
     all.filter(|&(_, file, _)| file == locked).map(|(number, _, flags)| (number, flags)).collect()
 }
 
 /// Returns the program's kernel descriptors.
-fn all_of_kernel() -> impl Iterator<Item = i32> {
+fn all_kernel_descriptors() -> impl Iterator<Item = i32> {
     let all = session::open_numbers().into_iter();
     all.filter(|&number| !descriptors::is_ours(number) && !descriptors::is_internal(number))
 }
@@ -614,67 +627,67 @@ fn all_of_kernel() -> impl Iterator<Item = i32> {
 /// Returns the file of a kernel descriptor that is about to be closed.
 ///
 /// Returns `None` if that ends no locks that the kernel doesn't know.
-pub(crate) fn file_of_named(descriptor: i32) -> Option<Locked> {
-    let is_seen = descriptors::is_named(descriptor) || descriptors::is_inherited(descriptor);
+pub(crate) fn file_of_closing(descriptor: i32) -> Option<LockedFile> {
+    let is_seen = descriptors::is_path_base(descriptor) || descriptors::is_inherited(descriptor);
     if !IS_USED.load(Ordering::Acquire) || !is_seen {
         return None;
     }
-    opened(descriptor).map(|(locked, _)| locked)
+    kernel_file(descriptor).map(|(locked, _)| locked)
 }
 
 /// Returns the same for all descriptors in a range.
-pub(crate) fn files_of_named(first: u32, last: u32) -> Vec<Locked> {
+pub(crate) fn files_of_closing(first: u32, last: u32) -> Vec<LockedFile> {
     if !IS_USED.load(Ordering::Acquire) {
         return Vec::new();
     }
     let inherited = descriptors::inherited().filter(|&number| (first..=last).contains(&(number as u32)));
-    descriptors::named(first, last).chain(inherited).filter_map(file_of_named).collect()
+    descriptors::path_bases(first, last).chain(inherited).filter_map(file_of_closing).collect()
 }
 
 /// Ends the session's locks after such a descriptor was closed.
 ///
 /// If the kernel has the locks, the session may still have some about which SharedFS has not answered.
-pub(crate) fn forget_file(locked: Locked) {
-    let mut guard = locked.files();
+pub(crate) fn end_locks_of_closed(locked: LockedFile) {
+    let mut guard = locked.records();
     let Some(files) = guard.as_mut() else { return };
-    if matches!(files.get(&locked), Some(Through::Session | Through::Kernel)) {
-        release(files, locked);
+    if matches!(files.get(&locked), Some(LockOwner::Session | LockOwner::Kernel)) {
+        release_locks(files, locked);
     }
 }
 
 /// Ends the session's locks.
 ///
 /// If SharedFS is away, the next closing repeats this, or they end with the session.
-fn release(files: &mut Files, locked: Locked) {
+fn release_locks(files: &mut LockRecords, locked: LockedFile) {
     if locked.fs().is_ok_and(|fs| fs.release_records(locked.inode).is_err()) {
-        files.insert(locked, Through::Session);
+        files.insert(locked, LockOwner::Session);
     } else {
         files.remove(&locked);
     }
 }
 
 /// Ends the process's locks on a file when the program closes a descriptor of it.
-pub(crate) fn forget(file: &File) {
-    if file.is_alone() || !IS_USED.load(Ordering::Acquire) {
+pub(crate) fn end_locks(file: &OpenFileRef) {
+    if file.is_o_path() || !IS_USED.load(Ordering::Acquire) {
         return;
     }
-    let Ok(locked) = Locked::of(file) else { return };
-    let mut guard = locked.files();
+    let Ok(locked) = LockedFile::of(file) else { return };
+    let mut guard = locked.records();
     let Some(files) = guard.as_mut() else { return };
     // If SharedFS is away, close a kernel descriptor too.
-    let through = known(files, locked).unwrap_or(Some(Through::Kernel));
+    let through = lock_owner(files, locked).unwrap_or(Some(LockOwner::Kernel));
     // If the kernel has the locks, the session may still have some about which SharedFS has not answered.
     if through.is_some() {
-        release(files, locked);
+        release_locks(files, locked);
     }
     match through {
-        Some(Through::Session) => {}
-        Some(Through::Own(descriptor) | Through::HandedOver(descriptor)) => close(descriptor),
+        Some(LockOwner::Session) => {}
+        Some(LockOwner::Own(descriptor) | LockOwner::HandedOver(descriptor)) => close_internal(descriptor),
         // Make a real open file and a duplicate of it, and close both: the second closing counts. If that fails,
         // SharedFS is away, and its locks are gone.
-        Some(Through::Kernel | Through::Inherited) => {
-            if let Ok(second) = materialise::beside(file).and_then(materialise::high) {
-                close(second.into_raw_fd());
+        Some(LockOwner::Kernel | LockOwner::Inherited) => {
+            if let Ok(second) = materialise::open_beside(file).and_then(materialise::move_high) {
+                close_internal(second.into_raw_fd());
             }
         }
         None => {}
@@ -682,22 +695,22 @@ pub(crate) fn forget(file: &File) {
 }
 
 /// Keeps other threads from the records of locks, over a fork.
-pub(crate) fn hold() -> Held {
-    std::array::from_fn(part)
+pub(crate) fn hold_records() -> HeldLockRecords {
+    std::array::from_fn(records_part)
 }
 
 /// Discards the records in a forked process, which has no locks.
-pub(crate) fn forget_all() {
+pub(crate) fn forget_records() {
     for number in 0..PARTS {
-        for (_, through) in part(number).take().into_iter().flatten() {
-            if let Through::Own(descriptor) | Through::HandedOver(descriptor) = through {
-                close(descriptor);
+        for (_, through) in records_part(number).take().into_iter().flatten() {
+            if let LockOwner::Own(descriptor) | LockOwner::HandedOver(descriptor) = through {
+                close_internal(descriptor);
             }
         }
     }
 }
 
-fn close(descriptor: i32) {
+fn close_internal(descriptor: i32) {
     descriptors::forget_internal(descriptor);
     descriptors::close_number(descriptor);
 }
@@ -708,16 +721,16 @@ mod tests {
 
     #[test]
     fn ranges_are_those_of_fcntl() {
-        assert_eq!(range(0, 5, 10), Ok((5, 14)));
-        assert_eq!(range(100, 5, 0), Ok((105, LAST as u64)));
-        assert_eq!(range(100, 0, -10), Ok((90, 99)));
-        assert_eq!(range(100, 5, -105), Ok((0, 104)));
-        assert_eq!(range(0, LAST, 1), Ok((LAST as u64, LAST as u64)));
-        assert_eq!(range(100, -101, 0), Err(Errno::EINVAL));
-        assert_eq!(range(100, 0, -101), Err(Errno::EINVAL));
-        assert_eq!(range(0, -1, 1), Err(Errno::EINVAL));
-        assert_eq!(range(0, i64::MIN, -1), Err(Errno::EINVAL));
-        assert_eq!(range(1, LAST, 0), Err(Errno::EOVERFLOW));
-        assert_eq!(range(0, LAST, 2), Err(Errno::EOVERFLOW));
+        assert_eq!(lock_range(0, 5, 10), Ok((5, 14)));
+        assert_eq!(lock_range(100, 5, 0), Ok((105, LAST as u64)));
+        assert_eq!(lock_range(100, 0, -10), Ok((90, 99)));
+        assert_eq!(lock_range(100, 5, -105), Ok((0, 104)));
+        assert_eq!(lock_range(0, LAST, 1), Ok((LAST as u64, LAST as u64)));
+        assert_eq!(lock_range(100, -101, 0), Err(Errno::EINVAL));
+        assert_eq!(lock_range(100, 0, -101), Err(Errno::EINVAL));
+        assert_eq!(lock_range(0, -1, 1), Err(Errno::EINVAL));
+        assert_eq!(lock_range(0, i64::MIN, -1), Err(Errno::EINVAL));
+        assert_eq!(lock_range(1, LAST, 0), Err(Errno::EOVERFLOW));
+        assert_eq!(lock_range(0, LAST, 2), Err(Errno::EOVERFLOW));
     }
 }

@@ -10,9 +10,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ashlar_types::{Errno, InodeId};
 
 use crate::arch::system_call;
-use crate::descriptors::{self, File, Place};
+use crate::descriptors::{self, FilePlace, OpenFileRef};
 use crate::session::Session;
-use crate::shared::{Identity, Shared};
+use crate::shared::{FileIdentity, Shared};
 use crate::{direct, locks, recycled, session, shared};
 
 /// Status flags that the real open file takes over.
@@ -33,27 +33,27 @@ const SIZE_TRIES: u32 = 64;
 ///
 /// # Errors
 /// Those of SharedFS, which opens it.
-pub(crate) fn beside(file: &File) -> Result<OwnedFd, Errno> {
+pub(crate) fn open_beside(file: &OpenFileRef) -> Result<OwnedFd, Errno> {
     // The recycled number may be the last one.
-    recycled::end();
+    recycled::close_recycled();
     let session = file.session()?;
-    if file.is_alone() {
+    if file.is_o_path() {
         return session.materialise(file.inode(), file.flags());
     }
     let directory = if file.is_directory() { libc::O_DIRECTORY } else { 0 };
     let real = session.materialise(file.inode(), file.flags() & (KEPT_FLAGS | directory))?;
-    renew_size(real.as_raw_fd(), file);
+    refresh_size(real.as_raw_fd(), file);
     Ok(real)
 }
 
 /// Returns whether a kernel's open file has the flags of a LibFS one.
-pub(crate) fn is_as(real: i32, file: &File) -> bool {
-    let flags = flags(real);
+pub(crate) fn has_same_flags(real: i32, file: &OpenFileRef) -> bool {
+    let flags = kernel_flags(real);
     flags >= 0 && (flags ^ file.flags()) & KEPT_FLAGS == 0
 }
 
 /// Returns the access mode and flags of a kernel's open file, or a negative errno.
-pub(crate) fn flags(descriptor: i32) -> i32 {
+pub(crate) fn kernel_flags(descriptor: i32) -> i32 {
     // SAFETY: it asks for flags.
     unsafe { system_call(libc::SYS_fcntl as u64, [descriptor as u64, libc::F_GETFL as u64, 0, 0, 0, 0]) as i32 }
 }
@@ -62,22 +62,22 @@ pub(crate) fn flags(descriptor: i32) -> i32 {
 ///
 /// The kernel uses its own size when a mapping of the file is touched, and does not ask then. It ignores an answer that
 /// arrives just after a lease has moved the size.
-pub(crate) fn renew_size(real: i32, file: &File) {
+pub(crate) fn refresh_size(real: i32, file: &OpenFileRef) {
     if let Ok(session) = file.session() {
-        renew_size_of(real, session, file.inode());
+        refresh_size_of(real, session, file.inode());
     }
 }
 
 /// As [`renew_size`], for a file without a LibFS open file.
-pub(crate) fn renew_size_of(real: i32, session: &Session, inode: InodeId) {
+pub(crate) fn refresh_size_of(real: i32, session: &Session, inode: InodeId) {
     for _ in 0..SIZE_TRIES {
-        let kernel = session::size_of(real);
+        let kernel = session::refresh_size(real);
         match session.fs.attributes(inode) {
             Ok(found) if Some(found.inode.size) != kernel => {}
             Ok(_) => return,
             // The file is gone or reserved for the kernel: its lease has moved for the last time by now.
             Err(_) => {
-                session::size_of(real);
+                session::refresh_size(real);
                 return;
             }
         }
@@ -88,7 +88,7 @@ pub(crate) fn renew_size_of(real: i32, session: &Session, inode: InodeId) {
 ///
 /// # Errors
 /// As [`beside`].
-pub(crate) fn to_read(session: &Session, inode: InodeId) -> Result<OwnedFd, Errno> {
+pub(crate) fn open_to_read(session: &Session, inode: InodeId) -> Result<OwnedFd, Errno> {
     // A reserved inode can't be opened here, but SharedFS opens it all the same.
     let is_open = match session.fs.open(inode) {
         Err(Errno::RESERVED) => false,
@@ -96,7 +96,7 @@ pub(crate) fn to_read(session: &Session, inode: InodeId) -> Result<OwnedFd, Errn
     };
     let real = session.materialise(inode, libc::O_RDONLY);
     if let Ok(real) = &real {
-        renew_size_of(real.as_raw_fd(), session, inode);
+        refresh_size_of(real.as_raw_fd(), session, inode);
     }
     if is_open {
         session.fs.close(inode);
@@ -108,20 +108,20 @@ pub(crate) fn to_read(session: &Session, inode: InodeId) -> Result<OwnedFd, Errn
 ///
 /// # Errors
 /// `EMFILE`.
-pub(crate) fn high(low: OwnedFd) -> Result<OwnedFd, Errno> {
-    let arguments = [low.as_raw_fd() as u64, libc::F_DUPFD_CLOEXEC as u64, session::floor(), 0, 0, 0];
+pub(crate) fn move_high(low: OwnedFd) -> Result<OwnedFd, Errno> {
+    let arguments = [low.as_raw_fd() as u64, libc::F_DUPFD_CLOEXEC as u64, session::lowest_internal(), 0, 0, 0];
     // SAFETY: it makes a duplicate of a descriptor of the library's.
     let made = unsafe { system_call(libc::SYS_fcntl as u64, arguments) };
     if made < 0 {
         return Err(Errno(-made as i32));
     }
-    descriptors::note_internal(made as i32);
+    descriptors::record_internal(made as i32);
     // SAFETY: the descriptor is new.
     Ok(unsafe { OwnedFd::from_raw_fd(made as i32) })
 }
 
 /// Sets a kernel's file offset.
-pub(crate) fn set_offset(descriptor: i32, offset: u64) {
+pub(crate) fn set_kernel_offset(descriptor: i32, offset: u64) {
     let arguments = [descriptor as u64, offset, libc::SEEK_SET as u64, 0, 0, 0];
     // SAFETY: it changes the offset of an open file that the library may change.
     unsafe { system_call(libc::SYS_lseek as u64, arguments) };
@@ -131,7 +131,7 @@ pub(crate) fn set_offset(descriptor: i32, offset: u64) {
 ///
 /// # Errors
 /// Those of lseek(2).
-pub(crate) fn offset(descriptor: i32) -> Result<u64, Errno> {
+pub(crate) fn kernel_offset(descriptor: i32) -> Result<u64, Errno> {
     let arguments = [descriptor as u64, 0, libc::SEEK_CUR as u64, 0, 0, 0];
     // SAFETY: it changes nothing.
     let offset = unsafe { system_call(libc::SYS_lseek as u64, arguments) };
@@ -144,23 +144,23 @@ pub(crate) fn offset(descriptor: i32) -> Result<u64, Errno> {
 ///
 /// # Errors
 /// Those of SharedFS; then it stays LibFS's.
-pub(crate) fn descriptor(number: i32) -> Result<(), Errno> {
-    found(number, descriptors::file(number))
+pub(crate) fn hand_over(number: i32) -> Result<(), Errno> {
+    hand_over_found(number, descriptors::file(number))
 }
 
 /// As [`descriptor`], for the file that was found there.
-pub(crate) fn found(number: i32, file: Option<File>) -> Result<(), Errno> {
+pub(crate) fn hand_over_found(number: i32, file: Option<OpenFileRef>) -> Result<(), Errno> {
     match file {
         Some(file) => {
-            file_of(&file)?;
+            hand_over_file(&file)?;
             if file.shared().is_some() {
-                renew_size(number, &file);
+                refresh_size(number, &file);
             }
             Ok(())
         }
         None => {
             leave_inherited(number);
-            descriptors::forget_candidate(number);
+            descriptors::leave_adoptable(number);
             Ok(())
         }
     }
@@ -172,45 +172,45 @@ pub(crate) fn found(number: i32, file: Option<File>) -> Result<(), Errno> {
 pub(crate) fn leave_inherited(number: i32) {
     if let Some(shared) = descriptors::inherited_at(number) {
         // Try each number that leads there: the program may have changed the others past the library.
-        let _ = descriptors::inherited_alike(&shared).into_iter().any(|number| shared.leave(number));
+        let _ = descriptors::inherited_alike(&shared).into_iter().any(|number| shared.hand_over(number));
         descriptors::replace_inherited(&shared, None);
         if let Some(session) = session::by_number(shared.file().mount).filter(|_| shared.is_at(number)) {
-            renew_size_of(number, session, shared.file().inode);
+            refresh_size_of(number, session, shared.file().inode);
         }
     }
 }
 
-fn file_of(file: &File) -> Result<(), Errno> {
-    if file.shared().is_some() && !locks::is_used() {
+fn hand_over_file(file: &OpenFileRef) -> Result<(), Errno> {
+    if file.shared().is_some() && !locks::has_ever_locked() {
         // The real open file is there already.
         return file.hand_over(false, |_, _| Ok(()));
     }
-    locks::with_real(file, true, |real| file.hand_over(false, |number, place| put(real, number, place)))
+    locks::with_real_file(file, true, |real| file.hand_over(false, |number, place| put_real_file(real, number, place)))
 }
 
 /// As [`file_of`], for a file whose locks are moving to the kernel.
-pub(crate) fn without_locks(file: &File) -> Result<(), Errno> {
-    let real = beside(file)?;
-    file.hand_over(false, |number, place| put(real.as_raw_fd(), number, place))
+pub(crate) fn hand_over_without_locks(file: &OpenFileRef) -> Result<(), Errno> {
+    let real = open_beside(file)?;
+    file.hand_over(false, |number, place| put_real_file(real.as_raw_fd(), number, place))
 }
 
 /// Puts a real open file at one of a LibFS open file's numbers.
 ///
 /// Without a number, sets its offset.
-fn put(real: i32, number: Option<i32>, place: &Place) -> Result<(), Errno> {
+fn put_real_file(real: i32, number: Option<i32>, place: &FilePlace) -> Result<(), Errno> {
     let Some(number) = number else {
-        set_offset(real, place.offset);
+        set_kernel_offset(real, place.offset);
         return Ok(());
     };
     // The real open file replaces the placeholder.
-    put_at(real, number)
+    duplicate_at(real, number)
 }
 
 /// Makes a number lead to another descriptor's open file, and keeps the number's close-on-exec flag.
 ///
 /// # Errors
 /// Those of dup3(2).
-pub(crate) fn put_at(descriptor: i32, number: i32) -> Result<(), Errno> {
+pub(crate) fn duplicate_at(descriptor: i32, number: i32) -> Result<(), Errno> {
     let cloexec = if descriptors::closes_on_exec(number) == Some(false) { 0 } else { libc::O_CLOEXEC };
     let arguments = [descriptor as u64, number as u64, cloexec as u64, 0, 0, 0];
     // SAFETY: both are the same open file for the program, the kernel's and LibFS's.
@@ -227,7 +227,7 @@ static IS_ANY_MAPPED: AtomicBool = AtomicBool::new(false);
 const MAPPED_MAX: usize = 1024;
 
 /// Returns whether the kernel serves a file because it was mapped for sharing.
-pub(crate) fn is_mapped(session: u32, inode: InodeId) -> bool {
+pub(crate) fn is_mapped_shared(session: u32, inode: InodeId) -> bool {
     IS_ANY_MAPPED.load(Ordering::Acquire) && {
         let mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
         mapped.len() >= MAPPED_MAX || mapped.contains(&(session, inode))
@@ -240,14 +240,14 @@ pub(crate) fn is_mapped(session: u32, inode: InodeId) -> bool {
 ///
 /// # Errors
 /// As [`descriptor`].
-pub(crate) fn map_shared(file: &File) -> Result<(), Errno> {
+pub(crate) fn hand_over_mapped(file: &OpenFileRef) -> Result<(), Errno> {
     let session = file.session()?.number;
-    note_mapped((session, file.inode()));
-    direct::leave_file(session, file.inode());
-    share(session, file.inode())
+    record_mapped((session, file.inode()));
+    direct::hand_over_file(session, file.inode());
+    hand_over_inode(session, file.inode())
 }
 
-fn note_mapped(file: (u32, InodeId)) {
+fn record_mapped(file: (u32, InodeId)) {
     let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
     if mapped.len() < MAPPED_MAX && !mapped.contains(&file) {
         mapped.push(file);
@@ -259,15 +259,15 @@ fn note_mapped(file: (u32, InodeId)) {
 ///
 /// # Errors
 /// As [`descriptor`].
-pub(crate) fn share(session: u32, inode: InodeId) -> Result<(), Errno> {
+pub(crate) fn hand_over_inode(session: u32, inode: InodeId) -> Result<(), Errno> {
     let this = (session, inode);
-    note_mapped(this);
+    record_mapped(this);
     for number in descriptors::ours(0, u32::MAX) {
         let Some(other) = descriptors::file(number) else { continue };
         // An open file of a session that has ended gives errors as it is.
         if other.session().is_ok_and(|session| (session.number, other.inode()) == this) {
-            locks::with_mapped(&other, |real, is_noted| {
-                other.hand_over(is_noted, |number, place| put(real, number, place))
+            locks::with_mapped_file(&other, |real, is_noted| {
+                other.hand_over(is_noted, |number, place| put_real_file(real, number, place))
             })?;
         }
     }
@@ -278,11 +278,11 @@ pub(crate) fn share(session: u32, inode: InodeId) -> Result<(), Errno> {
 ///
 /// A descriptor that can't be handed over stays LibFS's: a program without the library finds the placeholder there, and
 /// gets an error.
-pub(crate) fn all() -> bool {
-    descriptors::candidates().for_each(descriptors::forget_candidate);
+pub(crate) fn hand_over_all() -> bool {
+    descriptors::adoptable().for_each(descriptors::leave_adoptable);
     // The program's call goes on; a descriptor that stays gives its own errors. All are tried, even after one that
     // fails.
-    descriptors::ours(0, u32::MAX).filter(|&number| descriptor(number).is_err()).count() == 0
+    descriptors::ours(0, u32::MAX).filter(|&number| hand_over(number).is_err()).count() == 0
 }
 
 /// Prepares all open files for a new process; returns whether it could.
@@ -290,32 +290,32 @@ pub(crate) fn all() -> bool {
 /// Regular files get real open files, which both processes will have, and stay LibFS's. All others are handed over to
 /// the kernel.
 pub(crate) fn share_all() -> bool {
-    descriptors::candidates().for_each(descriptors::forget_candidate);
-    let mut files: Vec<(File, Identity)> = Vec::new();
+    descriptors::adoptable().for_each(descriptors::leave_adoptable);
+    let mut files: Vec<(OpenFileRef, FileIdentity)> = Vec::new();
     for file in descriptors::ours(0, u32::MAX).filter_map(descriptors::file) {
         let is_new = file.shared().is_none() && !files.iter().any(|(other, _)| other.is_same(&file));
-        if is_new && !file.is_directory() && !file.is_alone() {
+        if is_new && !file.is_directory() && !file.is_o_path() {
             let Ok(session) = file.session() else { continue };
-            let identity = Identity { mount: session.number, device: session.device, inode: file.inode() };
+            let identity = FileIdentity { mount: session.number, device: session.device, inode: file.inode() };
             files.push((file, identity));
         }
     }
     let identities: Vec<_> = files.iter().map(|(_, identity)| *identity).collect();
     // Without memory, all are handed over to the kernel.
-    let prepared = shared::prepare(&identities).unwrap_or_default();
+    let prepared = shared::prepare_slots(&identities).unwrap_or_default();
     for ((file, _), shared) in files.iter().zip(prepared) {
         // One that can't get a real open file is handed over below, or stays LibFS's alone.
         let _ = share_one(file, shared);
     }
     drop(files);
     let is_left = |number: &i32| descriptors::file(*number).is_some_and(|file| file.shared().is_none());
-    descriptors::ours(0, u32::MAX).filter(is_left).filter(|&number| descriptor(number).is_err()).count() == 0
+    descriptors::ours(0, u32::MAX).filter(is_left).filter(|&number| hand_over(number).is_err()).count() == 0
 }
 
-fn share_one(file: &File, shared: Shared) -> Result<(), Errno> {
-    let real = beside(file)?;
-    shared::put_nowhere(real.as_raw_fd());
-    file.share(shared, |number| put_at(real.as_raw_fd(), number))
+fn share_one(file: &OpenFileRef, shared: Shared) -> Result<(), Errno> {
+    let real = open_beside(file)?;
+    shared::hide_offset(real.as_raw_fd());
+    file.share(shared, |number| duplicate_at(real.as_raw_fd(), number))
 }
 
 /// Returns whether all LibFS open files are shared with new processes.
@@ -324,6 +324,6 @@ pub(crate) fn is_all_shared() -> bool {
 }
 
 /// Keeps other threads from the list of mapped files, over a fork.
-pub(crate) fn hold() -> MutexGuard<'static, Vec<(u32, InodeId)>> {
+pub(crate) fn hold_mapped() -> MutexGuard<'static, Vec<(u32, InodeId)>> {
     MAPPED.lock().unwrap_or_else(PoisonError::into_inner)
 }

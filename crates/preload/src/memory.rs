@@ -34,7 +34,7 @@ pub(crate) const PATH_MAX: usize = 4096;
 
 /// The use of memory that is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
+pub(crate) enum MemoryUse {
     Read = 0,
     Write = 1,
 }
@@ -51,15 +51,15 @@ const EPOCH_BITS: u64 = (1 << 27) - 1;
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
 /// Discards the whole table: the program changes some mapping.
-pub(crate) fn forget_all() {
+pub(crate) fn forget_all_pages() {
     EPOCH.fetch_add(1, Ordering::SeqCst);
 }
 
 /// Removes the pages of a part of the memory, whose mapping the program changes.
-pub(crate) fn forget(start: u64, bytes: u64) {
+pub(crate) fn forget_pages(start: u64, bytes: u64) {
     let pages = start / PAGE..start.saturating_add(bytes).div_ceil(PAGE);
     if pages.end.saturating_sub(pages.start) > FORGOTTEN_AT_ONCE {
-        return forget_all();
+        return forget_all_pages();
     }
     FORGOTTEN.fetch_add(1, Ordering::SeqCst);
     pages.for_each(drop_page);
@@ -67,10 +67,10 @@ pub(crate) fn forget(start: u64, bytes: u64) {
 
 /// Removes a page from the table, if it is there.
 fn drop_page(page: u64) {
-    let known = place(page).load(Ordering::SeqCst);
+    let known = entry_of(page).load(Ordering::SeqCst);
     if known & PAGE_BITS == page << 1 {
         // If another page takes the entry just now, it is checked once more.
-        place(page).store(0, Ordering::SeqCst);
+        entry_of(page).store(0, Ordering::SeqCst);
     }
 }
 
@@ -82,26 +82,27 @@ static BREAK: AtomicU64 = AtomicU64::new(u64::MAX);
 /// Records that the program asks for an end of its heap.
 ///
 /// 0 asks for the current end.
-pub(crate) fn note_break(end: u64) {
+pub(crate) fn record_break(end: u64) {
     if end == 0 {
         return;
     }
     let before = BREAK.swap(end, Ordering::Relaxed);
-    forget(end, before.saturating_sub(end));
+    forget_pages(end, before.saturating_sub(end));
 }
 
-fn word(epoch: u64, page: u64, what: Use) -> u64 {
+fn page_entry(epoch: u64, page: u64, what: MemoryUse) -> u64 {
     (epoch & EPOCH_BITS) << 37 | page << 1 | what as u64
 }
 
-fn place(page: u64) -> &'static AtomicU64 {
+fn entry_of(page: u64) -> &'static AtomicU64 {
     &PAGES[(page ^ page >> REMEMBERED.trailing_zeros()) as usize % REMEMBERED]
 }
 
 #[inline]
-fn is_known(page: u64, what: Use) -> bool {
-    let (known, epoch) = (place(page).load(Ordering::Relaxed), EPOCH.load(Ordering::Relaxed));
-    known == word(epoch, page, Use::Write) || what == Use::Read && known == word(epoch, page, Use::Read)
+fn is_page_known(page: u64, what: MemoryUse) -> bool {
+    let (known, epoch) = (entry_of(page).load(Ordering::Relaxed), EPOCH.load(Ordering::Relaxed));
+    known == page_entry(epoch, page, MemoryUse::Write)
+        || what == MemoryUse::Read && known == page_entry(epoch, page, MemoryUse::Read)
 }
 
 /// Checks that `length` bytes at an address may be used so.
@@ -109,12 +110,12 @@ fn is_known(page: u64, what: Use) -> bool {
 /// # Errors
 /// `EFAULT`.
 #[inline]
-pub(crate) fn check(address: u64, length: u64, what: Use) -> Result<(), Errno> {
-    if is_all_known(address, length as usize, what) { Ok(()) } else { check_anew(address, length, what) }
+pub(crate) fn check_access(address: u64, length: u64, what: MemoryUse) -> Result<(), Errno> {
+    if are_pages_known(address, length as usize, what) { Ok(()) } else { check_by_kernel(address, length, what) }
 }
 
 #[cold]
-fn check_anew(address: u64, length: u64, what: Use) -> Result<(), Errno> {
+fn check_by_kernel(address: u64, length: u64, what: MemoryUse) -> Result<(), Errno> {
     if length == 0 {
         return Ok(());
     }
@@ -125,9 +126,9 @@ fn check_anew(address: u64, length: u64, what: Use) -> Result<(), Errno> {
     let pages = address / PAGE..(end - 1) / PAGE + 1;
     let is_short = pages.end - pages.start <= REMEMBERED_AT_ONCE;
     let (epoch, forgotten) = (EPOCH.load(Ordering::SeqCst), FORGOTTEN.load(Ordering::SeqCst));
-    ask(pages.start * PAGE, (pages.end - pages.start) * PAGE, what)?;
+    ask_kernel(pages.start * PAGE, (pages.end - pages.start) * PAGE, what)?;
     if is_short {
-        pages.clone().for_each(|page| place(page).store(word(epoch, page, what), Ordering::SeqCst));
+        pages.clone().for_each(|page| entry_of(page).store(page_entry(epoch, page, what), Ordering::SeqCst));
         if FORGOTTEN.load(Ordering::SeqCst) != forgotten {
             pages.for_each(drop_page);
         }
@@ -138,7 +139,7 @@ fn check_anew(address: u64, length: u64, what: Use) -> Result<(), Errno> {
 /// Returns the program's memory as bytes to read, if the table says that it is readable.
 #[inline]
 pub(crate) fn known_bytes<'a>(address: u64, length: usize) -> Option<&'a [u8]> {
-    is_all_known(address, length, Use::Read).then_some(())?;
+    are_pages_known(address, length, MemoryUse::Read).then_some(())?;
     // SAFETY: as in [`bytes`].
     Some(unsafe { std::slice::from_raw_parts(address as *const u8, length) })
 }
@@ -146,13 +147,13 @@ pub(crate) fn known_bytes<'a>(address: u64, length: usize) -> Option<&'a [u8]> {
 /// Returns the program's memory as bytes to fill, if the table says that it is writable.
 #[inline]
 pub(crate) fn known_bytes_mut<'a>(address: u64, length: usize) -> Option<&'a mut [u8]> {
-    is_all_known(address, length, Use::Write).then_some(())?;
+    are_pages_known(address, length, MemoryUse::Write).then_some(())?;
     // SAFETY: as in [`bytes_mut`].
     Some(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, length) })
 }
 
 #[inline]
-fn is_all_known(address: u64, length: usize, what: Use) -> bool {
+fn are_pages_known(address: u64, length: usize, what: MemoryUse) -> bool {
     let end = address.saturating_add(length as u64);
     let (first, last) = (address / PAGE, end.saturating_sub(1) / PAGE);
     // For a higher address, the table would answer as for the same address without its upper bits.
@@ -160,12 +161,12 @@ fn is_all_known(address: u64, length: usize, what: Use) -> bool {
         && end <= USER_END
         && length > 0
         && last - first < REMEMBERED_AT_ONCE
-        && (first..=last).all(|page| is_known(page, what))
+        && (first..=last).all(|page| is_page_known(page, what))
 }
 
 /// Asks the kernel.
-fn ask(start: u64, bytes: u64, what: Use) -> Result<(), Errno> {
-    let advice = if what == Use::Write { MADV_POPULATE_WRITE } else { MADV_POPULATE_READ };
+fn ask_kernel(start: u64, bytes: u64, what: MemoryUse) -> Result<(), Errno> {
+    let advice = if what == MemoryUse::Write { MADV_POPULATE_WRITE } else { MADV_POPULATE_READ };
     loop {
         // SAFETY: it changes no content; it brings in only pages that the use would bring in.
         let answer = unsafe { system_call(libc::SYS_madvise as u64, [start, bytes, advice, 0, 0, 0]) };
@@ -174,10 +175,12 @@ fn ask(start: u64, bytes: u64, what: Use) -> Result<(), Errno> {
             libc::EINTR | libc::EAGAIN => continue,
             // Readable memory that can't be written gets this error. So do a request that a kernel before 5.14 does not
             // know, and memory such as a device's, which the kernel can't check in this way.
-            libc::EINVAL if what == Use::Write && has_populate() && ask(start, bytes, Use::Read).is_ok() => {
+            libc::EINVAL
+                if what == MemoryUse::Write && has_populate() && ask_kernel(start, bytes, MemoryUse::Read).is_ok() =>
+            {
                 Err(Errno::EFAULT)
             }
-            libc::EINVAL => probe(start, bytes),
+            libc::EINVAL => probe_pages(start, bytes),
             _ => Err(Errno::EFAULT),
         };
     }
@@ -192,7 +195,7 @@ fn has_populate() -> bool {
 /// Reads a byte of each page by a system call.
 ///
 /// It can't check that they are writable.
-fn probe(start: u64, bytes: u64) -> Result<(), Errno> {
+fn probe_pages(start: u64, bytes: u64) -> Result<(), Errno> {
     // SAFETY: the call takes no arguments.
     let process = unsafe { system_call(libc::SYS_getpid as u64, [0; 6]) } as u64;
     for page in (start..start + bytes).step_by(PAGE as usize) {
@@ -213,7 +216,7 @@ fn probe(start: u64, bytes: u64) -> Result<(), Errno> {
 /// # Errors
 /// `EFAULT`.
 pub(crate) fn load<T: Plain>(address: u64) -> Result<T, Errno> {
-    check(address, size_of::<T>() as u64, Use::Read)?;
+    check_access(address, size_of::<T>() as u64, MemoryUse::Read)?;
     // SAFETY: the memory is readable, and any bytes are a value.
     Ok(unsafe { (address as *const T).read_unaligned() })
 }
@@ -223,7 +226,7 @@ pub(crate) fn load<T: Plain>(address: u64) -> Result<T, Errno> {
 /// # Errors
 /// `EFAULT`.
 pub(crate) fn store<T: Plain>(address: u64, value: &T) -> Result<(), Errno> {
-    check(address, size_of::<T>() as u64, Use::Write)?;
+    check_access(address, size_of::<T>() as u64, MemoryUse::Write)?;
     // SAFETY: the memory is writable, and the program has asked for the value in it.
     unsafe {
         std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast::<u8>(), address as *mut u8, size_of::<T>())
@@ -236,7 +239,7 @@ pub(crate) fn store<T: Plain>(address: u64, value: &T) -> Result<(), Errno> {
 /// # Errors
 /// `EFAULT`.
 pub(crate) fn store_bytes(address: u64, bytes: &[u8]) -> Result<(), Errno> {
-    check(address, bytes.len() as u64, Use::Write)?;
+    check_access(address, bytes.len() as u64, MemoryUse::Write)?;
     // SAFETY: as for [`store`].
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
     Ok(())
@@ -247,7 +250,7 @@ pub(crate) fn store_bytes(address: u64, bytes: &[u8]) -> Result<(), Errno> {
 /// # Errors
 /// `EFAULT`.
 pub(crate) fn bytes<'a>(address: u64, length: usize) -> Result<&'a [u8], Errno> {
-    check(address, length as u64, Use::Read)?;
+    check_access(address, length as u64, MemoryUse::Read)?;
     if length == 0 {
         return Ok(&[]);
     }
@@ -261,7 +264,7 @@ pub(crate) fn bytes<'a>(address: u64, length: usize) -> Result<&'a [u8], Errno> 
 /// # Errors
 /// `EFAULT`.
 pub(crate) fn bytes_mut<'a>(address: u64, length: usize) -> Result<&'a mut [u8], Errno> {
-    check(address, length as u64, Use::Write)?;
+    check_access(address, length as u64, MemoryUse::Write)?;
     if length == 0 {
         return Ok(&mut []);
     }
@@ -282,7 +285,7 @@ pub(crate) fn check_bounds(address: u64, length: u64) -> Result<u64, Errno> {
 /// # Errors
 /// `EFAULT` if the first byte is not readable.
 pub(crate) fn first_bytes<'a>(address: u64, length: usize) -> Result<&'a [u8], Errno> {
-    bytes(address, length).or_else(|errno| match reachable(address, length, Use::Read) {
+    bytes(address, length).or_else(|errno| match reachable_bytes(address, length, MemoryUse::Read) {
         0 => Err(errno),
         length => bytes(address, length),
     })
@@ -293,19 +296,19 @@ pub(crate) fn first_bytes<'a>(address: u64, length: usize) -> Result<&'a [u8], E
 /// # Errors
 /// As [`first_bytes`].
 pub(crate) fn first_bytes_mut<'a>(address: u64, length: usize) -> Result<&'a mut [u8], Errno> {
-    bytes_mut(address, length).or_else(|errno| match reachable(address, length, Use::Write) {
+    bytes_mut(address, length).or_else(|errno| match reachable_bytes(address, length, MemoryUse::Write) {
         0 => Err(errno),
         length => bytes_mut(address, length),
     })
 }
 
 /// Returns how many bytes from an address on may be used so, up to a length, page by page.
-fn reachable(address: u64, length: usize, what: Use) -> usize {
+fn reachable_bytes(address: u64, length: usize, what: MemoryUse) -> usize {
     let mut reached = 0;
     while reached < length {
         let at = address.wrapping_add(reached as u64);
         let part = ((PAGE - at % PAGE) as usize).min(length - reached);
-        if check(at, part as u64, what).is_err() {
+        if check_access(at, part as u64, what).is_err() {
             break;
         }
         reached += part;
@@ -326,13 +329,13 @@ impl PathBuffer {
 ///
 /// # Errors
 /// `EFAULT`; `ENAMETOOLONG`.
-pub(crate) fn path(address: u64, buffer: &mut PathBuffer) -> Result<&[u8], Errno> {
+pub(crate) fn copy_path(address: u64, buffer: &mut PathBuffer) -> Result<&[u8], Errno> {
     let into = buffer.0.as_mut_ptr().cast::<u8>();
     let mut length = 0;
     while length < PATH_MAX {
         let at = address.wrapping_add(length as u64);
         let part = ((PAGE - at % PAGE) as usize).min(PATH_MAX - length);
-        check(at, part as u64, Use::Read)?;
+        check_access(at, part as u64, MemoryUse::Read)?;
         // SAFETY: the page is readable, and the buffer has room for the part.
         let (copied, is_end) = unsafe { copy_text(at as *const u8, into.add(length), part) };
         length += copied;
@@ -348,8 +351,8 @@ pub(crate) fn path(address: u64, buffer: &mut PathBuffer) -> Result<&[u8], Errno
 ///
 /// The program may change them meanwhile. They may extend beyond the end of a shorter string.
 #[inline]
-pub(crate) fn beginning<'a>(address: u64, length: usize) -> Option<&'a [AtomicU8]> {
-    is_all_known(address, length, Use::Read).then_some(())?;
+pub(crate) fn known_beginning<'a>(address: u64, length: usize) -> Option<&'a [AtomicU8]> {
+    are_pages_known(address, length, MemoryUse::Read).then_some(())?;
     // SAFETY: the memory stays for as long as the program leaves it mapped during its own call. Atomic reads allow for
     // concurrent changes.
     Some(unsafe { std::slice::from_raw_parts(address as *const AtomicU8, length) })
@@ -358,12 +361,12 @@ pub(crate) fn beginning<'a>(address: u64, length: usize) -> Option<&'a [AtomicU8
 /// Copies the first bytes of a string, up to the buffer's length.
 ///
 /// Returns none if they can't be read.
-pub(crate) fn start_of(address: u64, buffer: &mut [u8]) -> usize {
+pub(crate) fn copy_start(address: u64, buffer: &mut [u8]) -> usize {
     let mut length = 0;
     while length < buffer.len() {
         let at = address.wrapping_add(length as u64);
         let part = ((PAGE - at % PAGE) as usize).min(buffer.len() - length);
-        if check(at, 1, Use::Read).is_err() {
+        if check_access(at, 1, MemoryUse::Read).is_err() {
             return 0;
         }
         // SAFETY: as in [`path`].

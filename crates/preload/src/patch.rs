@@ -31,10 +31,10 @@ mod scan;
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 
-pub(crate) use self::kept::Kept;
+pub(crate) use self::kept::KeptFile;
 pub(crate) use self::loader::watch_loader;
 pub(crate) use self::objects::{catch_later_objects, catch_objects};
-use self::plan::{Plan, Site, WINDOW_MAX};
+use self::plan::{PatchSite, Plan, WINDOW_MAX};
 use self::scan::scan;
 use crate::arch::ashlar_entry;
 
@@ -107,7 +107,7 @@ const NOTE_BUILD_ID: u32 = 3;
 /// Returns the library in which an address lies.
 pub(crate) fn library_of(address: usize) -> Option<Library> {
     let mut found = None;
-    visit(|info| {
+    visit_objects(|info| {
         let library = Library::new(info);
         let is_it = library.holds(address);
         if is_it {
@@ -119,13 +119,13 @@ pub(crate) fn library_of(address: usize) -> Option<Library> {
 }
 
 /// Calls `see` with each loaded object, until it returns `false`.
-fn visit(mut see: impl FnMut(&libc::dl_phdr_info) -> bool) {
+fn visit_objects(mut see: impl FnMut(&libc::dl_phdr_info) -> bool) {
     let mut see: &mut dyn FnMut(&libc::dl_phdr_info) -> bool = &mut see;
     // SAFETY: `show` gets the function as its argument, and is called only until this returns.
-    unsafe { libc::dl_iterate_phdr(Some(show), (&raw mut see).cast()) };
+    unsafe { libc::dl_iterate_phdr(Some(visit_one), (&raw mut see).cast()) };
 }
 
-unsafe extern "C" fn show(info: *mut libc::dl_phdr_info, _size: usize, see: *mut c_void) -> c_int {
+unsafe extern "C" fn visit_one(info: *mut libc::dl_phdr_info, _size: usize, see: *mut c_void) -> c_int {
     // SAFETY: the dynamic linker describes a loaded object, and the function is `visit`'s own.
     let (info, see) = unsafe { (&*info, &mut *see.cast::<&mut dyn FnMut(&libc::dl_phdr_info) -> bool>()) };
     c_int::from(!see(info))
@@ -161,20 +161,20 @@ pub(crate) fn catch_libc(plans: Option<&CStr>, wanted: impl Fn(i32) -> bool) -> 
         return false;
     }
     let ours = library_of(ashlar_entry as *const () as usize).unwrap_or_default();
-    let kept = plans.and_then(|plans| Kept::at(plans, &library.build_id, Some(&ours.build_id)));
-    if kept.as_ref().is_some_and(|kept| image::map(&library, kept)) {
+    let kept = plans.and_then(|plans| KeptFile::for_build(plans, &library.build_id, Some(&ours.build_id)));
+    if kept.as_ref().is_some_and(|kept| image::map_image(&library, kept)) {
         return true;
     }
-    let plan = match plans.and_then(|plans| Kept::at(plans, &library.build_id, None)) {
+    let plan = match plans.and_then(|plans| KeptFile::for_build(plans, &library.build_id, None)) {
         Some(kept) => known_plan(&library, &kept),
         None => scan(&library),
     };
-    let sites = apply::sites(&library, &plan, wanted);
+    let sites = apply::sites_to_patch(&library, &plan, wanted);
     let is_mapped = kept.is_some_and(|kept| {
-        image::store(&library, &sites, &kept);
-        image::map(&library, &kept)
+        image::store_image(&library, &sites, &kept);
+        image::map_image(&library, &kept)
     });
-    is_mapped || apply::apply(&library, &sites).is_some()
+    is_mapped || apply::patch_in_place(&library, &sites).is_some()
 }
 
 /// Returns whether a sanitizer checks the process's accesses to memory.
@@ -187,7 +187,7 @@ fn is_sanitized() -> bool {
     })
 }
 
-fn known_plan(library: &Library, kept: &Kept) -> Plan {
+fn known_plan(library: &Library, kept: &KeptFile) -> Plan {
     Plan::load(kept, library).unwrap_or_else(|| {
         let plan = scan(library);
         plan.store(kept);

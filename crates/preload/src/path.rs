@@ -26,14 +26,14 @@ static IS_WORKING_INSIDE: AtomicBool = AtomicBool::new(false);
 /// Whether it lies in a mount, but has not been resolved there.
 static IS_WORKING_UNKNOWN: AtomicBool = AtomicBool::new(false);
 
-/// The route of relative paths into each mount (`Beside::code`), or 0.
+/// The route of relative paths into each mount (`MountRoute::code`), or 0.
 ///
 /// There is none into a mount that the working directory is in.
-static BESIDE: [AtomicU32; MOUNTS_MAX] = [const { AtomicU32::new(0) }; MOUNTS_MAX];
+static ROUTES: [AtomicU32; MOUNTS_MAX] = [const { AtomicU32::new(0) }; MOUNTS_MAX];
 /// Whether there is any such route.
-static IS_BESIDE: AtomicBool = AtomicBool::new(false);
+static HAS_ROUTE: AtomicBool = AtomicBool::new(false);
 /// Hash of the working directory's path at that time: it may be moved.
-static SEEN: AtomicU64 = AtomicU64::new(0);
+static WORKING_PATH_HASH: AtomicU64 = AtomicU64::new(0);
 
 /// The bytes at a path's beginning that are checked.
 const START_BYTES: usize = 256;
@@ -54,25 +54,26 @@ pub(crate) fn set_working(place: Option<(u32, InodeId)>) {
 /// Asks the kernel for the working directory.
 ///
 /// Its path shows its position relative to the mounts.
-pub(crate) fn find_working() {
+pub(crate) fn update_working() {
     let mut working = WORKING.lock();
     let path = working_path();
-    let is_inside = path.as_deref().is_some_and(|path| of_absolute(path).is_some());
+    let is_inside = path.as_deref().is_some_and(|path| mount_of_absolute(path).is_some());
     *working = None;
-    SEEN.store(hash(path.as_deref()), Ordering::Relaxed);
-    let beside = |mount: &[u8]| path.as_deref().filter(|_| !is_inside).and_then(|path| Beside::of(path, mount));
+    WORKING_PATH_HASH.store(hash_path(path.as_deref()), Ordering::Relaxed);
+    let beside =
+        |mount: &[u8]| path.as_deref().filter(|_| !is_inside).and_then(|path| MountRoute::between(path, mount));
     let mut is_beside = false;
-    for (mount, place) in session::mounts().iter().zip(&BESIDE) {
-        let code = beside(&mount.path).map_or(0, Beside::code);
+    for (mount, place) in session::mounts().iter().zip(&ROUTES) {
+        let code = beside(&mount.path).map_or(0, MountRoute::encode);
         place.store(code, Ordering::Relaxed);
         is_beside |= code != 0;
     }
-    IS_BESIDE.store(is_beside, Ordering::Relaxed);
+    HAS_ROUTE.store(is_beside, Ordering::Relaxed);
     IS_WORKING_UNKNOWN.store(is_inside, Ordering::Relaxed);
     IS_WORKING_INSIDE.store(is_inside, Ordering::Relaxed);
 }
 
-fn hash(path: Option<&[u8]>) -> u64 {
+fn hash_path(path: Option<&[u8]>) -> u64 {
     let mut hasher = DefaultHasher::new();
     path.hash(&mut hasher);
     hasher.finish()
@@ -80,15 +81,15 @@ fn hash(path: Option<&[u8]>) -> u64 {
 
 /// The route into a mount from a working directory outside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Beside {
+struct MountRoute {
     /// So many directories up,
     up: u16,
     /// then down the mount's path from this byte on.
     from: u16,
 }
 
-impl Beside {
-    fn of(working: &[u8], mount: &[u8]) -> Option<Self> {
+impl MountRoute {
+    fn between(working: &[u8], mount: &[u8]) -> Option<Self> {
         // An unreachable working directory has no route.
         let working = working.strip_prefix(b"/")?.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
         let names = mount.strip_prefix(b"/")?.split(|&byte| byte == b'/');
@@ -100,25 +101,25 @@ impl Beside {
     }
 
     /// Encodes the route as a number that is not 0.
-    fn code(self) -> u32 {
+    fn encode(self) -> u32 {
         u32::from(self.up) << 16 | u32::from(self.from)
     }
 
-    fn of_code(code: u32) -> Option<Self> {
+    fn decode(code: u32) -> Option<Self> {
         (code != 0).then_some(Self { up: (code >> 16) as u16, from: code as u16 })
     }
 
     /// Returns the rest of a relative path in the mount.
     fn follow<'a>(self, path: &'a [u8], mount: &[u8]) -> Option<&'a [u8]> {
-        let up = (0..self.up).try_fold(path, |rest, _| below(rest, b".."))?;
-        below(up, mount.get(usize::from(self.from)..)?)
+        let up = (0..self.up).try_fold(path, |rest, _| rest_below(rest, b".."))?;
+        rest_below(up, mount.get(usize::from(self.from)..)?)
     }
 }
 
 /// Returns the rest of a path after these names.
 ///
 /// The path may have redundant parts (`//`, `/./`).
-fn below<'a>(path: &'a [u8], names: &[u8]) -> Option<&'a [u8]> {
+fn rest_below<'a>(path: &'a [u8], names: &[u8]) -> Option<&'a [u8]> {
     names.split(|&byte| byte == b'/').try_fold(path, |mut rest, name| {
         while let Some(next) = rest.strip_prefix(b"/").or_else(|| rest.strip_prefix(b"./")) {
             rest = next;
@@ -133,7 +134,7 @@ fn ends_name(rest: &[u8]) -> bool {
 }
 
 /// Keeps other threads from the working directory, over a fork.
-pub(crate) fn hold() -> MutexGuard<'static, Option<(u32, InodeId)>> {
+pub(crate) fn hold_working() -> MutexGuard<'static, Option<(u32, InodeId)>> {
     WORKING.lock()
 }
 
@@ -145,15 +146,15 @@ fn working_path() -> Option<Vec<u8>> {
     path.get(..usize::try_from(length - 1).ok()?).map(<[u8]>::to_vec)
 }
 
-fn working() -> Option<(&'static Session, InodeId)> {
+fn working_directory() -> Option<(&'static Session, InodeId)> {
     if !is_working_inside() {
         return None;
     }
     if IS_WORKING_UNKNOWN.load(Ordering::Relaxed) {
         let path = working_path()?;
-        let (number, rest) = of_absolute(&path)?;
+        let (number, rest) = mount_of_absolute(&path)?;
         let session = session::of_mount(number)?;
-        let place = match walk(session, InodeId::ROOT, rest, Last::Follow).ok()? {
+        let place = match resolve(session, InodeId::ROOT, rest, Last::Follow).ok()? {
             Walked::Inside(place) => place.found.map(|found| (number, found.id)),
             Walked::Outside => None,
         };
@@ -164,84 +165,86 @@ fn working() -> Option<(&'static Session, InodeId)> {
 }
 
 /// Returns the mount that an absolute path leads into as it is written, and the rest of the path there.
-pub(crate) fn of_absolute(path: &[u8]) -> Option<(u32, &[u8])> {
+pub(crate) fn mount_of_absolute(path: &[u8]) -> Option<(u32, &[u8])> {
     if path.first() != Some(&b'/') {
         return None;
     }
-    let in_more_words = |mount: &[u8]| below(path, mount.strip_prefix(b"/")?);
-    as_written(path).or_else(|| if is_wordy(path) { led_by(in_more_words) } else { None })
+    let in_more_words = |mount: &[u8]| rest_below(path, mount.strip_prefix(b"/")?);
+    mount_as_written(path).or_else(|| if has_redundant_parts(path) { first_mount(in_more_words) } else { None })
 }
 
 /// Returns the same for a path without redundant parts.
-fn as_written(path: &[u8]) -> Option<(u32, &[u8])> {
-    led_by(|mount| path.strip_prefix(mount).filter(|rest| ends_name(rest)))
+fn mount_as_written(path: &[u8]) -> Option<(u32, &[u8])> {
+    first_mount(|mount| path.strip_prefix(mount).filter(|rest| ends_name(rest)))
 }
 
 /// Returns the first mount that a path leads into, and the rest of the path.
 ///
 /// `rest` computes the rest.
-fn led_by<'a>(rest: impl Fn(&[u8]) -> Option<&'a [u8]>) -> Option<(u32, &'a [u8])> {
+fn first_mount<'a>(rest: impl Fn(&[u8]) -> Option<&'a [u8]>) -> Option<(u32, &'a [u8])> {
     session::mounts().iter().zip(0..).find_map(|(mount, number)| Some((number, rest(&mount.path)?)))
 }
 
 /// Returns whether a path has redundant parts.
-fn is_wordy(path: &[u8]) -> bool {
+fn has_redundant_parts(path: &[u8]) -> bool {
     path.windows(2).any(|two| two == b"//") || path.windows(3).any(|three| three == b"/./")
 }
 
 /// Returns the mount that a relative path leads into, and the rest of the path.
 ///
 /// The working directory is outside of the mount.
-pub(crate) fn of_relative(path: &[u8]) -> Option<(u32, &[u8])> {
-    if !IS_BESIDE.load(Ordering::Relaxed) {
+pub(crate) fn mount_of_relative(path: &[u8]) -> Option<(u32, &[u8])> {
+    if !HAS_ROUTE.load(Ordering::Relaxed) {
         return None;
     }
-    way_beside(path).map(|(number, _, rest)| (number, rest))
+    route_of_relative(path).map(|(number, _, rest)| (number, rest))
 }
 
 /// As [`of_relative`], with the route.
-fn way_beside(path: &[u8]) -> Option<(u32, Beside, &[u8])> {
-    session::mounts().iter().zip(&BESIDE).zip(0..).find_map(|((mount, code), number)| {
-        let beside = Beside::of_code(code.load(Ordering::Relaxed))?;
+fn route_of_relative(path: &[u8]) -> Option<(u32, MountRoute, &[u8])> {
+    session::mounts().iter().zip(&ROUTES).zip(0..).find_map(|((mount, code), number)| {
+        let beside = MountRoute::decode(code.load(Ordering::Relaxed))?;
         Some((number, beside, beside.follow(path, &mount.path)?))
     })
 }
 
 /// As [`of_relative`], after checking that the working directory was not moved, if the route leads up.
-fn of_relative_now(path: &[u8]) -> Option<(u32, &[u8])> {
-    let is_up = IS_BESIDE.load(Ordering::Relaxed) && way_beside(path)?.1.up > 0;
-    if is_up && hash(working_path().as_deref()) != SEEN.load(Ordering::Relaxed) {
-        find_working();
+fn mount_of_relative_now(path: &[u8]) -> Option<(u32, &[u8])> {
+    let is_up = HAS_ROUTE.load(Ordering::Relaxed) && route_of_relative(path)?.1.up > 0;
+    if is_up && hash_path(working_path().as_deref()) != WORKING_PATH_HASH.load(Ordering::Relaxed) {
+        update_working();
     }
-    of_relative(path)
+    mount_of_relative(path)
 }
 
 /// Returns whether a path may concern the library.
 ///
 /// Such a path leads into a mount as it is written, or names a descriptor.
-pub(crate) fn concerns(directory: i32, address: u64) -> bool {
-    if session::mounts().iter().any(|mount| leads_at_once(address, &mount.path)) {
+pub(crate) fn may_concern(directory: i32, address: u64) -> bool {
+    if session::mounts().iter().any(|mount| leads_into_mount_at(address, &mount.path)) {
         return true;
     }
     let mut start = [0u8; START_BYTES];
-    let length = memory::start_of(address, &mut start[..1]);
+    let length = memory::copy_start(address, &mut start[..1]);
     match start.first() {
-        _ if length == 0 => directory != libc::AT_FDCWD && (descriptors::is_followed(directory) || unnamed::is_any()),
+        _ if length == 0 => {
+            directory != libc::AT_FDCWD && (descriptors::is_tracked(directory) || unnamed::is_any_known())
+        }
         Some(b'/') => {
             let wanted = session::mounts().iter().map(|mount| mount.path.len() + 1).max().unwrap_or(0);
             let wanted = wanted.max(DESCRIPTOR_PATHS[0].len() + 1).min(start.len());
-            let length = memory::start_of(address, &mut start[..wanted]);
+            let length = memory::copy_start(address, &mut start[..wanted]);
             let leads = |start: &[u8]| {
-                of_absolute(start).is_some() || DESCRIPTOR_PATHS.iter().any(|prefix| start.starts_with(prefix))
+                mount_of_absolute(start).is_some() || DESCRIPTOR_PATHS.iter().any(|prefix| start.starts_with(prefix))
             };
             leads(&start[..length])
-                || is_wordy(&start[..length]) && {
-                    let length = memory::start_of(address, &mut start);
+                || has_redundant_parts(&start[..length]) && {
+                    let length = memory::copy_start(address, &mut start);
                     leads(&start[..length])
                 }
         }
-        _ if directory == libc::AT_FDCWD => is_working_inside() || leads_in(address),
-        _ => descriptors::is_followed(directory),
+        _ if directory == libc::AT_FDCWD => is_working_inside() || leads_in_from_outside(address),
+        _ => descriptors::is_tracked(directory),
     }
 }
 
@@ -249,8 +252,8 @@ pub(crate) fn concerns(directory: i32, address: u64) -> bool {
 ///
 /// Returns `false` if that does not show without a copy.
 #[inline]
-fn leads_at_once(address: u64, mount: &[u8]) -> bool {
-    memory::beginning(address, mount.len() + 1).is_some_and(|path| {
+fn leads_into_mount_at(address: u64, mount: &[u8]) -> bool {
+    memory::known_beginning(address, mount.len() + 1).is_some_and(|path| {
         let at = |index: usize| path[index].load(Ordering::Relaxed);
         // Most paths that lead elsewhere differ in the last byte.
         matches!(at(mount.len()), 0 | b'/') && (0..mount.len()).rev().all(|index| at(index) == mount[index])
@@ -258,11 +261,11 @@ fn leads_at_once(address: u64, mount: &[u8]) -> bool {
 }
 
 /// Returns whether the relative path at an address leads into a mount from a working directory outside.
-pub(crate) fn leads_in(address: u64) -> bool {
+pub(crate) fn leads_in_from_outside(address: u64) -> bool {
     let mut start = [0; START_BYTES];
-    IS_BESIDE.load(Ordering::Relaxed) && {
-        let length = memory::start_of(address, &mut start);
-        of_relative(&start[..length]).is_some()
+    HAS_ROUTE.load(Ordering::Relaxed) && {
+        let length = memory::copy_start(address, &mut start);
+        mount_of_relative(&start[..length]).is_some()
     }
 }
 
@@ -270,7 +273,7 @@ pub(crate) fn leads_in(address: u64) -> bool {
 const DESCRIPTOR_PATHS: [&[u8]; 3] = [b"/proc/self/fd/", b"/dev/fd/", b"/dev/std"];
 
 /// Returns the descriptor that a path's beginning names, and the rest of the path.
-fn number_before(path: &[u8]) -> Option<(i32, &[u8])> {
+fn number_at_start(path: &[u8]) -> Option<(i32, &[u8])> {
     // Most paths begin otherwise.
     if !matches!(path, [b'/', b'd' | b'p', ..]) {
         return None;
@@ -289,38 +292,38 @@ fn number_before(path: &[u8]) -> Option<(i32, &[u8])> {
 }
 
 /// Returns the LibFS descriptor that a path's beginning names, and the rest of the path.
-fn descriptor_before(path: &[u8]) -> Option<(i32, &[u8])> {
-    number_before(path).filter(|&(number, _)| descriptors::is_ours(number))
+fn descriptor_at_start(path: &[u8]) -> Option<(i32, &[u8])> {
+    number_at_start(path).filter(|&(number, _)| descriptors::is_ours(number))
 }
 
 /// Returns the descriptor that a path names.
 pub(crate) fn number_named(path: &[u8]) -> Option<i32> {
-    number_before(path).filter(|(_, rest)| rest.is_empty()).map(|(number, _)| number)
+    number_at_start(path).filter(|(_, rest)| rest.is_empty()).map(|(number, _)| number)
 }
 
 /// Returns the LibFS descriptor that a path names.
 pub(crate) fn descriptor_named(path: &[u8]) -> Option<i32> {
-    descriptor_before(path).filter(|(_, rest)| rest.is_empty()).map(|(number, _)| number)
+    descriptor_at_start(path).filter(|(_, rest)| rest.is_empty()).map(|(number, _)| number)
 }
 
 /// Returns the LibFS descriptor that the beginning of the path at an address names.
-pub(crate) fn descriptor_at(address: u64) -> Option<i32> {
-    with_start(address, |start| descriptor_before(start).map(|(number, _)| number))
+pub(crate) fn descriptor_at_address(address: u64) -> Option<i32> {
+    with_start(address, |start| descriptor_at_start(start).map(|(number, _)| number))
 }
 
 /// Returns the LibFS descriptor that the path at an address names.
-pub(crate) fn descriptor_at_end(address: u64) -> Option<i32> {
+pub(crate) fn descriptor_named_at(address: u64) -> Option<i32> {
     with_start(address, descriptor_named)
 }
 
 fn with_start<R>(address: u64, look: impl FnOnce(&[u8]) -> R) -> R {
     let mut start = [0; 64];
-    let length = memory::start_of(address, &mut start);
+    let length = memory::copy_start(address, &mut start);
     look(&start[..length])
 }
 
 /// The start of a path.
-pub(crate) struct Start<'a> {
+pub(crate) struct PathStart<'a> {
     /// The session.
     pub(crate) session: &'static Session,
     /// The directory.
@@ -333,33 +336,35 @@ pub(crate) struct Start<'a> {
 ///
 /// # Errors
 /// `ENOENT` for an empty path, `ENOTDIR` if it begins at a file.
-pub(crate) fn start(directory: i32, path: &[u8]) -> Result<Option<Start<'_>>, Errno> {
-    if let Some((number, rest)) = of_absolute(path) {
+pub(crate) fn find_start(directory: i32, path: &[u8]) -> Result<Option<PathStart<'_>>, Errno> {
+    if let Some((number, rest)) = mount_of_absolute(path) {
         let session = session::of_mount(number);
-        return Ok(session.map(|session| Start { session, directory: InodeId::ROOT, rest }));
+        return Ok(session.map(|session| PathStart { session, directory: InodeId::ROOT, rest }));
     }
     if let Some((file, rest)) =
-        descriptor_before(path).and_then(|(number, rest)| Some((descriptors::file(number)?, rest)))
-        && file.is_of_now()
+        descriptor_at_start(path).and_then(|(number, rest)| Some((descriptors::file(number)?, rest)))
+        && file.is_in_current_session()
     {
         let session = file.session()?;
-        return Ok(file.is_directory().then_some(Start { session, directory: file.inode(), rest }));
+        return Ok(file.is_directory().then_some(PathStart { session, directory: file.inode(), rest }));
     }
     if path.first() == Some(&b'/') {
         return Ok(None);
     }
     let at = if directory == libc::AT_FDCWD {
-        if let Some((number, rest)) = of_relative_now(path) {
+        if let Some((number, rest)) = mount_of_relative_now(path) {
             let session = session::of_mount(number);
-            return Ok(session.map(|session| Start { session, directory: InodeId::ROOT, rest }));
+            return Ok(session.map(|session| PathStart { session, directory: InodeId::ROOT, rest }));
         }
-        working()
+        working_directory()
     } else {
-        if deferred::is_any_candidate() && (descriptors::is_candidate(directory) || descriptors::is_named(directory)) {
-            deferred::count(1);
+        if deferred::may_have_adoptable()
+            && (descriptors::is_adoptable(directory) || descriptors::is_path_base(directory))
+        {
+            deferred::count_calls(1);
         }
         match descriptors::file(directory) {
-            None if descriptors::is_named(directory) && !path.is_empty() => {
+            None if descriptors::is_path_base(directory) && !path.is_empty() => {
                 let known = session::file_of(directory);
                 let known = known.and_then(|(number, inode)| Some((session::by_number(number)?, inode)));
                 match known.map(|(session, inode)| session.fs.attributes(inode)) {
@@ -375,7 +380,7 @@ pub(crate) fn start(directory: i32, path: &[u8]) -> Result<Option<Start<'_>>, Er
         }
     };
     let Some((session, directory)) = at else { return Ok(None) };
-    if path.is_empty() { Err(Errno::ENOENT) } else { Ok(Some(Start { session, directory, rest: path })) }
+    if path.is_empty() { Err(Errno::ENOENT) } else { Ok(Some(PathStart { session, directory, rest: path })) }
 }
 
 /// As [`start`], for a path whose start is known without a message.
@@ -385,13 +390,13 @@ pub(crate) fn start(directory: i32, path: &[u8]) -> Result<Option<Start<'_>>, Er
 /// The path leads into a mount as it is written, or begins from a LibFS directory, or from a working directory that has
 /// been resolved.
 #[inline]
-pub(crate) fn start_at_hand(directory: i32, path: &[u8]) -> Option<Start<'_>> {
+pub(crate) fn find_known_start(directory: i32, path: &[u8]) -> Option<PathStart<'_>> {
     let (session, directory, rest) = match path.first()? {
         b'/' => {
-            if descriptor_before(path).is_some() {
+            if descriptor_at_start(path).is_some() {
                 return None;
             }
-            let (number, rest) = as_written(path)?;
+            let (number, rest) = mount_as_written(path)?;
             (session::by_number(number)?, InodeId::ROOT, rest)
         }
         _ if directory == libc::AT_FDCWD => {
@@ -402,38 +407,38 @@ pub(crate) fn start_at_hand(directory: i32, path: &[u8]) -> Option<Start<'_>> {
             (session::by_number(number)?, inode, path)
         }
         _ => {
-            let file = descriptors::file(directory).filter(|file| file.is_directory() && !file.has_left())?;
+            let file = descriptors::file(directory).filter(|file| file.is_directory() && !file.was_handed_over())?;
             (file.session().ok()?, file.inode(), path)
         }
     };
-    session.renew_covered(false);
-    (session.is_current() && !session.covered.is_gone()).then_some(Start { session, directory, rest })
+    session.refresh_submounts(false);
+    (session.is_current() && !session.submounts.is_unreachable()).then_some(PathStart { session, directory, rest })
 }
 
 /// Resolves a path as the kernel does.
 ///
 /// # Errors
 /// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`.
-pub(crate) fn walk(session: &Session, from: InodeId, path: &[u8], aim: impl Into<Aim>) -> Result<Walked, Errno> {
-    session.renew_covered(false);
+pub(crate) fn resolve(session: &Session, from: InodeId, path: &[u8], aim: impl Into<Aim>) -> Result<Walked, Errno> {
+    session.refresh_submounts(false);
     session.fs.walk(session, from, path, aim)
 }
 
 impl Surroundings for Session {
     fn who(&self) -> &Credentials {
-        &self.who
+        &self.user
     }
 
     fn inside<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]> {
-        of_absolute(path).filter(|(number, _)| *number == self.number).map(|(_, rest)| rest)
+        mount_of_absolute(path).filter(|(number, _)| *number == self.number).map(|(_, rest)| rest)
     }
 
     fn is_covered(&self, directory: InodeId) -> bool {
-        self.covered.contains(directory)
+        self.submounts.contains(directory)
     }
 
     fn submount_version(&self) -> u64 {
-        self.covered.version()
+        self.submounts.version()
     }
 
     fn paths(&self) -> &Paths {
@@ -451,12 +456,12 @@ impl Surroundings for Session {
 pub(crate) fn is_guarded(session: &Session, directory: InodeId, found: &Found) -> Result<bool, Errno> {
     let directory = session.fs.attributes(directory)?.inode;
     let is_shared = directory.mode & MODE_STICKY != 0 && directory.mode & SHARED_DIRECTORY != 0;
-    Ok(is_shared && found.inode.uid != session.who.uid)
+    Ok(is_shared && found.inode.uid != session.user.uid)
 }
 
 /// Fails with `EACCES` if the session's user lacks the access.
 pub(crate) fn check_access(session: &Session, found: &Found, access: Access) -> Result<(), Errno> {
-    session.fs.check_access(&session.who, found.id, access)
+    session.fs.check_access(&session.user, found.id, access)
 }
 
 #[cfg(test)]
@@ -484,8 +489,8 @@ mod tests {
             ("(unreachable)/ann", "work/mnt/a", None),
             ("/home/ann/work/mnt", "a", None),
         ] {
-            let beside = Beside::of(working.as_bytes(), MOUNT);
-            assert_eq!(beside, beside.and_then(|beside| Beside::of_code(beside.code())));
+            let beside = MountRoute::between(working.as_bytes(), MOUNT);
+            assert_eq!(beside, beside.and_then(|beside| MountRoute::decode(beside.encode())));
             let found = beside.and_then(|beside| beside.follow(path.as_bytes(), MOUNT));
             assert_eq!(found, rest.map(str::as_bytes), "{path} from {working}");
         }
@@ -494,7 +499,7 @@ mod tests {
     #[test]
     fn a_relative_path_is_no_absolute_one() {
         for path in ["", "a", "a//b", "./a/./b", "home/ann/work/mnt"] {
-            assert_eq!(of_absolute(path.as_bytes()), None, "{path}");
+            assert_eq!(mount_of_absolute(path.as_bytes()), None, "{path}");
         }
     }
 
@@ -509,7 +514,7 @@ mod tests {
             ("/mnt/a.", None),
             ("/mnt/../mnt/a", None),
         ] {
-            assert_eq!(below(path.as_bytes(), b"mnt/a"), rest.map(str::as_bytes), "{path}");
+            assert_eq!(rest_below(path.as_bytes(), b"mnt/a"), rest.map(str::as_bytes), "{path}");
         }
     }
 }

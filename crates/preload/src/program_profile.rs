@@ -22,20 +22,20 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::imports;
-use crate::patch::Kept;
+use crate::patch::KeptFile;
 
 /// Bytes for names with their first arguments.
 ///
 /// As many for names alone follow, and then as many for short programs.
-const PLACES: u64 = 4096;
+const SECTION_BYTES: u64 = 4096;
 /// For a name with its argument: unknown.
 const UNKNOWN: u8 = 0;
 /// The program ended before its session would have begun, or is being observed.
 ///
 /// A greater value is the number of times that it still begins with a session.
-const ENDS: u8 = 1;
+const ENDS_SOON: u8 = 1;
 /// The first such number.
-const TIMES: u8 = 32;
+const SESSION_STARTS: u8 = 32;
 /// For a name alone: the program goes on from this score up.
 ///
 /// Each start takes one point off,
@@ -52,7 +52,7 @@ const LONG: u8 = 128;
 /// After so many such runs, the count starts anew.
 const LONG_TIMES: u8 = 32;
 /// One run in so many of a short program has the library all the same, and is observed.
-const LOOKED_AT: u64 = 16;
+const OBSERVED_ONE_IN: u64 = 16;
 /// A program that computes longer than this gains nothing from the time saved.
 const SHORT_CPU: std::time::Duration = std::time::Duration::from_millis(5);
 
@@ -60,17 +60,17 @@ const SHORT_CPU: std::time::Duration = std::time::Duration::from_millis(5);
 const PLANS_MAX: usize = 256;
 
 /// The file's name.
-const NAME: &str = "program_profile";
+const FILE_NAME: &str = "program_profile";
 
 /// The offsets of a program's bytes.
 #[derive(Clone, Copy, Debug)]
-struct Places {
+struct ProfileOffsets {
     whole: u64,
     name: u64,
     short: u64,
 }
 
-static FOUND: OnceLock<(Kept, Places)> = OnceLock::new();
+static PROGRAM: OnceLock<(KeptFile, ProfileOffsets)> = OnceLock::new();
 /// Whether the process has done anything that short programs don't.
 static IS_LONG: AtomicBool = AtomicBool::new(false);
 
@@ -78,7 +78,7 @@ static IS_LONG: AtomicBool = AtomicBool::new(false);
 ///
 /// # Safety
 /// The arguments are as many strings.
-pub(crate) unsafe fn begin(plans: Option<&'static CStr>, count: c_int, arguments: *const *const c_char) {
+pub(crate) unsafe fn set_program(plans: Option<&'static CStr>, count: c_int, arguments: *const *const c_char) {
     // Opening a file with a longer path takes memory.
     let Some(plans) = plans.filter(|plans| plans.count_bytes() < PLANS_MAX) else { return };
     // SAFETY: it asks for a number.
@@ -91,44 +91,47 @@ pub(crate) unsafe fn begin(plans: Option<&'static CStr>, count: c_int, arguments
     // SAFETY: as the caller says.
     let argument = |at: usize| (at < count as usize).then(|| unsafe { CStr::from_ptr(*arguments.add(at)) }.to_bytes());
     // It is set once, before the program runs.
-    let _ = FOUND.set((Kept::named(plans, NAME), Places::of(path.to_bytes(), argument(1), argument(2))));
+    let _ = PROGRAM.set((
+        KeptFile::named(plans, FILE_NAME),
+        ProfileOffsets::of_program(path.to_bytes(), argument(1), argument(2)),
+    ));
 }
 
-impl Places {
+impl ProfileOffsets {
     /// Computes the offsets from a program's name, its first argument, and the second if that is a script.
     ///
     /// A script is given in the argument itself (`sh -ec`, `perl -e`).
-    fn of(path: &[u8], first: Option<&[u8]>, second: Option<&[u8]>) -> Self {
+    fn of_program(path: &[u8], first: Option<&[u8]>, second: Option<&[u8]>) -> Self {
         let is_script = first.is_some_and(|first| matches!(first, [b'-', b'a'..=b'z', ..]) && first.ends_with(b"c"))
             || first == Some(b"-e");
         let mut hasher = std::hash::DefaultHasher::new();
         path.rsplit(|&byte| byte == b'/').next().hash(&mut hasher);
-        let name = hasher.finish() % PLACES;
+        let name = hasher.finish() % SECTION_BYTES;
         (first, second.filter(|_| is_script)).hash(&mut hasher);
-        Self { whole: hasher.finish() % PLACES, name: PLACES + name, short: 2 * PLACES + name }
+        Self { whole: hasher.finish() % SECTION_BYTES, name: SECTION_BYTES + name, short: 2 * SECTION_BYTES + name }
     }
 
     fn read(self, file: &File) -> (u8, u8) {
-        (byte(file, self.whole), byte(file, self.name))
+        (read_byte(file, self.whole), read_byte(file, self.name))
     }
 
     /// Writes changed bytes. A user that may not write the file only reads it.
     fn write(self, file: &File, before: (u8, u8), now: (u8, u8)) {
         for (place, before, now) in [(self.whole, before.0, now.0), (self.name, before.1, now.1)] {
             if before != now {
-                store(file, place, now);
+                write_byte(file, place, now);
             }
         }
     }
 }
 
-fn byte(file: &File, at: u64) -> u8 {
+fn read_byte(file: &File, at: u64) -> u8 {
     let mut byte = [0];
     // Bytes after its end are unknown.
     file.read_at(&mut byte, at).map_or(0, |_| byte[0])
 }
 
-fn store(file: &File, at: u64, byte: u8) {
+fn write_byte(file: &File, at: u64, byte: u8) {
     // Beyond the limit of file sizes, the program would get a signal.
     if at < crate::session::file_limit() {
         let _ = file.write_at(&[byte], at);
@@ -136,41 +139,41 @@ fn store(file: &File, at: u64, byte: u8) {
 }
 
 /// Returns whether a program that begins will go on, by its bytes, and the bytes after this start.
-fn begins((whole, name): (u8, u8)) -> (bool, (u8, u8)) {
+fn predict_start((whole, name): (u8, u8)) -> (bool, (u8, u8)) {
     match whole {
         UNKNOWN if name >= SCORE => (true, (UNKNOWN, name - 1)),
-        UNKNOWN => (false, (ENDS, name.saturating_sub(1))),
-        ENDS => (false, (ENDS, name)),
+        UNKNOWN => (false, (ENDS_SOON, name.saturating_sub(1))),
+        ENDS_SOON => (false, (ENDS_SOON, name)),
         times => (true, (times - 1, name)),
     }
 }
 
 /// Returns the bytes of a program that has gone on.
-fn went_on((_, name): (u8, u8)) -> (u8, u8) {
-    (TIMES, name.saturating_add(RISE).min(SCORE_MAX))
+fn after_going_on((_, name): (u8, u8)) -> (u8, u8) {
+    (SESSION_STARTS, name.saturating_add(RISE).min(SCORE_MAX))
 }
 
 /// Predicts at its first call whether the program will go on. Called once.
 pub(crate) fn will_go_on() -> bool {
-    let Some((kept, places)) = FOUND.get() else { return false };
-    let Some(file) = kept.change() else { return false };
+    let Some((kept, places)) = PROGRAM.get() else { return false };
+    let Some(file) = kept.open_to_change() else { return false };
     let before = places.read(&file);
-    let (is_long, now) = begins(before);
+    let (is_long, now) = predict_start(before);
     places.write(&file, before, now);
     is_long
 }
 
 /// Records that the program has gone on.
-pub(crate) fn note_going_on() {
-    let Some((kept, places)) = FOUND.get() else { return };
-    let Some(file) = kept.change() else { return };
+pub(crate) fn record_going_on() {
+    let Some((kept, places)) = PROGRAM.get() else { return };
+    let Some(file) = kept.open_to_change() else { return };
     let before = places.read(&file);
-    places.write(&file, before, went_on(before));
+    places.write(&file, before, after_going_on(before));
 }
 
 /// Returns whether there is a profile.
-pub(crate) fn is_any() -> bool {
-    FOUND.get().is_some()
+pub(crate) fn is_available() -> bool {
+    PROGRAM.get().is_some()
 }
 
 /// Predicts whether a program at this path, with these arguments, ends soon.
@@ -179,25 +182,25 @@ pub(crate) fn is_any() -> bool {
 ///
 /// It allocates nothing.
 pub(crate) fn is_short(path: &[u8], first: Option<&[u8]>, second: Option<&[u8]>) -> bool {
-    let Some((kept, _)) = FOUND.get() else { return false };
+    let Some((kept, _)) = PROGRAM.get() else { return false };
     let Some((file, _)) = kept.open() else { return false };
-    let places = Places::of(path, first, second);
+    let places = ProfileOffsets::of_program(path, first, second);
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     // The digits of the clock that change from one call to the next.
-    let is_looked_at = (u64::from(since.subsec_nanos()) >> 7).is_multiple_of(LOOKED_AT);
+    let is_observed = (u64::from(since.subsec_nanos()) >> 7).is_multiple_of(OBSERVED_ONE_IN);
     let (whole, name) = places.read(&file);
-    byte(&file, places.short) == SHORT && whole <= ENDS && name == 0 && !is_looked_at
+    read_byte(&file, places.short) == SHORT && whole <= ENDS_SOON && name == 0 && !is_observed
 }
 
 /// Records that the program is not short: it needs the library.
-pub(crate) fn note_long() {
+pub(crate) fn record_long() {
     if !IS_LONG.swap(true, Ordering::Relaxed) {
-        note_length(|_| LONG);
+        update_length(|_| LONG);
     }
 }
 
 /// Records that the program ends.
-pub(crate) fn note_end() {
+pub(crate) fn record_end() {
     if IS_LONG.load(Ordering::Relaxed) {
         return;
     }
@@ -205,14 +208,14 @@ pub(crate) fn note_end() {
     // SAFETY: the time goes into a local variable.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
     let is_quick = time.tv_sec == 0 && time.tv_nsec < SHORT_CPU.subsec_nanos().into();
-    note_length(|times| ended(times, is_quick, imports::may_run_programs));
+    update_length(|times| after_short_run(times, is_quick, imports::may_run_programs));
 }
 
 /// Returns the byte of a program that has ended soon once more.
 ///
 /// A program that may run others is not short: they would run without the library too, unseen. One that computed long
 /// is observed the next time, and starts anew if it does so again: now and then a processor takes long for anything.
-fn ended(times: u8, is_quick: bool, may_run_programs: impl Fn() -> bool) -> u8 {
+fn after_short_run(times: u8, is_quick: bool, may_run_programs: impl Fn() -> bool) -> u8 {
     match times {
         SHORT if !is_quick => SHORT - 1,
         times if !is_quick && times < LONG => 0,
@@ -231,13 +234,13 @@ fn ended(times: u8, is_quick: bool, may_run_programs: impl Fn() -> bool) -> u8 {
     }
 }
 
-fn note_length(change: impl Fn(u8) -> u8) {
-    let Some((kept, places)) = FOUND.get() else { return };
-    let Some(file) = kept.change() else { return };
-    let before = byte(&file, places.short);
+fn update_length(change: impl Fn(u8) -> u8) {
+    let Some((kept, places)) = PROGRAM.get() else { return };
+    let Some(file) = kept.open_to_change() else { return };
+    let before = read_byte(&file, places.short);
     let now = change(before);
     if now != before {
-        store(&file, places.short, now);
+        write_byte(&file, places.short, now);
     }
 }
 
@@ -248,8 +251,8 @@ mod tests {
     /// Starts a program so often; returns for each start whether it began with a session.
     fn runs(known: &mut (u8, u8), times: usize, goes_on: impl Fn(usize) -> bool) -> Vec<bool> {
         let run = |time| {
-            let (is_long, now) = begins(*known);
-            *known = if !is_long && goes_on(time) { went_on(now) } else { now };
+            let (is_long, now) = predict_start(*known);
+            *known = if !is_long && goes_on(time) { after_going_on(now) } else { now };
             is_long
         };
         (0..times).map(run).collect()
@@ -260,7 +263,7 @@ mod tests {
         let mut known = (UNKNOWN, 0);
         let began = runs(&mut known, 200, |_| true);
         assert!(!began[0] && began[1]);
-        assert!(began.iter().filter(|began| !**began).count() <= 200 / usize::from(TIMES) + 1);
+        assert!(began.iter().filter(|began| !**began).count() <= 200 / usize::from(SESSION_STARTS) + 1);
     }
 
     #[test]
@@ -278,8 +281,8 @@ mod tests {
         let mut began = |goes_on: bool, times| {
             let mut last = false;
             for _ in 0..times {
-                let (is_long, now) = begins((UNKNOWN, name));
-                name = if !is_long && goes_on { went_on(now).1 } else { now.1 };
+                let (is_long, now) = predict_start((UNKNOWN, name));
+                name = if !is_long && goes_on { after_going_on(now).1 } else { now.1 };
                 last = is_long;
             }
             last
@@ -291,15 +294,15 @@ mod tests {
     #[test]
     fn short_is_who_has_ended_soon_each_time_and_runs_no_others() {
         let after = |mut times: u8, ends: usize, runs: bool| {
-            (0..ends).for_each(|_| times = ended(times, true, || runs));
+            (0..ends).for_each(|_| times = after_short_run(times, true, || runs));
             times
         };
         assert_eq!((after(0, 7, false), after(0, 8, false), after(0, 100, false)), (7, SHORT, SHORT));
         assert!(after(0, 8, true) >= LONG && after(0, 1000, true) != SHORT);
         // One long run may have had reasons outside the program.
-        assert_eq!(ended(ended(SHORT, false, || false), true, || false), SHORT);
-        assert_eq!(ended(ended(SHORT, false, || false), false, || false), 0);
-        assert_eq!((ended(3, false, || false), ended(LONG + 3, false, || false)), (0, LONG));
+        assert_eq!(after_short_run(after_short_run(SHORT, false, || false), true, || false), SHORT);
+        assert_eq!(after_short_run(after_short_run(SHORT, false, || false), false, || false), 0);
+        assert_eq!((after_short_run(3, false, || false), after_short_run(LONG + 3, false, || false)), (0, LONG));
         // A program that was long once is observed for longer.
         assert_ne!(after(LONG, usize::from(LONG_TIMES), false), SHORT);
         assert_eq!(after(LONG, usize::from(LONG_TIMES) + 1 + usize::from(SHORT), false), SHORT);
@@ -310,8 +313,9 @@ mod tests {
     #[test]
     fn programs_differ_by_name_and_first_argument() {
         let of_two = |path: &str, first: Option<&str>, second: Option<&str>| {
-            let places = Places::of(path.as_bytes(), first.map(str::as_bytes), second.map(str::as_bytes));
-            assert!(places.whole < PLACES && (PLACES..2 * PLACES).contains(&places.name));
+            let places =
+                ProfileOffsets::of_program(path.as_bytes(), first.map(str::as_bytes), second.map(str::as_bytes));
+            assert!(places.whole < SECTION_BYTES && (SECTION_BYTES..2 * SECTION_BYTES).contains(&places.name));
             (places.whole, places.name)
         };
         let of = |path: &str, first: Option<&str>| of_two(path, first, Some("other"));

@@ -27,7 +27,7 @@ pub(crate) static ASHLAR_RECYCLED: AtomicU32 = AtomicU32::new(0);
 pub(crate) static ASHLAR_LOWEST: AtomicU32 = AtomicU32::new(0);
 
 /// Whether no number is recycled any more.
-static IS_OVER: AtomicBool = AtomicBool::new(false);
+static IS_STOPPED: AtomicBool = AtomicBool::new(false);
 
 /// Added to the code of a number that is being closed.
 ///
@@ -44,54 +44,54 @@ static CLOSING: alone::Mutex<()> = alone::Mutex::new(());
 const LOWEST_RECYCLED: i32 = 3;
 
 /// Encodes a number and its close-on-exec flag; the code is never 0.
-fn code(descriptor: i32, cloexec: bool) -> u32 {
+fn encode(descriptor: i32, cloexec: bool) -> u32 {
     (descriptor as u32) << 1 | u32::from(cloexec)
 }
 
-fn number_of(code: u32) -> i32 {
+fn decode_number(code: u32) -> i32 {
     ((code & !IS_CLOSING) >> 1) as i32
 }
 
 /// Recycles a number that leads nowhere any more, instead of closing it.
 ///
 /// Returns `false` if it must be closed.
-pub(crate) fn park(descriptor: i32, cloexec: bool) -> bool {
+pub(crate) fn recycle(descriptor: i32, cloexec: bool) -> bool {
     // If a number is recycled already, that one is lower.
     if descriptor < LOWEST_RECYCLED || ASHLAR_LOWEST.load(Ordering::Relaxed) < descriptor as u32 {
         return false;
     }
-    end();
-    note_freed(descriptor as u32);
-    descriptors::note_internal(descriptor);
-    let recycled = alone::exchange(&ASHLAR_RECYCLED, 0, code(descriptor, cloexec));
+    close_recycled();
+    record_freed(descriptor as u32);
+    descriptors::record_internal(descriptor);
+    let recycled = alone::exchange(&ASHLAR_RECYCLED, 0, encode(descriptor, cloexec));
     if recycled.is_err() {
         // Another thread was faster.
         descriptors::forget_internal(descriptor);
     }
-    if IS_OVER.load(Ordering::SeqCst) {
-        end();
+    if IS_STOPPED.load(Ordering::SeqCst) {
+        close_recycled();
     }
     recycled.is_ok()
 }
 
 /// Recycles no more numbers: the kernel serves the process.
-pub(crate) fn stop() {
-    IS_OVER.store(true, Ordering::SeqCst);
-    end();
+pub(crate) fn stop_recycling() {
+    IS_STOPPED.store(true, Ordering::SeqCst);
+    close_recycled();
 }
 
 /// Discards the recycled number and the lowest one after a handler of the program's.
 ///
 /// The interrupted call goes on after its check by the entry, and the numbers may have changed since.
-pub(crate) fn begin_again() {
-    if hook::is_lent() {
+pub(crate) fn reset_after_handler() {
+    if hook::has_lent_memory() {
         // The number is the lender's, and so is the record of the lowest one.
         return;
     }
     if ASHLAR_RECYCLED.load(Ordering::Relaxed) != 0 {
         // The program is in no call of the library, so another handler could come in the middle, and open a file.
-        let mask = signals::block();
-        end();
+        let mask = signals::block_all();
+        close_recycled();
         signals::set_mask(mask);
     }
     ASHLAR_LOWEST.store(0, Ordering::Relaxed);
@@ -100,40 +100,40 @@ pub(crate) fn begin_again() {
 /// Takes the recycled number for a new descriptor; after `None`, none is recycled.
 ///
 /// If another thread was about to close the number, it has done so by then.
-pub(crate) fn take(cloexec: bool) -> Option<i32> {
+pub(crate) fn take_number(cloexec: bool) -> Option<i32> {
     let recycled = ASHLAR_RECYCLED.load(Ordering::Relaxed);
     if recycled == 0 {
         return None;
     }
-    let (number, is_closing) = (number_of(recycled), recycled & IS_CLOSING != 0);
+    let (number, is_closing) = (decode_number(recycled), recycled & IS_CLOSING != 0);
     // A lower number may be free by now.
     let is_lowest = ASHLAR_LOWEST.load(Ordering::Relaxed) >= number as u32;
     let is_it = !is_closing && is_lowest && recycled & 1 == u32::from(cloexec);
     if !is_it || alone::exchange(&ASHLAR_RECYCLED, recycled, 0).is_err() {
-        end();
+        close_recycled();
         return None;
     }
     descriptors::forget_internal(number);
-    note_lowest(number);
+    record_lowest(number);
     Some(number)
 }
 
 /// Records that the lowest free number was taken.
-pub(crate) fn note_lowest(descriptor: i32) {
+pub(crate) fn record_lowest(descriptor: i32) {
     ASHLAR_LOWEST.store(descriptor as u32 + 1, Ordering::Relaxed);
 }
 
 /// Records that a number may be free from now on.
-pub(crate) fn note_freed(descriptor: u32) {
+pub(crate) fn record_freed(descriptor: u32) {
     if descriptor < ASHLAR_LOWEST.load(Ordering::Relaxed) {
         ASHLAR_LOWEST.fetch_min(descriptor, Ordering::Relaxed);
     }
 }
 
 /// Checks a call that the kernel serves without the library.
-pub(crate) fn look(call: &Frame) {
+pub(crate) fn check_kernel_call(call: &Frame) {
     if call.rax as i64 == libc::SYS_close {
-        note_freed(call.arguments[0] as u32);
+        record_freed(call.arguments[0] as u32);
     }
 }
 
@@ -142,7 +142,7 @@ pub(crate) fn look(call: &Frame) {
 /// Afterwards none from before is left.
 ///
 /// If another thread closes it, this one waits: the program may have closed it here, and be about to open a file.
-pub(crate) fn end() {
+pub(crate) fn close_recycled() {
     if ASHLAR_RECYCLED.load(Ordering::SeqCst) == 0 {
         return;
     }
@@ -154,8 +154,8 @@ pub(crate) fn end() {
         }
         // Another thread may take it, and recycle another one.
         if alone::exchange(&ASHLAR_RECYCLED, recycled, recycled | IS_CLOSING).is_ok() {
-            descriptors::forget_internal(number_of(recycled));
-            descriptors::close_number(number_of(recycled));
+            descriptors::forget_internal(decode_number(recycled));
+            descriptors::close_number(decode_number(recycled));
             ASHLAR_RECYCLED.store(0, Ordering::Release);
             return;
         }
@@ -163,21 +163,21 @@ pub(crate) fn end() {
 }
 
 /// Keeps other threads from being in the middle of closing it over a fork.
-pub(crate) fn hold() -> alone::MutexGuard<'static, ()> {
+pub(crate) fn hold_closing() -> alone::MutexGuard<'static, ()> {
     CLOSING.lock()
 }
 
 /// Prepares a call that the library serves: closes the recycled number if the call could show it.
 #[inline]
-pub(crate) fn before(call: &Frame) {
+pub(crate) fn prepare_call(call: &Frame) {
     let recycled = ASHLAR_RECYCLED.load(Ordering::Relaxed);
-    if recycled != 0 && !calls::keeps_recycled(call, number_of(recycled)) {
-        end();
+    if recycled != 0 && !calls::keeps_recycled(call, decode_number(recycled)) {
+        close_recycled();
     }
 }
 
 /// Returns whether a number is recycled that must be closed before the kernel serves a call.
 #[inline]
-pub(crate) fn is_in_the_way(call: &Frame) -> bool {
-    ASHLAR_RECYCLED.load(Ordering::Relaxed) != 0 && !calls::is_apart(call.rax as i64)
+pub(crate) fn must_close_before(call: &Frame) -> bool {
+    ASHLAR_RECYCLED.load(Ordering::Relaxed) != 0 && !calls::ignores_free_numbers(call.rax as i64)
 }

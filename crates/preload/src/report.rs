@@ -23,25 +23,25 @@ use crate::{calls, descriptors, hook, memory, path};
 static PAGE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 
 /// A call to be counted: `its start << 9 | its number`; 0 for none.
-pub(crate) type Word = u64;
+pub(crate) type CountedCall = u64;
 const NUMBER_BITS: u32 = 9;
 const _: () = assert!(1 << NUMBER_BITS == REPORT_CALLS);
 
 /// The counts.
 #[derive(Clone, Copy)]
-pub(crate) struct Page(*mut u8);
+pub(crate) struct ReportPage(*mut u8);
 
 /// Returns the counts, if there is a report.
 #[inline(always)]
-pub(crate) fn page() -> Option<Page> {
+pub(crate) fn page() -> Option<ReportPage> {
     let start = PAGE.load(Ordering::Relaxed);
-    (!start.is_null()).then_some(Page(start))
+    (!start.is_null()).then_some(ReportPage(start))
 }
 
 /// Maps the file of counts; without it there is no report.
 ///
 /// Until [`begun`], all calls of this thread are the library's.
-pub(crate) fn begin(file: &CStr) {
+pub(crate) fn map_counts(file: &CStr) {
     let flags = (libc::O_RDWR | libc::O_NOFOLLOW | libc::O_CLOEXEC) as u64;
     // SAFETY: the path is a string, the kernel chooses the address of the mapping, and the descriptor is closed here.
     let start = unsafe {
@@ -57,32 +57,32 @@ pub(crate) fn begin(file: &CStr) {
         system_call(libc::SYS_close as u64, [file as u64, 0, 0, 0, 0, 0]);
         start
     };
-    let page = Page(start as *mut u8);
+    let page = ReportPage(start as *mut u8);
     if start < 0 || page.word(0).load(Ordering::Relaxed) != REPORT_MAGIC {
         return;
     }
     page.word(REPORT_PROGRAMS).fetch_add(1, Ordering::Relaxed);
     page.process().store(THREAD_HAS_LIBRARY, Ordering::Relaxed);
-    page.mark();
+    page.mark_counted();
     PAGE.store(page.0, Ordering::Relaxed);
 }
 
 /// Records that the program begins.
-pub(crate) fn begun() {
+pub(crate) fn begin_program() {
     if let Some(page) = page() {
-        page.unmark();
+        page.unmark_counted();
     }
 }
 
 /// Records that this process is about to run another program, which may not load the library.
-pub(crate) fn leaving() {
+pub(crate) fn record_execution() {
     if let Some(page) = page() {
-        page.unmark();
+        page.unmark_counted();
         page.process().fetch_and(!THREAD_HAS_LIBRARY, Ordering::Relaxed);
     }
 }
 
-impl Page {
+impl ReportPage {
     fn word(self, at: usize) -> &'static AtomicU64 {
         debug_assert!(at % 8 == 0 && at + 8 <= REPORT_BYTES);
         // SAFETY: the file is mapped with this length for as long as the process lives, and no process truncates it.
@@ -110,75 +110,79 @@ impl Page {
         self.byte(unsafe { system_call(libc::SYS_getpid as u64, [0; 6]) })
     }
 
-    fn mark(self) {
+    fn mark_counted(self) {
         self.thread().fetch_or(THREAD_COUNTED, Ordering::Relaxed);
     }
 
-    fn unmark(self) {
+    fn unmark_counted(self) {
         self.thread().fetch_and(!THREAD_COUNTED, Ordering::Relaxed);
     }
 
     /// Begins a call that the library is to serve.
     #[cold]
-    pub(crate) fn begin(self, call: &Frame) -> Word {
-        self.mark();
+    pub(crate) fn begin_call(self, call: &Frame) -> CountedCall {
+        self.mark_counted();
         if is_execution(call) {
             // A successful one does not return.
             self.count_execution(call);
             return 0;
         }
-        if calls::touches(call, |descriptor| self.is_on_mount(descriptor)) { self.begin_at_once(call) } else { 0 }
+        if calls::touches_mount(call, |descriptor| self.is_on_mount(descriptor)) {
+            self.start_counting(call)
+        } else {
+            0
+        }
     }
 
     /// Ends a call as far as the library serves it; returns how it goes on.
     #[cold]
-    pub(crate) fn end(self, call: &Frame, number: u64, word: Word, after: After) -> After {
+    pub(crate) fn end_call(self, call: &Frame, number: u64, word: CountedCall, after: After) -> After {
         match after {
             After::Kernel if word != 0 => return After::KernelCounted,
             After::KernelInstead if word != 0 => return After::InsteadCounted,
             After::KernelOpen if word != 0 => return After::OpenCounted,
             After::Return | After::Unmask if word != 0 => {
-                self.count(word, hook::was_passed_on() || calls::is_passed_on(number as i64));
+                self.count(word, hook::take_kernel_served() || calls::is_always_kernels(number as i64));
             }
             // It has failed.
-            After::Return | After::Unmask if is_execution_number(number) => self.join(),
-            After::Return | After::Unmask if makes_process(number) && call.rax == 0 => self.join(),
+            After::Return | After::Unmask if is_execution_number(number) => self.record_library(),
+            After::Return | After::Unmask if makes_process(number) && call.rax == 0 => self.record_library(),
             _ => {}
         }
-        self.unmark();
+        self.unmark_counted();
         after
     }
 
     /// Begins a call that the kernel serves without the library.
     #[cold]
-    pub(crate) fn past(self, call: &Frame) -> (After, Word) {
+    pub(crate) fn pass_call(self, call: &Frame) -> (After, CountedCall) {
         if is_execution(call) {
             self.count_execution(call);
-        } else if calls::touches(call, |descriptor| self.is_on_mount(descriptor)) {
-            self.mark();
-            return (After::KernelCounted, self.begin_at_once(call));
+        } else if calls::touches_mount(call, |descriptor| self.is_on_mount(descriptor)) {
+            self.mark_counted();
+            return (After::KernelCounted, self.start_counting(call));
         }
         (After::Kernel, 0)
     }
 
-    fn begin_at_once(self, call: &Frame) -> Word {
-        (now() << NUMBER_BITS) | (call.rax % REPORT_CALLS as u64)
+    fn start_counting(self, call: &Frame) -> CountedCall {
+        (now_ns() << NUMBER_BITS) | (call.rax % REPORT_CALLS as u64)
     }
 
     /// Records that the process has the library: it was forked from one that has, or goes on running.
-    fn join(self) {
+    fn record_library(self) {
         self.process().fetch_or(THREAD_HAS_LIBRARY, Ordering::Relaxed);
     }
 
     fn count_execution(self, call: &Frame) {
-        if calls::touches(call, |descriptor| self.is_on_mount(descriptor)) {
+        if calls::touches_mount(call, |descriptor| self.is_on_mount(descriptor)) {
             self.row(call.rax as usize, 2).fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    fn count(self, word: Word, is_delegated: bool) {
+    fn count(self, word: CountedCall, is_delegated: bool) {
         let number = word as usize % REPORT_CALLS;
-        let elapsed = (now() << NUMBER_BITS).wrapping_sub(word) >> NUMBER_BITS;
+        let elapsed = (now_ns() << NUMBER_BITS).wrapping_sub(word) >> NUMBER_BITS;
         let column = if is_delegated { 2 } else { 0 };
         self.row(number, column).fetch_add(1, Ordering::Relaxed);
         self.row(number, column + 1).fetch_add(elapsed, Ordering::Relaxed);
@@ -198,10 +202,10 @@ impl Page {
 }
 
 /// Counts a call that the kernel has served, for the entry.
-pub(crate) extern "C" fn ashlar_after_kernel(word: Word) {
+pub(crate) extern "C" fn ashlar_after_kernel(word: CountedCall) {
     if let Some(page) = page() {
         page.count(word, true);
-        page.unmark();
+        page.unmark_counted();
     }
 }
 
@@ -218,7 +222,7 @@ fn makes_process(number: u64) -> bool {
 }
 
 /// Returns nanoseconds since some moment.
-fn now() -> u64 {
+fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the time goes into a local variable. libc reads it from the kernel's memory without a system call.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
@@ -230,11 +234,11 @@ fn now() -> u64 {
 /// `is_on_mount` answers this for the directory that the path begins from.
 pub(crate) fn leads_inside(directory: i32, address: u64, is_on_mount: impl Fn(i32) -> bool) -> bool {
     let mut start = [0; 256];
-    let length = memory::start_of(address, &mut start);
+    let length = memory::copy_start(address, &mut start);
     match &start[..length] {
-        text @ [b'/', ..] => path::of_absolute(text).is_some() || path::descriptor_at(address).is_some(),
+        text @ [b'/', ..] => path::mount_of_absolute(text).is_some() || path::descriptor_at_address(address).is_some(),
         [] if directory == libc::AT_FDCWD => false,
-        _ if directory == libc::AT_FDCWD => path::is_working_inside() || path::leads_in(address),
+        _ if directory == libc::AT_FDCWD => path::is_working_inside() || path::leads_in_from_outside(address),
         _ => is_on_mount(directory),
     }
 }

@@ -28,12 +28,12 @@ const PAGE: usize = 4096;
 
 /// The library's own memory.
 #[repr(align(4096))]
-struct Own(UnsafeCell<[u8; OWN_BYTES]>);
+struct OwnReserve(UnsafeCell<[u8; OWN_BYTES]>);
 
 // SAFETY: each part of it is given away once.
-unsafe impl Sync for Own {}
+unsafe impl Sync for OwnReserve {}
 
-static OWN: Own = Own(UnsafeCell::new([0; OWN_BYTES]));
+static OWN: OwnReserve = OwnReserve(UnsafeCell::new([0; OWN_BYTES]));
 /// Bytes of it that are given away.
 static OWN_GIVEN: AtomicUsize = AtomicUsize::new(0);
 
@@ -42,24 +42,24 @@ static IS_SHORT: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether the system had no memory for the library.
 #[inline]
-pub(crate) fn is_short() -> bool {
+pub(crate) fn is_memory_short() -> bool {
     IS_SHORT.load(Ordering::Relaxed)
 }
 
 /// Records that the hand-over is done.
-pub(crate) fn is_seen_to() {
+pub(crate) fn record_hand_over() {
     IS_SHORT.store(false, Ordering::Relaxed);
 }
 
 /// Returns the bytes given away after another `size` of them.
 ///
 /// Returns `None` if so many are not left.
-fn behind(given: usize, size: usize, bytes: usize) -> Option<usize> {
+fn end_after(given: usize, size: usize, bytes: usize) -> Option<usize> {
     given.checked_add(size.checked_next_multiple_of(PAGE)?).filter(|&end| end <= bytes)
 }
 
 /// Reserved address space.
-pub(crate) struct Room {
+pub(crate) struct MemoryReserve {
     start: Cell<usize>,
     bytes: Cell<usize>,
     /// Bytes of it that are memory.
@@ -68,7 +68,7 @@ pub(crate) struct Room {
     given: Cell<usize>,
 }
 
-impl Room {
+impl MemoryReserve {
     pub(crate) const fn new() -> Self {
         Self { start: Cell::new(0), bytes: Cell::new(0), ready: Cell::new(0), given: Cell::new(0) }
     }
@@ -76,11 +76,11 @@ impl Room {
     /// Returns memory, all zeros, that is never given back; null if so much is not left.
     pub(crate) fn take(&self, size: usize) -> *mut u8 {
         IS_SHORT.store(true, Ordering::Relaxed);
-        let own = |given: usize| behind(given, size, OWN_BYTES);
+        let own = |given: usize| end_after(given, size, OWN_BYTES);
         if let Ok(at) = OWN_GIVEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, own) {
             return OWN.0.get().cast::<u8>().wrapping_add(at);
         }
-        let (at, Some(end)) = (self.given.get(), behind(self.given.get(), size, self.bytes.get())) else {
+        let (at, Some(end)) = (self.given.get(), end_after(self.given.get(), size, self.bytes.get())) else {
             return std::ptr::null_mut();
         };
         if end > self.ready.get() && !self.make_ready(end) {
@@ -104,7 +104,7 @@ impl Room {
     }
 
     /// Reserves address space when a session begins, if there is none yet.
-    pub(crate) fn keep(&self) {
+    pub(crate) fn reserve_space(&self) {
         if self.bytes.get() > 0 {
             return;
         }
@@ -123,7 +123,7 @@ impl Room {
     }
 
     /// Releases the address space that the program needs, if none of it is given away.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn release_space(&self) {
         if self.bytes.get() > 0 && self.given.get() == 0 {
             // SAFETY: none of it is given away.
             unsafe {
@@ -140,8 +140,8 @@ mod tests {
 
     #[test]
     fn each_part_is_given_once() {
-        let room = Room::new();
-        room.keep();
+        let room = MemoryReserve::new();
+        room.reserve_space();
         let mut taken = Vec::new();
         for size in [1, PAGE, 3 * PAGE + 1, OWN_BYTES, OWN_BYTES / 2, 7 << 20, 1] {
             let at = room.take(size);
@@ -155,14 +155,14 @@ mod tests {
         for (number, bytes) in (1..).zip(&taken) {
             assert!(bytes.iter().all(|byte| *byte == number), "part {number}");
         }
-        assert!(is_short());
+        assert!(is_memory_short());
         assert!(room.take(ROOM_BYTES as usize).is_null() && room.take(usize::MAX).is_null());
-        room.leave();
+        room.release_space();
         assert!(room.bytes.get() > 0, "what is given stays");
-        let other = Room::new();
+        let other = MemoryReserve::new();
         assert!(other.take(OWN_BYTES + 1).is_null());
-        other.keep();
-        other.leave();
+        other.reserve_space();
+        other.release_space();
         assert_eq!(other.bytes.get(), 0);
     }
 }

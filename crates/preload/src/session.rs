@@ -11,11 +11,11 @@ use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::{PATIENCE_MS, SessionKind, decode_mounts};
 
 use crate::arch::{DESCRIPTORS, system_call};
-use crate::heap::Held;
-use crate::reserve::Room;
-use crate::submounts::{Covered, Look};
+use crate::heap::HeldHeap;
+use crate::reserve::MemoryReserve;
+use crate::submounts::{FirstCheck, Submounts};
 use crate::unnamed::{self, UnnamedFile};
-use crate::users::{self, Others};
+use crate::users::{self, OtherSessions};
 use crate::{deferred, descriptors, direct, locks, materialise, path, shared};
 
 /// The most mounts that a process can use.
@@ -55,13 +55,13 @@ pub(crate) struct Session {
     /// LibFS.
     pub(crate) fs: Arc<LibFs>,
     /// The user that it acts for.
-    pub(crate) who: Credentials,
+    pub(crate) user: Credentials,
     /// The same, for calls through an open file: the rights were checked at the opening.
     pub(crate) admitted: Credentials,
     /// `st_dev` of all its files.
     pub(crate) device: u64,
     /// Directories on which another file system is mounted.
-    pub(crate) covered: Covered,
+    pub(crate) submounts: Submounts,
     /// The paths that were resolved.
     pub(crate) paths: Paths,
     /// The mount's root, as an `O_PATH` descriptor: that asks nothing of the mount, and still leads to it after a lazy
@@ -85,8 +85,8 @@ impl Drop for Session {
 
 impl Session {
     /// Checks again for file systems mounted in the mount, if that is due; at once if `now`.
-    pub(crate) fn renew_covered(&self, now: bool) {
-        self.covered.renew(&mounts()[self.number as usize].path, &self.fs, now);
+    pub(crate) fn refresh_submounts(&self, now: bool) {
+        self.submounts.refresh(&mounts()[self.number as usize].path, &self.fs, now);
     }
 
     /// Returns whether it is the process's current session with that mount.
@@ -100,13 +100,13 @@ impl Session {
     }
 
     /// Records that it is no longer used.
-    pub(crate) fn end(&self) {
+    pub(crate) fn mark_over(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether its changes of content clear set-id bits: those of all but the super-user do.
-    pub(crate) fn strips(&self) -> bool {
-        self.who.uid != 0
+    pub(crate) fn strips_set_id(&self) -> bool {
+        self.user.uid != 0
     }
 
     /// Returns an `O_PATH` descriptor of the mount's root.
@@ -120,7 +120,7 @@ impl Session {
     /// Those of SharedFS.
     pub(crate) fn materialise(&self, inode: InodeId, flags: i32) -> Result<OwnedFd, Errno> {
         let root = self.root.as_raw_fd();
-        let opened = once(&self.opened, || open_high(root, c".", libc::O_RDONLY | libc::O_DIRECTORY));
+        let opened = open_once(&self.opened, || open_high(root, c".", libc::O_RDONLY | libc::O_DIRECTORY));
         // If the user may not open the root, pass the `O_PATH` descriptor: SharedFS may open it, and takes a little
         // longer.
         let opened = opened.unwrap_or(root);
@@ -134,12 +134,12 @@ static SESSIONS: [AtomicPtr<Session>; MOUNTS_MAX] = [const { AtomicPtr::new(std:
 /// Mounts that can't be used, by bit: the kernel serves them.
 static UNUSABLE: AtomicU32 = AtomicU32::new(0);
 /// Held while a session is opened.
-static CONNECTING: Mutex<Others> = Mutex::new(Others::NONE);
+static CONNECTING: Mutex<OtherSessions> = Mutex::new(OtherSessions::NONE);
 static PLACEHOLDER: AtomicI32 = AtomicI32::new(-1);
 /// The file creation mask, which only the process itself changes.
 pub(crate) static UMASK: AtomicU32 = AtomicU32::new(0o022);
 /// How long a call waits for a SharedFS that does not answer, in milliseconds.
-static PATIENCE: AtomicU64 = AtomicU64::new(PATIENCE_MS);
+static CALL_PATIENCE_MS: AtomicU64 = AtomicU64::new(PATIENCE_MS);
 /// The longest file that the process may write (`RLIMIT_FSIZE`).
 ///
 /// 0: not yet asked for.
@@ -147,12 +147,12 @@ static FILE_LIMIT: AtomicU64 = AtomicU64::new(0);
 
 /// Sets the mounts that `ashlar run` has named, and how long a call waits for their SharedFS.
 pub(crate) fn set_mounts(text: &[u8], patience_ms: u64) -> bool {
-    PATIENCE.store(patience_ms, Ordering::Relaxed);
-    let told = |(path, socket): (&[u8], &[u8])| {
+    CALL_PATIENCE_MS.store(patience_ms, Ordering::Relaxed);
+    let mount_of = |(path, socket): (&[u8], &[u8])| {
         let socket = PathBuf::from(std::str::from_utf8(socket).ok()?);
         path.starts_with(b"/").then(|| Mount { path: path.to_vec(), socket })
     };
-    let mounts: Vec<_> = decode_mounts(text).filter_map(told).take(MOUNTS_MAX).collect();
+    let mounts: Vec<_> = decode_mounts(text).filter_map(mount_of).take(MOUNTS_MAX).collect();
     let is_any = !mounts.is_empty();
     MOUNTS.set(mounts).is_ok() && is_any
 }
@@ -175,42 +175,43 @@ pub(crate) fn by_number(number: u32) -> Option<&'static Session> {
 pub(crate) fn of_mount(number: u32) -> Option<&'static Session> {
     if let Some(session) = by_number(number) {
         // The kernel knows where the paths of an unmounted mount lead. Its open files stay LibFS's.
-        return (!session.covered.is_gone()).then_some(session);
+        return (!session.submounts.is_unreachable()).then_some(session);
     }
-    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 || deferred::puts_off(number) {
+    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 || deferred::defers_session(number) {
         return None;
     }
-    open(number)
+    open_session(number)
 }
 
 /// Opens a session for a mount, if there is none.
-pub(crate) fn open(number: u32) -> Option<&'static Session> {
-    if users::are_kernels() {
+pub(crate) fn open_session(number: u32) -> Option<&'static Session> {
+    if users::begins_no_sessions() {
         return None;
     }
-    let mut others = others();
+    let mut others = other_sessions();
     if let Some(session) = by_number(number) {
         return Some(session);
     }
     // A refused process gets the message once.
-    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 || !users::may_begin(&others) {
+    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 || !users::may_begin_session(&others) {
         return None;
     }
-    let opened = credentials().ok_or_else(|| "the process has other rights than its user".to_owned()).and_then(|who| {
-        let known = others.take(number, &who);
-        known.map_or_else(|| connect(number, who).map(|session| &*Box::leak(Box::new(session))), Ok)
-    });
+    let opened =
+        credentials().ok_or_else(|| "the process has other rights than its user".to_owned()).and_then(|user| {
+            let known = others.resume(number, &user);
+            known.map_or_else(|| connect(number, user).map(|session| &*Box::leak(Box::new(session))), Ok)
+        });
     match opened {
         Ok(session) => {
             SESSIONS[number as usize].store(std::ptr::from_ref(session).cast_mut(), Ordering::Release);
-            locks::note_inherited(number);
+            locks::record_inherited(number);
             drop(others);
-            users::make_room(number);
+            users::end_oldest(number);
             Some(session)
         }
         Err(reason) => {
             UNUSABLE.fetch_or(1 << number, Ordering::Relaxed);
-            complain(&format!(
+            write_notice(&format!(
                 "ashlar: {} is served by the kernel: {reason}\n",
                 mounts()[number as usize].path.escape_ascii()
             ));
@@ -222,21 +223,21 @@ pub(crate) fn open(number: u32) -> Option<&'static Session> {
 /// Returns the sessions beside the current ones.
 ///
 /// While this is held, none is opened.
-pub(crate) fn others() -> MutexGuard<'static, Others> {
+pub(crate) fn other_sessions() -> MutexGuard<'static, OtherSessions> {
     CONNECTING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn connect(number: u32, who: Credentials) -> Result<Session, String> {
+fn connect(number: u32, user: Credentials) -> Result<Session, String> {
     let mount = &mounts()[number as usize];
     let path = CString::new(mount.path.clone()).map_err(|_| NOT_MOUNTED)?;
     let root = open_high(libc::AT_FDCWD, &path, libc::O_PATH | libc::O_DIRECTORY);
     let root = root.map_err(|errno| format!("the mount can't be opened: {errno}"))?;
-    match begin(mount, root.as_fd()) {
+    match begin_session(mount, root.as_fd()) {
         Ok((look, fs, device)) => {
-            let covered = Covered::new(look, &mount.path, &fs);
-            let admitted = Credentials { checked: true, ..who.clone() };
+            let submounts = Submounts::new(look, &mount.path, &fs);
+            let admitted = Credentials { checked: true, ..user.clone() };
             let (paths, opened, is_over) = (Paths::default(), AtomicI32::new(-1), AtomicBool::new(false));
-            Ok(Session { number, fs, who, admitted, device, covered, paths, root, opened, is_over })
+            Ok(Session { number, fs, user, admitted, device, submounts, paths, root, opened, is_over })
         }
         Err(reason) => {
             close_high(root);
@@ -248,25 +249,25 @@ fn connect(number: u32, who: Credentials) -> Result<Session, String> {
 /// Returns the beginning of a session with a mount: its submounts, LibFS, and its files' `st_dev`.
 ///
 /// The mount's root is `root`.
-fn begin(mount: &Mount, root: BorrowedFd<'_>) -> Result<(Look, Arc<LibFs>, u64), String> {
+fn begin_session(mount: &Mount, root: BorrowedFd<'_>) -> Result<(FirstCheck, Arc<LibFs>, u64), String> {
     // This asks nothing of the mount, which would make the caller wait while SharedFS is away. The answer stays the
     // same for as long as the mount exists.
     let stat = statx(root.as_raw_fd(), libc::AT_STATX_DONT_SYNC);
-    let (device, inode) = stat.map(identity).map_err(|errno| format!("the mount can't be looked at: {errno}"))?;
+    let (device, inode) = stat.map(file_identity).map_err(|errno| format!("the mount can't be looked at: {errno}"))?;
     if inode != InodeId::ROOT {
         return Err(NOT_MOUNTED.into());
     }
-    let look = Look::at(&mount.path, root).ok_or(NOT_MOUNTED)?;
+    let look = FirstCheck::check_mount(&mount.path, root).ok_or(NOT_MOUNTED)?;
     let options = Options {
         socket: mount.socket.clone(),
         kind: SessionKind::Process,
-        label: name(),
-        patience_ms: PATIENCE.load(Ordering::Relaxed),
-        notice: |words| complain(&format!("ashlar: {words}\n")),
+        label: process_name(),
+        patience_ms: CALL_PATIENCE_MS.load(Ordering::Relaxed),
+        notice: |words| write_notice(&format!("ashlar: {words}\n")),
         descriptors: OwnDescriptors {
-            from: floor() as i32,
-            note: descriptors::note_internal,
-            forget: descriptors::forget_own,
+            from: lowest_internal() as i32,
+            note: descriptors::record_internal,
+            forget: descriptors::forget_closing_internal,
         },
         beside: device,
         yields_to_kernel: true,
@@ -275,12 +276,12 @@ fn begin(mount: &Mount, root: BorrowedFd<'_>) -> Result<(Look, Arc<LibFs>, u64),
     if let Some(placeholder) = fs.take_placeholder() {
         keep_placeholder(placeholder);
     }
-    crate::HEAP.with_room(Room::keep);
+    crate::HEAP.with_reserve(MemoryReserve::reserve_space);
     Ok((look, fs, device))
 }
 
 /// Returns the name of the process: that of its first thread.
-fn name() -> String {
+fn process_name() -> String {
     // SAFETY: the calls take no arguments.
     let [thread, process] =
         [libc::SYS_gettid, libc::SYS_getpid].map(|number| unsafe { system_call(number as u64, [0; 6]) });
@@ -302,8 +303,8 @@ const LISTED: i32 = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
 /// Most processes have few: the lowest numbers, and the library's. If those are as many as the kernel counts (from
 /// Linux 6.2 on), nothing is listed, which takes fifty times as long.
 pub(crate) fn open_numbers() -> Vec<i32> {
-    let least = floor() as i32;
-    let ours = (least..least + DESCRIPTORS_KEPT as i32).filter(|&number| descriptors::is_caught(number));
+    let least = lowest_internal() as i32;
+    let ours = (least..least + DESCRIPTORS_KEPT as i32).filter(|&number| descriptors::has_entry(number));
     let mut found: Vec<i32> = ours.filter(|&number| is_open(number)).collect();
     let count = statx_at(libc::AT_FDCWD, c"/proc/self/fd", 0, libc::STATX_SIZE).map_or(0, |stat| stat.stx_size);
     let mut lowest = 0..LOWEST.min(least);
@@ -317,7 +318,7 @@ pub(crate) fn open_numbers() -> Vec<i32> {
     if count > 0 && found.len() as u64 == count && alone::is_alone() {
         return found;
     }
-    numbers_in(c"/proc/self/fd")
+    numbers_in_directory(c"/proc/self/fd")
 }
 
 /// Returns the names of a directory of the kernel's that are numbers.
@@ -326,7 +327,7 @@ pub(crate) fn open_numbers() -> Vec<i32> {
 ///
 /// It does not use libc, whose `opendir` allocates. A forking thread holds the locks of libc's heap, and may wait for
 /// the listing thread.
-pub(crate) fn numbers_in(path: &CStr) -> Vec<i32> {
+pub(crate) fn numbers_in_directory(path: &CStr) -> Vec<i32> {
     let mut numbers = Vec::new();
     let arguments = [libc::AT_FDCWD as u64, path.as_ptr() as u64, LISTED as u64, 0, 0, 0];
     // SAFETY: the path is a string that outlives the call.
@@ -369,7 +370,7 @@ fn open_high(directory: i32, path: &CStr, flags: i32) -> Result<OwnedFd, Errno> 
         return Err(Errno(-low as i32));
     }
     // SAFETY: the descriptor is new.
-    materialise::high(unsafe { OwnedFd::from_raw_fd(low as i32) })
+    materialise::move_high(unsafe { OwnedFd::from_raw_fd(low as i32) })
 }
 
 /// Closes such a file, and removes the record of its number.
@@ -380,13 +381,13 @@ fn close_high(file: OwnedFd) {
 }
 
 /// Removes the records of closed descriptors of the library's.
-pub(crate) fn forget_closed() {
+pub(crate) fn forget_closed_internal() {
     let is_closed = |number: &i32| descriptors::is_internal(*number) && !is_open(*number);
     (0..DESCRIPTORS as i32).filter(is_closed).for_each(descriptors::forget_internal);
 }
 
 /// Returns a descriptor of the library's that is opened at the first use, and stays.
-fn once(known: &AtomicI32, make: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<i32, Errno> {
+fn open_once(known: &AtomicI32, make: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<i32, Errno> {
     let found = known.load(Ordering::Acquire);
     if found >= 0 {
         return Ok(found);
@@ -403,32 +404,32 @@ fn once(known: &AtomicI32, make: impl FnOnce() -> Result<OwnedFd, Errno>) -> Res
 }
 
 /// Returns the lowest number of the library's descriptors.
-pub(crate) fn floor() -> u64 {
-    limit(libc::RLIMIT_NOFILE as u64).min(DESCRIPTORS_COMMON).saturating_sub(DESCRIPTORS_KEPT)
+pub(crate) fn lowest_internal() -> u64 {
+    soft_limit(libc::RLIMIT_NOFILE as u64).min(DESCRIPTORS_COMMON).saturating_sub(DESCRIPTORS_KEPT)
 }
 
 /// Returns whether a process may have too little address space for a session.
-pub(crate) fn has_little_room() -> bool {
+pub(crate) fn has_little_address_space() -> bool {
     address_space() < ADDRESS_SPACE_LEAST
 }
 
 /// Returns how much address space the process may have, in bytes.
 pub(crate) fn address_space() -> u64 {
-    limit(libc::RLIMIT_AS as u64)
+    soft_limit(libc::RLIMIT_AS as u64)
 }
 
 /// Reduces the reserve after the limit of address space was lowered, for the sessions that exist.
-pub(crate) fn measure_room() {
+pub(crate) fn resize_reserve() {
     // A session that begins has reserved its part by the former limit.
-    let _none_begins = others();
-    crate::HEAP.with_room(Room::leave);
-    if is_any() {
-        crate::HEAP.with_room(Room::keep);
+    let _none_begins = other_sessions();
+    crate::HEAP.with_reserve(MemoryReserve::release_space);
+    if is_any_open() {
+        crate::HEAP.with_reserve(MemoryReserve::reserve_space);
     }
 }
 
 /// Returns the soft limit of a resource.
-fn limit(resource: u64) -> u64 {
+fn soft_limit(resource: u64) -> u64 {
     let mut limits = [u64::MAX; 2];
     // SAFETY: the limits are a local variable.
     unsafe { system_call(libc::SYS_prlimit64 as u64, [0, resource, 0, limits.as_mut_ptr() as u64, 0, 0]) };
@@ -439,7 +440,7 @@ fn limit(resource: u64) -> u64 {
 pub(crate) fn file_limit() -> u64 {
     match FILE_LIMIT.load(Ordering::Relaxed) {
         0 => {
-            let found = limit(libc::RLIMIT_FSIZE as u64).max(1);
+            let found = soft_limit(libc::RLIMIT_FSIZE as u64).max(1);
             FILE_LIMIT.store(found, Ordering::Relaxed);
             found
         }
@@ -453,7 +454,7 @@ pub(crate) fn forget_limits() {
 }
 
 /// Returns `st_dev` and `st_ino`.
-fn identity(stat: libc::statx) -> (u64, InodeId) {
+fn file_identity(stat: libc::statx) -> (u64, InodeId) {
     (libc::makedev(stat.stx_dev_major, stat.stx_dev_minor), InodeId(stat.stx_ino))
 }
 
@@ -524,13 +525,13 @@ fn capabilities() -> [u32; 2] {
 }
 
 /// Returns the permitted capabilities, as bits; those above the 32nd are left out.
-pub(crate) fn permitted() -> u32 {
+pub(crate) fn permitted_capabilities() -> u32 {
     capabilities()[1]
 }
 
 /// Returns the descriptor that all LibFS descriptors are duplicates of.
 pub(crate) fn placeholder() -> Result<i32, Errno> {
-    once(&PLACEHOLDER, open_placeholder)
+    open_once(&PLACEHOLDER, open_placeholder)
 }
 
 /// Keeps the descriptor that SharedFS has sent as the placeholder, unless there is one.
@@ -538,7 +539,7 @@ pub(crate) fn placeholder() -> Result<i32, Errno> {
 /// All calls with it that the library misses fail.
 fn keep_placeholder(sent: OwnedFd) {
     // If it can't be kept, the process makes one of its own.
-    let _ = once(&PLACEHOLDER, || materialise::high(sent));
+    let _ = open_once(&PLACEHOLDER, || materialise::move_high(sent));
 }
 
 /// Opens a placeholder if SharedFS has sent none: an `O_PATH` descriptor of an empty file.
@@ -561,7 +562,7 @@ fn open_placeholder() -> Result<OwnedFd, Errno> {
 }
 
 /// Returns whether there is a session.
-pub(crate) fn is_any() -> bool {
+pub(crate) fn is_any_open() -> bool {
     all().next().is_some()
 }
 
@@ -576,29 +577,30 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Session> {
 /// working directory, the table of descriptors, and the heap.
 #[allow(dead_code, reason = "they are held, and no more")]
 pub(crate) struct AllHeld(
-    MutexGuard<'static, Others>,
-    MutexGuard<'static, direct::Table>,
-    locks::Held,
+    MutexGuard<'static, OtherSessions>,
+    MutexGuard<'static, direct::MappingTable>,
+    locks::HeldLockRecords,
     MutexGuard<'static, Vec<(u32, InodeId)>>,
     alone::MutexGuard<'static, Vec<UnnamedFile>>,
     alone::MutexGuard<'static, Option<(u32, InodeId)>>,
     alone::MutexGuard<'static, descriptors::Inherited>,
-    Held<'static>,
+    HeldHeap<'static>,
 );
 
 /// Keeps other threads from all of this over a fork.
 ///
 /// A thread that held one of these locks would be missing in the new process.
-pub(crate) fn hold() -> AllHeld {
-    let connecting = others();
-    let direct = direct::hold();
-    let (locks, mapped, unnamed, working) = (locks::hold(), materialise::hold(), unnamed::hold(), path::hold());
-    AllHeld(connecting, direct, locks, mapped, unnamed, working, descriptors::hold(), crate::HEAP.hold())
+pub(crate) fn hold_all() -> AllHeld {
+    let connecting = other_sessions();
+    let direct = direct::hold_mappings();
+    let (locks, mapped, unnamed, working) =
+        (locks::hold_records(), materialise::hold_mapped(), unnamed::hold_unnamed(), path::hold_working());
+    AllHeld(connecting, direct, locks, mapped, unnamed, working, descriptors::hold_table(), crate::HEAP.hold())
 }
 
 impl AllHeld {
     /// Returns the data segments that are mapped for the program.
-    pub(crate) fn mapped(&mut self) -> &mut direct::Table {
+    pub(crate) fn mapped(&mut self) -> &mut direct::MappingTable {
         &mut self.1
     }
 }
@@ -611,13 +613,13 @@ pub(crate) fn forget_placeholder() {
 /// Discards the sessions of the process that this one was forked from.
 ///
 /// They stay the parent's.
-pub(crate) fn forget_all() {
-    deferred::begin_again();
-    users::forget_all();
-    shared::forget_this();
+pub(crate) fn forget_sessions() {
+    deferred::restart_after_fork();
+    users::forget_user_sessions();
+    shared::forget_process();
     descriptors::forget_ours();
-    direct::forget_all();
-    locks::forget_all();
+    direct::forget_mappings();
+    locks::forget_records();
 }
 
 /// Removes and returns all current sessions.
@@ -638,7 +640,7 @@ pub(crate) fn file_of(descriptor: i32) -> Option<(u32, InodeId)> {
 
 /// Returns a kernel descriptor's `st_dev` and `st_ino`.
 pub(crate) fn identity_of(descriptor: i32) -> Option<(u64, InodeId)> {
-    statx(descriptor, libc::AT_STATX_DONT_SYNC).ok().map(identity)
+    statx(descriptor, libc::AT_STATX_DONT_SYNC).ok().map(file_identity)
 }
 
 /// Returns a kernel descriptor's `st_dev`.
@@ -649,13 +651,13 @@ pub(crate) fn device_of(descriptor: i32) -> Option<u64> {
 /// Returns a kernel descriptor's `st_dev`, and whether it is a regular file.
 pub(crate) fn device_and_kind_of(descriptor: i32) -> Option<(u64, bool)> {
     let stat = statx_at(descriptor, c"", libc::AT_STATX_DONT_SYNC, libc::STATX_TYPE | libc::STATX_INO).ok()?;
-    Some((identity(stat).0, u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFREG))
+    Some((file_identity(stat).0, u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFREG))
 }
 
 /// Makes the kernel ask for a file's attributes, even if it knows some.
 ///
 /// Returns the size that it assumes then.
-pub(crate) fn size_of(descriptor: i32) -> Option<u64> {
+pub(crate) fn refresh_size(descriptor: i32) -> Option<u64> {
     statx(descriptor, libc::AT_STATX_FORCE_SYNC).ok().map(|stat| stat.stx_size)
 }
 
@@ -685,7 +687,7 @@ pub(crate) fn mount_number(descriptor: i32) -> Option<u64> {
 /// Reads the file creation mask, which can only be read by setting it.
 ///
 /// No other thread runs yet.
-pub(crate) fn find_umask() {
+pub(crate) fn read_umask() {
     // SAFETY: it takes a number.
     let mask = unsafe { system_call(libc::SYS_umask as u64, [0o022, 0, 0, 0, 0, 0]) };
     // SAFETY: as above.
@@ -694,7 +696,7 @@ pub(crate) fn find_umask() {
 }
 
 /// Writes one line to standard error, if that is a terminal.
-fn complain(text: &str) {
+fn write_notice(text: &str) {
     // SAFETY: the buffer outlives the call; the terminal's settings go into a local variable that is large enough.
     unsafe {
         let mut settings = [0u64; 16];
@@ -739,6 +741,6 @@ mod tests {
         let count = unsafe { libc::getgroups(known.len() as i32, known.as_mut_ptr()) };
         known.truncate(count as usize);
         assert_eq!(groups(), Some(known));
-        assert!(!name().is_empty() && name().len() < 16);
+        assert!(!process_name().is_empty() && process_name().len() < 16);
     }
 }

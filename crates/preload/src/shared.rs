@@ -34,11 +34,11 @@ static SLEEP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 200_000 };
 const PATIENT_TRIES: u32 = YIELDS + 15_000;
 /// Bits of a process id (`PID_MAX_LIMIT`).
 const PROCESS_BITS: u32 = 22;
-/// In a [`Holder`], after the process id: it has reserved a part.
+/// In a [`HolderProcess`], after the process id: it has reserved a part.
 ///
 /// The part between the offset and `next` is the holder's, even if others take the place from it.
 const RESERVED: u64 = 1 << PROCESS_BITS;
-/// The first bit of the time in a [`Holder`].
+/// The first bit of the time in a [`HolderProcess`].
 const TIME_AT: u32 = PROCESS_BITS + 1;
 /// The most by which the clock and a process's recorded start differ.
 ///
@@ -47,14 +47,14 @@ const CLOCK_SLACK_MS: u64 = 20;
 /// Bytes of a process's line in `/proc` that are read: the name has at most 64.
 const STAT_BYTES: usize = 512;
 /// The processes that share the open file serve it.
-const LIVE: u32 = 0;
+const SERVED_BY_SHARERS: u32 = 0;
 /// The kernel has it.
-const LEFT: u32 = 1;
+const HANDED_OVER: u32 = 1;
 
 /// The shared state of an open file.
 #[repr(C, align(64))]
-struct Slot {
-    /// The process that uses or changes it: a [`Holder`], or 0.
+struct PlaceSlot {
+    /// The process that uses or changes it: a [`HolderProcess`], or 0.
     holder: AtomicU64,
     offset: AtomicU64,
     /// The offset when the holder is done, if it has [`RESERVED`] that part: if the holder stops, others go on from
@@ -62,21 +62,21 @@ struct Slot {
     next: AtomicU64,
     /// Status flags.
     flags: AtomicU32,
-    /// [`LIVE`] or [`LEFT`].
+    /// [`SERVED_BY_SHARERS`] or [`HANDED_OVER`].
     state: AtomicU32,
 }
 
 /// A process, by its id and its start, so that a later process with the same id is not taken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Holder(u64);
+struct HolderProcess(u64);
 
-impl Holder {
+impl HolderProcess {
     /// Returns this process.
     fn this() -> Self {
-        match THIS.load(Ordering::Relaxed) {
+        match THIS_PROCESS.load(Ordering::Relaxed) {
             0 => {
-                let this = Self::asked_for();
-                THIS.store(this.0, Ordering::Relaxed);
+                let this = Self::ask_kernel();
+                THIS_PROCESS.store(this.0, Ordering::Relaxed);
                 this
             }
             known => Self(known),
@@ -84,37 +84,37 @@ impl Holder {
     }
 
     /// Returns this process, which may be one that has borrowed another's memory.
-    fn asked_for() -> Self {
+    fn ask_kernel() -> Self {
         // SAFETY: the call takes no arguments.
         let process = unsafe { system_call(libc::SYS_getpid as u64, [0; 6]) } as u64;
-        Self(since_start_ms() << TIME_AT | process & ((1 << PROCESS_BITS) - 1))
+        Self(uptime_ms() << TIME_AT | process & ((1 << PROCESS_BITS) - 1))
     }
 
     /// Returns its state, as far as that can be known.
-    fn life(self) -> Life {
+    fn state(self) -> HolderState {
         let process = self.0 & ((1 << PROCESS_BITS) - 1);
         // SAFETY: no signal is sent.
         let there = unsafe { system_call(libc::SYS_kill as u64, [process, 0, 0, 0, 0, 0]) };
         if there == -i64::from(libc::ESRCH) {
-            return Life::Dead;
+            return HolderState::Dead;
         }
         // If its line can't be read, it counts as alive.
         let mut buffer = [0; STAT_BYTES];
-        let Some(found) = read_stat(process, &mut buffer).and_then(Stat::of) else { return Life::Alive };
+        let Some(found) = read_stat(process, &mut buffer).and_then(ProcStat::of) else { return HolderState::Alive };
         let is_another = found.began_ms > (self.0 >> TIME_AT) + CLOCK_SLACK_MS;
         match found.state {
-            _ if is_another => Life::Dead,
+            _ if is_another => HolderState::Dead,
             // Its first thread may have ended before the others.
-            "Z" | "X" if found.threads <= 1 => Life::Dead,
-            "T" | "t" => Life::Stopped,
-            _ => Life::Alive,
+            "Z" | "X" if found.threads <= 1 => HolderState::Dead,
+            "T" | "t" => HolderState::Stopped,
+            _ => HolderState::Alive,
         }
     }
 }
 
 /// The state of a process that holds a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
+enum HolderState {
     Alive,
     Stopped,
     Dead,
@@ -145,7 +145,7 @@ fn read_stat(process: u64, buffer: &mut [u8; STAT_BYTES]) -> Option<&str> {
 
 /// The content of a process's line in `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stat<'a> {
+struct ProcStat<'a> {
     /// The state of its first thread.
     state: &'a str,
     threads: u32,
@@ -153,7 +153,7 @@ struct Stat<'a> {
     began_ms: u64,
 }
 
-impl<'a> Stat<'a> {
+impl<'a> ProcStat<'a> {
     fn of(text: &'a str) -> Option<Self> {
         // NUMBER (NAME) STATE …; the 20th word is the number of threads, the 22nd the start in hundredths of a second.
         let mut words = text.rsplit_once(") ")?.1.split(' ');
@@ -164,7 +164,7 @@ impl<'a> Stat<'a> {
 }
 
 /// Returns milliseconds since the machine started.
-pub(crate) fn since_start_ms() -> u64 {
+pub(crate) fn uptime_ms() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: it fills a local variable.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
@@ -172,46 +172,46 @@ pub(crate) fn since_start_ms() -> u64 {
 }
 
 /// This process; 0: not yet asked for.
-static THIS: AtomicU64 = AtomicU64::new(0);
+static THIS_PROCESS: AtomicU64 = AtomicU64::new(0);
 
 /// How often the process, or those that it was forked from, have changed their user.
-static USER: AtomicU32 = AtomicU32::new(0);
+static USER_CHANGES: AtomicU32 = AtomicU32::new(0);
 
 /// Records that the process changes its user: the new one may lack the rights to its open files.
-pub(crate) fn change_user() {
-    USER.fetch_add(1, Ordering::Relaxed);
+pub(crate) fn record_user_change() {
+    USER_CHANGES.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Whether the process may have open files that others share.
 static IS_ANY: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether the process may have open files that others share.
-pub(crate) fn is_any() -> bool {
+pub(crate) fn is_any_shared() -> bool {
     IS_ANY.load(Ordering::Relaxed)
 }
 
 /// Records that the process shares an open file.
-pub(crate) fn note_any() {
+pub(crate) fn record_sharing() {
     IS_ANY.store(true, Ordering::Relaxed);
 }
 
 /// Discards the record of this process in a forked one.
-pub(crate) fn forget_this() {
-    THIS.store(0, Ordering::Relaxed);
+pub(crate) fn forget_process() {
+    THIS_PROCESS.store(0, Ordering::Relaxed);
 }
 
 /// Memory for the shared state of some open files.
-struct Memory {
-    start: NonNull<Slot>,
+struct SlotMemory {
+    start: NonNull<PlaceSlot>,
     length: usize,
 }
 
 // SAFETY: it is plain memory of atomics, which lives until its last user drops it.
-unsafe impl Send for Memory {}
+unsafe impl Send for SlotMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for SlotMemory {}
 
-impl Drop for Memory {
+impl Drop for SlotMemory {
     fn drop(&mut self) {
         let arguments = [self.start.as_ptr() as u64, self.length as u64, 0, 0, 0, 0];
         // SAFETY: it was mapped with this length, and nothing refers to it any more.
@@ -221,7 +221,7 @@ impl Drop for Memory {
 
 /// The identity of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
+pub(crate) struct FileIdentity {
     /// The number of the mount that it is on.
     pub(crate) mount: u32,
     /// `st_dev`.
@@ -233,9 +233,9 @@ pub(crate) struct Identity {
 /// An open file that may be shared.
 #[derive(Clone)]
 pub(crate) struct Shared {
-    memory: Arc<Memory>,
+    memory: Arc<SlotMemory>,
     index: usize,
-    file: Identity,
+    file: FileIdentity,
     /// The number of changes of the user before it was shared.
     user: u32,
 }
@@ -250,53 +250,58 @@ impl fmt::Debug for Shared {
 ///
 /// # Errors
 /// `ENOMEM`.
-pub(crate) fn prepare(files: &[Identity]) -> Result<Vec<Shared>, Errno> {
+pub(crate) fn prepare_slots(files: &[FileIdentity]) -> Result<Vec<Shared>, Errno> {
     if files.is_empty() {
         return Ok(Vec::new());
     }
-    let length = files.len() * size_of::<Slot>();
+    let length = files.len() * size_of::<PlaceSlot>();
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
     let arguments = [0, length as u64, protection as u64, flags as u64, u64::MAX, 0];
     // SAFETY: new memory at an address of the kernel's choice.
     let start = unsafe { system_call(libc::SYS_mmap as u64, arguments) };
     // An address is positive; a negative number is an error.
-    let start = NonNull::new(start as *mut Slot).filter(|_| start > 0).ok_or(Errno::ENOMEM)?;
-    let memory = Arc::new(Memory { start, length });
-    let user = USER.load(Ordering::Relaxed);
+    let start = NonNull::new(start as *mut PlaceSlot).filter(|_| start > 0).ok_or(Errno::ENOMEM)?;
+    let memory = Arc::new(SlotMemory { start, length });
+    let user = USER_CHANGES.load(Ordering::Relaxed);
     let shared = |(index, &file)| Shared { memory: Arc::clone(&memory), index, file, user };
     Ok(files.iter().enumerate().map(shared).collect())
 }
 
 impl Shared {
-    fn slot(&self) -> &Slot {
+    fn slot(&self) -> &PlaceSlot {
         // SAFETY: the memory has a slot for each index that was given out, and lives as long as this refers to it.
         // Zeros are a slot, and all its fields are atomics.
         unsafe { self.memory.start.add(self.index).as_ref() }
     }
 
     /// Begins to share an open file, with its status flags, before any other process has it.
-    pub(crate) fn begin(&self, offset: u64, flags: i32) {
+    pub(crate) fn begin_sharing(&self, offset: u64, flags: i32) {
         self.slot().offset.store(offset, Ordering::Relaxed);
         self.slot().flags.store(flags as u32, Ordering::Relaxed);
-        self.slot().state.store(LIVE, Ordering::Release);
+        self.slot().state.store(SERVED_BY_SHARERS, Ordering::Release);
     }
 
     /// Returns whether the process had the same user when it was shared: SharedFS opens for that user what it could
     /// open then.
-    pub(crate) fn is_own_users(&self) -> bool {
-        self.user == USER.load(Ordering::Relaxed)
+    pub(crate) fn is_of_same_user(&self) -> bool {
+        self.user == USER_CHANGES.load(Ordering::Relaxed)
     }
 
     /// Returns its file.
-    pub(crate) fn file(&self) -> Identity {
+    pub(crate) fn file(&self) -> FileIdentity {
         self.file
     }
 
     /// Lets the kernel serve a call that reads, writes or seeks, at the current offset; `None` if it was handed over.
-    pub(crate) fn lend(&self, descriptor: i32, writes: Option<u64>, call: impl FnOnce() -> i64) -> Option<i64> {
+    pub(crate) fn lend_to_kernel(
+        &self,
+        descriptor: i32,
+        writes: Option<u64>,
+        call: impl FnOnce() -> i64,
+    ) -> Option<i64> {
         // A place that others did not wait for is dropped before the next one is taken: both have the same holder.
         let held = loop {
-            let held = self.hold()?;
+            let held = self.hold_place()?;
             if !self.is_at(descriptor) {
                 return None;
             }
@@ -304,12 +309,12 @@ impl Shared {
                 break held;
             }
         };
-        materialise::set_offset(descriptor, held.offset());
+        materialise::set_kernel_offset(descriptor, held.offset());
         let result = call();
-        if let Ok(offset) = materialise::offset(descriptor) {
+        if let Ok(offset) = materialise::kernel_offset(descriptor) {
             held.set_offset(offset);
         }
-        put_nowhere(descriptor);
+        hide_offset(descriptor);
         Some(result)
     }
 
@@ -324,16 +329,16 @@ impl Shared {
     }
 
     /// Returns whether it was handed over to the kernel.
-    pub(crate) fn has_left(&self) -> bool {
-        self.slot().state.load(Ordering::Acquire) == LEFT
+    pub(crate) fn was_handed_over(&self) -> bool {
+        self.slot().state.load(Ordering::Acquire) == HANDED_OVER
     }
 
     /// Locks its place for this process; `None` if it was handed over to the kernel.
-    pub(crate) fn hold(&self) -> Option<Held> {
-        self.hold_as(Holder::this())
+    pub(crate) fn hold_place(&self) -> Option<HeldPlace> {
+        self.hold_place_as(HolderProcess::this())
     }
 
-    fn hold_as(&self, this: Holder) -> Option<Held> {
+    fn hold_place_as(&self, this: HolderProcess) -> Option<HeldPlace> {
         let slot = self.slot();
         let take =
             |before: u64| slot.holder.compare_exchange(before, this.0, Ordering::Acquire, Ordering::Relaxed).err();
@@ -342,21 +347,21 @@ impl Shared {
             tries += 1;
             // Another thread of this process unlocks it itself.
             if tries > YIELDS && holder != 0 && holder & !RESERVED != this.0 {
-                let life = Holder(holder).life();
-                let is_over = life != Life::Alive || tries > PATIENT_TRIES;
+                let life = HolderProcess(holder).state();
+                let is_over = life != HolderState::Alive || tries > PATIENT_TRIES;
                 if is_over && take(holder).is_none() {
                     // A holder that was killed in the middle has left the offset unchanged. One that goes on later
                     // keeps its reserved part, and others go on after it.
-                    if life != Life::Dead && holder & RESERVED != 0 {
+                    if life != HolderState::Dead && holder & RESERVED != 0 {
                         slot.offset.store(slot.next.load(Ordering::Acquire), Ordering::Relaxed);
                     }
                     break;
                 }
             }
-            wait(tries);
+            wait_for_holder(tries);
         }
-        let held = Held { shared: self.clone(), this, began: slot.offset.load(Ordering::Relaxed) };
-        (slot.state.load(Ordering::Relaxed) == LIVE).then_some(held)
+        let held = HeldPlace { shared: self.clone(), this, began: slot.offset.load(Ordering::Relaxed) };
+        (slot.state.load(Ordering::Relaxed) == SERVED_BY_SHARERS).then_some(held)
     }
 
     /// Returns whether a kernel descriptor leads to its file.
@@ -366,29 +371,29 @@ impl Shared {
 
     /// Hands the open file over to the kernel for all processes, by one of this process's numbers; returns whether it
     /// did.
-    pub(crate) fn leave(&self, descriptor: i32) -> bool {
-        self.leave_as(descriptor, Holder::this())
+    pub(crate) fn hand_over(&self, descriptor: i32) -> bool {
+        self.hand_over_as(descriptor, HolderProcess::this())
     }
 
-    fn leave_as(&self, descriptor: i32, this: Holder) -> bool {
-        if self.has_left() {
+    fn hand_over_as(&self, descriptor: i32, this: HolderProcess) -> bool {
+        if self.was_handed_over() {
             return true;
         }
-        let Some(held) = self.hold_as(this) else { return true };
+        let Some(held) = self.hold_place_as(this) else { return true };
         // The program has put another file at that number past the library.
         if !self.is_at(descriptor) {
             return false;
         }
         // The real open file still has the size from its opening.
-        session::size_of(descriptor);
-        materialise::set_offset(descriptor, held.offset());
-        self.slot().state.store(LEFT, Ordering::Release);
+        session::refresh_size(descriptor);
+        materialise::set_kernel_offset(descriptor, held.offset());
+        self.slot().state.store(HANDED_OVER, Ordering::Release);
         true
     }
 }
 
 /// Waits a little for the holder of a place.
-fn wait(tries: u32) {
+fn wait_for_holder(tries: u32) {
     match tries {
         ..SPINS => std::hint::spin_loop(),
         // SAFETY: the call takes no arguments.
@@ -400,14 +405,14 @@ fn wait(tries: u32) {
 
 /// The place of a shared open file, which no other process changes meanwhile.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldPlace {
     shared: Shared,
-    this: Holder,
+    this: HolderProcess,
     /// The file offset.
     began: u64,
 }
 
-impl Held {
+impl HeldPlace {
     /// Returns the file offset, valid whatever others have stored.
     pub(crate) fn offset(&self) -> u64 {
         self.began & i64::MAX as u64
@@ -430,7 +435,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldPlace {
     fn drop(&mut self) {
         // If others did not wait, another process holds it by now.
         let holder = &self.shared.slot().holder;
@@ -443,14 +448,14 @@ impl Drop for Held {
 }
 
 /// Sets the kernel's offset of an open file to a position without any data.
-pub(crate) fn put_nowhere(descriptor: i32) {
-    materialise::set_offset(descriptor, NOWHERE);
+pub(crate) fn hide_offset(descriptor: i32) {
+    materialise::set_kernel_offset(descriptor, NOWHERE);
 }
 
 /// Returns whether a call needs neither the offset nor the flags of its open file.
 ///
 /// The call is on an inherited descriptor.
-pub(crate) fn is_without_place(call: &Frame) -> bool {
+pub(crate) fn needs_no_offset(call: &Frame) -> bool {
     match call.rax as i64 {
         libc::SYS_close
         | libc::SYS_pread64
@@ -472,7 +477,7 @@ pub(crate) fn is_without_place(call: &Frame) -> bool {
         libc::SYS_fcntl => matches!(call.arguments[1] as i32, libc::F_GETFD | libc::F_SETFD),
         libc::SYS_ioctl => {
             let request = call.arguments[1];
-            [libc::FIOCLEX, libc::FIONCLEX].contains(&request) || calls::is_for_terminals(request)
+            [libc::FIOCLEX, libc::FIONCLEX].contains(&request) || calls::is_terminal_request(request)
         }
 
         _ => false,
@@ -482,8 +487,8 @@ pub(crate) fn is_without_place(call: &Frame) -> bool {
 /// Updates the kernel's size of a file whose offset is not the kernel's, before the kernel maps it.
 ///
 /// A mapping uses the size that the kernel assumes, and does not ask then.
-pub(crate) fn grow(descriptor: i32) {
-    session::size_of(descriptor);
+pub(crate) fn refresh_kernel_size(descriptor: i32) {
+    session::refresh_size(descriptor);
 }
 
 /// Returns whether a call only reads, writes or seeks with its descriptor.
@@ -495,11 +500,11 @@ pub(crate) fn is_transfer(number: i64) -> bool {
 ///
 /// Its descriptors are its own, and the table in the lender's memory goes on changing.
 #[derive(Debug, Default)]
-pub(crate) struct Lent(Vec<(i32, Shared)>);
+pub(crate) struct BorrowerFiles(Vec<(i32, Shared)>);
 
-impl Lent {
+impl BorrowerFiles {
     /// Returns the shared open files of a new process.
-    pub(crate) fn new() -> Self {
+    pub(crate) fn collect() -> Self {
         Self(descriptors::all_shared())
     }
 
@@ -511,22 +516,22 @@ impl Lent {
     /// Checks a call of such a process before it: hands over files that it may use by numbers unknown here.
     ///
     /// It neither allocates nor frees.
-    pub(crate) fn before(&mut self, call: &Frame) {
+    pub(crate) fn check_call(&mut self, call: &Frame) {
         let a = &call.arguments;
         match call.rax as i64 {
-            libc::SYS_close => self.forget(a[0] as u32, a[0] as u32),
+            libc::SYS_close => self.forget_numbers(a[0] as u32, a[0] as u32),
             libc::SYS_close_range if a[2] as u32 & !libc::CLOSE_RANGE_UNSHARE == 0 => {
-                self.forget(a[0] as u32, a[1] as u32);
+                self.forget_numbers(a[0] as u32, a[1] as u32);
             }
             libc::SYS_close_range => {}
             libc::SYS_dup2 | libc::SYS_dup3 => {
-                self.leave(|number| number == a[0] as i32);
+                self.hand_over_if(|number| number == a[0] as i32);
                 if a[0] as i32 != a[1] as i32 && descriptors::closes_on_exec(a[0] as i32).is_some() {
-                    self.forget(a[1] as u32, a[1] as u32);
+                    self.forget_numbers(a[1] as u32, a[1] as u32);
                 }
             }
             libc::SYS_execve | libc::SYS_execveat => {
-                self.leave(|number| descriptors::closes_on_exec(number) == Some(false));
+                self.hand_over_if(|number| descriptors::closes_on_exec(number) == Some(false));
             }
             // Later uses of the files are not seen.
             libc::SYS_clone
@@ -534,22 +539,25 @@ impl Lent {
             | libc::SYS_fork
             | libc::SYS_vfork
             | libc::SYS_sendmsg
-            | libc::SYS_sendmmsg => self.leave(|_| true),
-            libc::SYS_mmap if self.0.iter().any(|(number, _)| *number == a[4] as i32) => grow(a[4] as i32),
-            _ if is_without_place(call) => {}
-            number => self
-                .leave(|number_of_file| calls::descriptors_of(number).iter().any(|&at| a[at] as i32 == number_of_file)),
+            | libc::SYS_sendmmsg => self.hand_over_if(|_| true),
+            libc::SYS_mmap if self.0.iter().any(|(number, _)| *number == a[4] as i32) => {
+                refresh_kernel_size(a[4] as i32)
+            }
+            _ if needs_no_offset(call) => {}
+            number => self.hand_over_if(|number_of_file| {
+                calls::descriptors_of(number).iter().any(|&at| a[at] as i32 == number_of_file)
+            }),
         }
     }
 
-    fn leave(&self, is_meant: impl Fn(i32) -> bool) {
+    fn hand_over_if(&self, is_meant: impl Fn(i32) -> bool) {
         for (number, shared) in self.0.iter().filter(|(number, _)| *number >= 0 && is_meant(*number)) {
-            shared.leave_as(*number, Holder::asked_for());
+            shared.hand_over_as(*number, HolderProcess::ask_kernel());
         }
     }
 
     /// Records that numbers lead elsewhere, or nowhere.
-    fn forget(&mut self, first: u32, last: u32) {
+    fn forget_numbers(&mut self, first: u32, last: u32) {
         // The lender drops the open files.
         self.0
             .iter_mut()
@@ -565,18 +573,18 @@ mod tests {
     #[test]
     fn a_process_is_known_by_its_number_and_its_beginning() {
         let text = "17 (a b) c) S 1 17 17 0 -1 4194560 100 0 0 0 0 0 0 0 20 0 3 0 12345 1000 10 0";
-        assert_eq!(Stat::of(text), Some(Stat { state: "S", threads: 3, began_ms: 123_450 }));
-        assert_eq!(Stat::of("17 (a"), None);
-        let this = Holder::asked_for();
-        assert_eq!(this.life(), Life::Alive);
-        let before = Holder(this.0 & ((1 << PROCESS_BITS) - 1));
-        assert_eq!(before.life(), Life::Dead, "one that had the number when the machine began");
+        assert_eq!(ProcStat::of(text), Some(ProcStat { state: "S", threads: 3, began_ms: 123_450 }));
+        assert_eq!(ProcStat::of("17 (a"), None);
+        let this = HolderProcess::ask_kernel();
+        assert_eq!(this.state(), HolderState::Alive);
+        let before = HolderProcess(this.0 & ((1 << PROCESS_BITS) - 1));
+        assert_eq!(before.state(), HolderState::Dead, "one that had the number when the machine began");
     }
 
     fn shared() -> Shared {
-        let files = [1, 2].map(|inode| Identity { mount: 0, device: 0, inode: InodeId(inode) });
-        let shared = prepare(&files).expect("memory").pop().expect("two");
-        shared.begin(5, libc::O_RDWR);
+        let files = [1, 2].map(|inode| FileIdentity { mount: 0, device: 0, inode: InodeId(inode) });
+        let shared = prepare_slots(&files).expect("memory").pop().expect("two");
+        shared.begin_sharing(5, libc::O_RDWR);
         shared
     }
 
@@ -585,7 +593,7 @@ mod tests {
         // SAFETY: the child makes no call but these.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let held = shared.hold_as(Holder::asked_for()).expect("served by us");
+            let held = shared.hold_place_as(HolderProcess::ask_kernel()).expect("served by us");
             assert!(held.reserve(9));
             // SAFETY: it ends or stops the process. A stopped process then goes on as one that has written all.
             unsafe {
@@ -609,7 +617,7 @@ mod tests {
     fn who_is_stopped_with_a_place_has_what_he_took_and_others_go_on_behind_it() {
         let shared = shared();
         let child = holder(&shared, false);
-        let held = shared.hold().expect("served by us");
+        let held = shared.hold_place().expect("served by us");
         assert_eq!(held.offset(), 9);
         held.set_offset(12);
         drop(held);
@@ -619,18 +627,18 @@ mod tests {
             libc::kill(child, libc::SIGCONT);
             libc::waitpid(child, &raw mut status, 0);
         }
-        assert_eq!(shared.hold().map(|held| held.offset()), Some(12), "he has not taken it back");
+        assert_eq!(shared.hold_place().map(|held| held.offset()), Some(12), "he has not taken it back");
     }
 
     #[test]
     fn who_is_killed_with_a_place_keeps_nobody_from_it() {
         let shared = shared();
         holder(&shared, true);
-        let held = shared.hold().expect("served by us");
+        let held = shared.hold_place().expect("served by us");
         assert_eq!(held.offset(), 5);
         held.set_offset(7);
         drop(held);
         assert_eq!(shared.slot().holder.load(Ordering::Relaxed), 0);
-        assert_eq!(shared.hold().map(|held| held.offset()), Some(7));
+        assert_eq!(shared.hold_place().map(|held| held.offset()), Some(7));
     }
 }

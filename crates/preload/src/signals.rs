@@ -16,7 +16,7 @@ use ashlar_types::Errno;
 
 use crate::arch::system_call;
 use crate::hook;
-use crate::memory::{self, Use};
+use crate::memory::{self, MemoryUse};
 use crate::recycled;
 
 /// Signals are numbered from 1.
@@ -31,7 +31,7 @@ const NOTED_MAX: usize = 4;
 /// `struct sigaction`, as the kernel defines it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-struct Action {
+struct SignalAction {
     handler: u64,
     flags: u64,
     restorer: u64,
@@ -39,22 +39,22 @@ struct Action {
 }
 
 // SAFETY: numbers.
-unsafe impl memory::Plain for Action {}
+unsafe impl memory::Plain for SignalAction {}
 
 /// The program's handlers and flags.
 static HANDLERS: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
 static FLAGS: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
 
 /// Signals that came in the middle of a call.
-pub(crate) struct Pending {
+pub(crate) struct PendingSignals {
     noted: [MaybeUninit<libc::siginfo_t>; NOTED_MAX],
     count: usize,
     /// The mask before the first one came.
     mask: u64,
 }
 
-impl Pending {
-    fn note(&mut self, info: &libc::siginfo_t, mask: u64) {
+impl PendingSignals {
+    fn record(&mut self, info: &libc::siginfo_t, mask: u64) {
         if self.count == 0 {
             self.mask = mask;
         }
@@ -70,7 +70,7 @@ impl Pending {
     }
 
     /// Returns whether the handler of the first one allows calls to be restarted.
-    pub(crate) fn restarts(&self) -> bool {
+    pub(crate) fn restarts_call(&self) -> bool {
         self.count > 0 && {
             // SAFETY: as many were written as are counted.
             let signal = unsafe { self.noted[0].assume_init_ref() }.si_signo;
@@ -79,13 +79,13 @@ impl Pending {
     }
 
     /// Sets the mask, after signals that came while the kernel had another one than the program's.
-    fn correct(&mut self, mask: u64) {
+    fn set_old_mask(&mut self, mask: u64) {
         self.mask = mask;
     }
 
     /// Makes the kernel send them again, while they are blocked; returns the mask that lets them in.
     #[inline]
-    pub(crate) fn send(&mut self) -> Option<u64> {
+    pub(crate) fn send_again(&mut self) -> Option<u64> {
         if self.count == 0 {
             return None;
         }
@@ -106,7 +106,7 @@ impl Pending {
 }
 
 /// Blocks all signals; returns the mask before.
-pub(crate) fn block() -> u64 {
+pub(crate) fn block_all() -> u64 {
     let (all, mut before) = (u64::MAX, 0_u64);
     let arguments = [libc::SIG_SETMASK as u64, (&raw const all) as u64, (&raw mut before) as u64, 8, 0, 0];
     // SAFETY: both masks are local variables.
@@ -124,13 +124,13 @@ pub(crate) fn set_mask(mask: u64) {
 /// Waits for a readable socket, a signal, or the end of a time.
 ///
 /// Only signals with a handler of the program's count.
-pub(crate) fn pause(socket: BorrowedFd<'_>, most: Duration) -> Pause {
+pub(crate) fn wait_for_socket(socket: BorrowedFd<'_>, most: Duration) -> Pause {
     // Block signals before the check, so that none comes between it and the wait.
     let (blocked, mut mask) = (u64::MAX, 0u64);
     let arguments = [libc::SIG_SETMASK as u64, (&raw const blocked) as u64, (&raw mut mask) as u64, 8, 0, 0];
     // SAFETY: both masks are local variables.
     unsafe { system_call(libc::SYS_rt_sigprocmask as u64, arguments) };
-    if hook::is_any_postponed() {
+    if hook::has_pending_signal() {
         // `deliver` has blocked all others, and recorded the program's mask.
         return Pause::Interrupted;
     }
@@ -139,8 +139,8 @@ pub(crate) fn pause(socket: BorrowedFd<'_>, most: Duration) -> Pause {
     let arguments = [(&raw mut poll) as u64, 1, (&raw mut time) as u64, (&raw const mask) as u64, 8, 0];
     // SAFETY: all of them are local variables.
     let ready = unsafe { system_call(libc::SYS_ppoll as u64, arguments) };
-    if hook::is_any_postponed() {
-        hook::postpone(|pending| pending.correct(mask));
+    if hook::has_pending_signal() {
+        hook::record_signal(|pending| pending.set_old_mask(mask));
         return Pause::Interrupted;
     }
     set_mask(mask);
@@ -157,7 +157,7 @@ unsafe extern "C" fn deliver(signal: i32, info: *mut libc::siginfo_t, context: *
         // kernel's.
         unsafe {
             let mask: *mut u64 = (&raw mut (*context).uc_sigmask).cast();
-            hook::postpone(|pending| pending.note(&*info, *mask));
+            hook::record_signal(|pending| pending.record(&*info, *mask));
             *mask = u64::MAX;
         }
         return;
@@ -165,9 +165,9 @@ unsafe extern "C" fn deliver(signal: i32, info: *mut libc::siginfo_t, context: *
     let place = signal as usize % SIGNALS;
     let handler = if FLAGS[place].load(Ordering::Acquire) & libc::SA_RESETHAND as u64 != 0 {
         let handler = HANDLERS[place].swap(0, Ordering::AcqRel);
-        let default = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
+        let default = SignalAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
         // SAFETY: the default action replaces the handler, as the program has asked.
-        unsafe { set(signal as u64, &raw const default, std::ptr::null_mut()) };
+        unsafe { set_action(signal as u64, &raw const default, std::ptr::null_mut()) };
         handler
     } else {
         HANDLERS[place].load(Ordering::Acquire)
@@ -179,7 +179,7 @@ unsafe extern "C" fn deliver(signal: i32, info: *mut libc::siginfo_t, context: *
                 std::mem::transmute(handler as usize);
             handler(signal, info, context);
         }
-        recycled::begin_again();
+        recycled::reset_after_handler();
     }
 }
 
@@ -189,28 +189,28 @@ fn is_fault(signal: i32, code: i32) -> bool {
 }
 
 /// Makes the kernel's `rt_sigaction`.
-unsafe fn set(signal: u64, new: *const Action, old: *mut Action) -> i64 {
+unsafe fn set_action(signal: u64, new: *const SignalAction, old: *mut SignalAction) -> i64 {
     // SAFETY: the caller gives valid actions.
     unsafe { system_call(libc::SYS_rt_sigaction as u64, [signal, new as u64, old as u64, 8, 0, 0]) }
 }
 
 /// Serves the program's `rt_sigaction`.
-pub(crate) fn sigaction(arguments: [u64; 6]) -> Result<i64, Errno> {
+pub(crate) fn serve_sigaction(arguments: [u64; 6]) -> Result<i64, Errno> {
     let [signal, new, old, size, ..] = arguments;
     let place = signal as usize;
     if !(1..SIGNALS).contains(&place) || size != 8 {
         return Err(Errno::EINVAL);
     }
-    let asked = if new == 0 { None } else { Some(memory::load::<Action>(new)?) };
+    let asked = if new == 0 { None } else { Some(memory::load::<SignalAction>(new)?) };
     if old != 0 {
-        memory::check(old, size_of::<Action>() as u64, Use::Write)?;
+        memory::check_access(old, size_of::<SignalAction>() as u64, MemoryUse::Write)?;
     }
-    let mut before = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
+    let mut before = SignalAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
     let (handler, flags) = (HANDLERS[place].load(Ordering::Acquire), FLAGS[place].load(Ordering::Acquire));
     let result = match asked {
         None => {
             // SAFETY: the action is a local variable.
-            unsafe { set(signal, std::ptr::null(), &raw mut before) }
+            unsafe { set_action(signal, std::ptr::null(), &raw mut before) }
         }
         Some(asked) => {
             let mut given = asked;
@@ -222,7 +222,7 @@ pub(crate) fn sigaction(arguments: [u64; 6]) -> Result<i64, Errno> {
                 given.flags = asked.flags & !(libc::SA_RESETHAND as u64) | libc::SA_SIGINFO as u64;
             }
             // SAFETY: both are local variables.
-            unsafe { set(signal, &raw const given, &raw mut before) }
+            unsafe { set_action(signal, &raw const given, &raw mut before) }
         }
     };
     if result < 0 {

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ashlar_types::{BLOCK_BYTES, Errno, FileKind, InodeId};
 
 use crate::arch::system_call;
-use crate::descriptors::File;
+use crate::descriptors::OpenFileRef;
 use crate::{materialise, recycled, session};
 
 /// Longer files are not copied.
@@ -39,7 +39,7 @@ const IS_SWAPPED: u64 = 1 << 62;
 const IS_OF_FILE: u64 = 1 << 61;
 
 /// Bytes that this process has copied so far.
-static COPIED: AtomicU64 = AtomicU64::new(0);
+static COPIED_BYTES: AtomicU64 = AtomicU64::new(0);
 /// Pages that copies were mapped at: one bit for each, by a hash of its number.
 ///
 /// A set bit means that a copy may be there. No bit is ever cleared: a false one costs only a look into the kernel's
@@ -52,7 +52,7 @@ static PAGES: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 ///
 /// # Errors
 /// Those of LibFS.
-pub(crate) fn map(file: &File, a: [u64; 6]) -> Result<Option<i64>, Errno> {
+pub(crate) fn map_copy(file: &OpenFileRef, a: [u64; 6]) -> Result<Option<i64>, Errno> {
     let is_read = file.flags() & (libc::O_ACCMODE | libc::O_PATH | libc::O_DIRECT) == libc::O_RDONLY;
     if !is_read || file.is_directory() || a[2] & libc::PROT_EXEC as u64 != 0 {
         return Ok(None);
@@ -66,8 +66,8 @@ pub(crate) fn map(file: &File, a: [u64; 6]) -> Result<Option<i64>, Errno> {
     if found.kind != FileKind::Regular || !is_allowed || !is_there {
         return Ok(None);
     }
-    if COPIED.fetch_add(size, Ordering::Relaxed) >= COPIED_BYTES_MAX {
-        COPIED.fetch_sub(size, Ordering::Relaxed);
+    if COPIED_BYTES.fetch_add(size, Ordering::Relaxed) >= COPIED_BYTES_MAX {
+        COPIED_BYTES.fetch_sub(size, Ordering::Relaxed);
         return Ok(None);
     }
     // With a byte more, the read shows whether the file has grown since.
@@ -76,56 +76,56 @@ pub(crate) fn map(file: &File, a: [u64; 6]) -> Result<Option<i64>, Errno> {
     bytes.pop();
     // Unreadable data is an error when the mapping is touched, and not here.
     let name = format!("{NAME}{}-{}", session.number, file.inode().0);
-    let Some(copy) = in_memory(&name, &bytes).filter(|_| is_whole) else { return Ok(None) };
+    let Some(copy) = make_memory_file(&name, &bytes).filter(|_| is_whole) else { return Ok(None) };
     let arguments = [a[0], a[1], a[2], a[3], copy.as_raw_fd() as u64, a[5]];
     // SAFETY: the program's own call, but for the number of the descriptor.
     let mapped = unsafe { system_call(libc::SYS_mmap as u64, arguments) };
-    note(mapped, a[1]);
+    record_pages(mapped, a[1]);
     Ok(Some(mapped))
 }
 
 /// Records the pages of a copy, if a call has mapped one.
-fn note(address: i64, length: u64) {
+fn record_pages(address: i64, length: u64) {
     if address < 0 {
         return;
     }
     let first = address as u64 / PAGE;
     for page in first..first.saturating_add(length.div_ceil(PAGE).min(FILE_BYTES_MAX / PAGE)) {
-        word(page).fetch_or(1 << (page % 64), Ordering::Relaxed);
+        page_word(page).fetch_or(1 << (page % 64), Ordering::Relaxed);
     }
 }
 
-fn word(page: u64) -> &'static AtomicU64 {
+fn page_word(page: u64) -> &'static AtomicU64 {
     &PAGES[(page / 64) as usize % PAGES.len()]
 }
 
 /// Returns whether a copy may be mapped at an address.
 pub(crate) fn may_be_at(address: u64) -> bool {
     let page = address / PAGE;
-    word(page).load(Ordering::Relaxed) & 1 << (page % 64) != 0
+    page_word(page).load(Ordering::Relaxed) & 1 << (page % 64) != 0
 }
 
 /// Changes the length or the address of a mapping, with the arguments of mremap(2).
 ///
 /// Its file replaces a copy that grows.
-pub(crate) fn remap(a: [u64; 6]) -> i64 {
+pub(crate) fn serve_remap(a: [u64; 6]) -> i64 {
     let [address, old, new, ..] = a;
     if old < new {
         // After any error there can be no mapping of that length; but a file that is gone grows no more.
-        match Copied::at(address, old).map_or(Ok(()), |copy| copy.replace()) {
+        match MappedCopy::find_at(address, old).map_or(Ok(()), |copy| copy.replace_by_file()) {
             Ok(()) | Err(Errno::ENOENT | Errno::ESTALE) => {}
             Err(_) => return -i64::from(libc::ENOMEM),
         }
     }
     // SAFETY: the program's own call.
     let mapped = unsafe { system_call(libc::SYS_mremap as u64, a) };
-    note(mapped, new);
+    record_pages(mapped, new);
     mapped
 }
 
 /// A part of the program's memory in which a copy is mapped.
 #[derive(Debug, PartialEq, Eq)]
-struct Copied {
+struct MappedCopy {
     address: u64,
     length: u64,
     /// Its protection, as for mmap(2).
@@ -136,18 +136,18 @@ struct Copied {
     inode: InodeId,
 }
 
-impl Copied {
+impl MappedCopy {
     /// Finds the copy that is mapped at an address for a length, if there is one.
-    fn at(address: u64, length: u64) -> Option<Self> {
+    fn find_at(address: u64, length: u64) -> Option<Self> {
         let length = length.checked_next_multiple_of(PAGE).filter(|_| length > 0)?;
         let maps = BufReader::new(std::fs::File::open("/proc/self/maps").ok()?);
         maps.split(b'\n')
             .map_while(Result::ok)
-            .find_map(|line| Self::in_line(std::str::from_utf8(&line).ok()?, address, length))
+            .find_map(|line| Self::parse_line(std::str::from_utf8(&line).ok()?, address, length))
     }
 
     /// Reads the same from a line of the kernel's table: `START-END PERMISSIONS OFFSET DEVICE INODE NAME`.
-    fn in_line(line: &str, address: u64, length: u64) -> Option<Self> {
+    fn parse_line(line: &str, address: u64, length: u64) -> Option<Self> {
         let mut words = line.split_ascii_whitespace();
         let number = |text: &str| u64::from_str_radix(text, 16).ok();
         let (start, end) = words.next()?.split_once('-')?;
@@ -172,20 +172,21 @@ impl Copied {
     }
 
     /// Replaces the copy by the file itself, with the pages that the program has written.
-    fn replace(&self) -> Result<(), Errno> {
-        let session = session::by_number(self.session).or_else(|| session::open(self.session)).ok_or(Errno::EIO)?;
-        let real = materialise::to_read(session, self.inode)?;
-        let fresh = self.map(&real);
+    fn replace_by_file(&self) -> Result<(), Errno> {
+        let session =
+            session::by_number(self.session).or_else(|| session::open_session(self.session)).ok_or(Errno::EIO)?;
+        let real = materialise::open_to_read(session, self.inode)?;
+        let fresh = self.map_file(&real);
         drop(real);
         let fresh = fresh?;
-        self.put(fresh).inspect_err(|_| {
+        self.move_over(fresh).inspect_err(|_| {
             // SAFETY: it was mapped here, and nothing else uses it.
             unsafe { system_call(libc::SYS_munmap as u64, [fresh, self.length, 0, 0, 0, 0]) };
         })
     }
 
     /// Maps the same part of the file at a free address.
-    fn map(&self, real: &OwnedFd) -> Result<u64, Errno> {
+    fn map_file(&self, real: &OwnedFd) -> Result<u64, Errno> {
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         let arguments = [0, self.length, protection, libc::MAP_PRIVATE as u64, real.as_raw_fd() as u64, self.offset];
         // SAFETY: it replaces no mapping.
@@ -194,7 +195,7 @@ impl Copied {
     }
 
     /// Moves a mapping of the file over the copy.
-    fn put(&self, fresh: u64) -> Result<(), Errno> {
+    fn move_over(&self, fresh: u64) -> Result<(), Errno> {
         let failed = |_: std::io::Error| Errno::ENOMEM;
         let table = std::fs::File::open("/proc/self/pagemap").map_err(failed)?;
         // Read as a file, the memory is readable whatever its protection is.
@@ -224,9 +225,9 @@ impl Copied {
 /// Makes a file in memory with these bytes.
 ///
 /// Returns `None` if there is no room, or the program may not have one.
-fn in_memory(name: &str, bytes: &[u8]) -> Option<OwnedFd> {
+fn make_memory_file(name: &str, bytes: &[u8]) -> Option<OwnedFd> {
     // The recycled number may be the last one.
-    recycled::end();
+    recycled::close_recycled();
     let name = CString::new(name).ok()?;
     let arguments = [name.as_ptr() as u64, libc::MFD_CLOEXEC.into(), 0, 0, 0, 0];
     // SAFETY: the name is a string that outlives the call.
@@ -249,25 +250,25 @@ mod tests {
     #[test]
     fn a_copy_is_found_by_its_name_where_it_is_mapped() {
         let line = "7f0000003000-7f0000006000 rw-p 00002000 00:01 1057                       /memfd:ashlar-private-3-77 (deleted)";
-        let found = Copied::in_line(line, 0x7f00_0000_4000, PAGE);
+        let found = MappedCopy::parse_line(line, 0x7f00_0000_4000, PAGE);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let (address, inode) = (0x7f00_0000_4000, InodeId(77));
-        assert_eq!(found, Some(Copied { address, length: PAGE, protection, offset: 0x3000, session: 3, inode }));
-        assert_eq!(Copied::in_line(line, 0x7f00_0000_4000, 3 * PAGE), None, "it ends before");
-        assert_eq!(Copied::in_line(line, 0x7f00_0000_2000, PAGE), None, "it begins behind");
+        assert_eq!(found, Some(MappedCopy { address, length: PAGE, protection, offset: 0x3000, session: 3, inode }));
+        assert_eq!(MappedCopy::parse_line(line, 0x7f00_0000_4000, 3 * PAGE), None, "it ends before");
+        assert_eq!(MappedCopy::parse_line(line, 0x7f00_0000_2000, PAGE), None, "it begins behind");
         for other in
             ["7f0000003000-7f0000006000 rw-p 00000000 00:00 0", "7f0000003000-7f0000006000 r--p 0 0:1 9 /lib/x"]
         {
-            assert_eq!(Copied::in_line(other, 0x7f00_0000_4000, PAGE), None);
+            assert_eq!(MappedCopy::parse_line(other, 0x7f00_0000_4000, PAGE), None);
         }
     }
 
     #[test]
     fn a_page_on_which_a_copy_was_mapped_is_remembered() {
-        note(0x5000_1234_0000, 2 * PAGE);
+        record_pages(0x5000_1234_0000, 2 * PAGE);
         assert!(may_be_at(0x5000_1234_0000) && may_be_at(0x5000_1234_1fff));
         assert!(!may_be_at(0x5000_1234_2000) && !may_be_at(0x5000_1233_f000));
-        note(-i64::from(libc::ENOMEM), PAGE);
+        record_pages(-i64::from(libc::ENOMEM), PAGE);
         assert!(!may_be_at(-i64::from(libc::ENOMEM) as u64), "nothing is mapped where a call has failed");
     }
 }

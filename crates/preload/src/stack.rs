@@ -15,7 +15,7 @@ const SPARE_MAX: usize = 64;
 static SPARE: Mutex<([usize; SPARE_MAX], usize)> = Mutex::new(([0; SPARE_MAX], 0));
 
 /// Returns a stack's end; null if there is no memory.
-pub(crate) fn take() -> *mut u8 {
+pub(crate) fn take_stack() -> *mut u8 {
     if let Ok(mut spare) = SPARE.try_lock() {
         if spare.1 > 0 {
             spare.1 -= 1;
@@ -36,7 +36,7 @@ pub(crate) fn take() -> *mut u8 {
 }
 
 /// Gives back a stack that is not in use any more.
-pub(crate) fn give_back(end: *mut u8) {
+pub(crate) fn give_back_stack(end: *mut u8) {
     if end.is_null() {
         return;
     }

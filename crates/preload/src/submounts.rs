@@ -36,7 +36,7 @@ const POINT: u64 = 0x10;
 
 /// `struct mnt_id_req` of Linux 6.8: the request about a mount.
 #[repr(C)]
-struct Asked {
+struct MountRequest {
     bytes: u32,
     spare: u32,
     mount: u64,
@@ -44,7 +44,7 @@ struct Asked {
     parameter: u64,
 }
 
-impl Asked {
+impl MountRequest {
     fn new(mount: u64, parameter: u64) -> Self {
         Self { bytes: size_of::<Self>() as u32, spare: 0, mount, parameter }
     }
@@ -52,7 +52,7 @@ impl Asked {
 
 /// `struct statmount` with room for strings; its fields give their offsets there.
 #[repr(C)]
-struct Told {
+struct MountAnswer {
     before: [u64; 1],
     /// The fields that are filled.
     mask: u64,
@@ -72,11 +72,12 @@ struct Told {
     strings: [u8; 1024],
 }
 
-const _: () = assert!(std::mem::offset_of!(Told, attributes) == 64 && std::mem::offset_of!(Told, point) == 108);
-const _: () = assert!(std::mem::offset_of!(Told, fs_subtype) == 120);
-const _: () = assert!(std::mem::offset_of!(Told, strings) == 512);
+const _: () =
+    assert!(std::mem::offset_of!(MountAnswer, attributes) == 64 && std::mem::offset_of!(MountAnswer, point) == 108);
+const _: () = assert!(std::mem::offset_of!(MountAnswer, fs_subtype) == 120);
+const _: () = assert!(std::mem::offset_of!(MountAnswer, strings) == 512);
 
-impl Told {
+impl MountAnswer {
     fn string(&self, at: u32) -> Option<&CStr> {
         CStr::from_bytes_until_nul(self.strings.get(at as usize..)?).ok()
     }
@@ -85,30 +86,31 @@ impl Told {
 /// Asks the kernel about a mount, by its number.
 ///
 /// Returns `None` if the kernel does not fill all requested fields, or the mount is gone.
-fn ask(mount: u64, wanted: u64) -> Option<Told> {
-    let asked = Asked::new(mount, wanted);
+fn ask_about_mount(mount: u64, wanted: u64) -> Option<MountAnswer> {
+    let asked = MountRequest::new(mount, wanted);
     // SAFETY: zeros are a value, which the call fills up to its length.
-    let (done, told) = unsafe {
-        let mut told: Told = std::mem::zeroed();
-        let (to, bytes) = ((&raw mut told) as u64, size_of::<Told>() as u64);
-        (system_call(SYS_STATMOUNT, [(&raw const asked) as u64, to, bytes, 0, 0, 0]), told)
+    let (done, answer) = unsafe {
+        let mut answer: MountAnswer = std::mem::zeroed();
+        let (to, bytes) = ((&raw mut answer) as u64, size_of::<MountAnswer>() as u64);
+        (system_call(SYS_STATMOUNT, [(&raw const asked) as u64, to, bytes, 0, 0, 0]), answer)
     };
-    (done >= 0 && told.mask & wanted == wanted).then_some(told)
+    (done >= 0 && answer.mask & wanted == wanted).then_some(answer)
 }
 
 /// Returns whether a mount is a writable Ashlar; `None` if the kernel does not say.
 fn is_writable_ashlar(mount: u64) -> Option<bool> {
-    let told = ask(mount, KIND)?;
-    let (kind, subtype) = (told.string(told.fs_type)?.to_str().ok()?, told.string(told.fs_subtype)?.to_str().ok()?);
+    let answer = ask_about_mount(mount, KIND)?;
+    let (kind, subtype) =
+        (answer.string(answer.fs_type)?.to_str().ok()?, answer.string(answer.fs_subtype)?.to_str().ok()?);
     let is_ashlar = MOUNT_TYPE.split_once('.') == Some((kind, subtype));
-    Some(is_ashlar && told.attributes & libc::MOUNT_ATTR_RDONLY == 0)
+    Some(is_ashlar && answer.attributes & libc::MOUNT_ATTR_RDONLY == 0)
 }
 
 /// Returns whether nothing is mounted inside a mount.
 ///
 /// Returns `false` if the kernel does not say.
-fn is_empty(mount: u64) -> bool {
-    let (asked, mut first) = (Asked::new(mount, 0), 0u64);
+fn has_no_submounts(mount: u64) -> bool {
+    let (asked, mut first) = (MountRequest::new(mount, 0), 0u64);
     let arguments = [(&raw const asked) as u64, (&raw mut first) as u64, 1, 0, 0, 0];
     // SAFETY: it fills one number at most.
     unsafe { system_call(SYS_LISTMOUNT, arguments) == 0 }
@@ -116,24 +118,24 @@ fn is_empty(mount: u64) -> bool {
 
 /// The first check of a mount.
 #[derive(Debug)]
-pub(crate) enum Look {
+pub(crate) enum FirstCheck {
     /// Nothing is mounted in the mount of this number.
     Empty(u64),
     /// The table names the mounts inside.
-    Table(Table),
+    Table(MountTable),
 }
 
-impl Look {
+impl FirstCheck {
     /// Checks the mount on a path, whose root is open; `None` if it is no writable Ashlar.
-    pub(crate) fn at(path: &[u8], root: BorrowedFd<'_>) -> Option<Self> {
+    pub(crate) fn check_mount(path: &[u8], root: BorrowedFd<'_>) -> Option<Self> {
         if let Some(mount) = session::mount_number(root.as_raw_fd()) {
             match is_writable_ashlar(mount) {
                 Some(false) => return None,
-                Some(true) if is_empty(mount) => return Some(Self::Empty(mount)),
+                Some(true) if has_no_submounts(mount) => return Some(Self::Empty(mount)),
                 _ => {}
             }
         }
-        Table::read().filter(|table| is_writable_ashlar_in(&table.text, path)).map(Self::Table)
+        MountTable::read_table().filter(|table| is_writable_ashlar_in(&table.text, path)).map(Self::Table)
     }
 }
 
@@ -141,14 +143,14 @@ impl Look {
 ///
 /// The file reports when the table has changed since it was opened.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct MountTable {
     file: File,
     text: Vec<u8>,
 }
 
-impl Table {
+impl MountTable {
     /// Reads the table.
-    fn read() -> Option<Self> {
+    fn read_table() -> Option<Self> {
         let mut file = File::open(TABLE).ok()?;
         let mut text = Vec::with_capacity(TABLE_BYTES);
         file.read_to_end(&mut text).ok()?;
@@ -163,16 +165,18 @@ fn is_writable_ashlar_in(table: &[u8], path: &[u8]) -> bool {
 /// Returns whether a mount is still on a path, with nothing mounted in it or on it.
 ///
 /// The path is not resolved: file systems on the way may not answer.
-fn is_still(mount: u64, path: &[u8]) -> bool {
-    is_empty(mount) && ask(mount, POINT).is_some_and(|told| told.string(told.point).map(CStr::to_bytes) == Some(path))
+fn is_still_mounted(mount: u64, path: &[u8]) -> bool {
+    has_no_submounts(mount)
+        && ask_about_mount(mount, POINT)
+            .is_some_and(|answer| answer.string(answer.point).map(CStr::to_bytes) == Some(path))
 }
 
 /// Returns the directories below a path on which something is mounted.
-fn below(table: &[u8], path: &[u8], fs: &LibFs) -> Vec<InodeId> {
-    let who = Credentials::checked(0, 0);
+fn directories_below(table: &[u8], path: &[u8], fs: &LibFs) -> Vec<InodeId> {
+    let user = Credentials::checked(0, 0);
     let inside = |line: MountLine<'_>| {
         let rest = line.point.strip_prefix(path)?.strip_prefix(b"/")?.to_vec();
-        rest.split(|&byte| byte == b'/').try_fold(InodeId::ROOT, |at, name| Some(fs.lookup(&who, at, name).ok()?.id))
+        rest.split(|&byte| byte == b'/').try_fold(InodeId::ROOT, |at, name| Some(fs.lookup(&user, at, name).ok()?.id))
     };
     mount_lines(table).filter_map(inside).collect()
 }
@@ -180,23 +184,23 @@ fn below(table: &[u8], path: &[u8], fs: &LibFs) -> Vec<InodeId> {
 /// Ticks of the processor's clock between checks of the table: milliseconds.
 ///
 /// Other processes may mount something at any time.
-const LOOK_TICKS: u64 = 1 << 24;
+const CHECK_TICKS: u64 = 1 << 24;
 
 /// Whether something may have been mounted.
 static IS_SUSPECTED: AtomicBool = AtomicBool::new(false);
 
 /// Makes the next path check the table first.
-pub(crate) fn suspect() {
+pub(crate) fn suspect_change() {
     IS_SUSPECTED.store(true, Ordering::Relaxed);
 }
 
 /// The directories of a mount on which something is mounted, as of a moment ago.
 #[derive(Debug)]
-pub(crate) struct Covered {
+pub(crate) struct Submounts {
     /// The mount's number, as long as the table was not needed; else 0.
     empty: AtomicU64,
     table: OnceLock<Option<File>>,
-    looked: AtomicU64,
+    last_check: AtomicU64,
     is_any: AtomicBool,
     version: AtomicU64,
     directories: Mutex<Vec<InodeId>>,
@@ -206,62 +210,62 @@ pub(crate) struct Covered {
     is_gone: AtomicBool,
 }
 
-impl Covered {
+impl Submounts {
     /// Returns those of the mount on a path, from its first check.
-    pub(crate) fn new(look: Look, path: &[u8], fs: &LibFs) -> Self {
+    pub(crate) fn new(look: FirstCheck, path: &[u8], fs: &LibFs) -> Self {
         let covered = Self {
             empty: AtomicU64::new(0),
             table: OnceLock::new(),
-            looked: AtomicU64::new(ticks()),
+            last_check: AtomicU64::new(ticks()),
             is_any: AtomicBool::new(false),
             version: AtomicU64::new(0),
             directories: Mutex::default(),
             is_gone: AtomicBool::new(false),
         };
         match look {
-            Look::Empty(mount) => covered.empty.store(mount, Ordering::Relaxed),
-            Look::Table(table) => {
-                covered.table.get_or_init(|| materialise::high(table.file.into()).ok().map(File::from));
-                covered.take(&table.text, path, fs);
+            FirstCheck::Empty(mount) => covered.empty.store(mount, Ordering::Relaxed),
+            FirstCheck::Table(table) => {
+                covered.table.get_or_init(|| materialise::move_high(table.file.into()).ok().map(File::from));
+                covered.update(&table.text, path, fs);
             }
         }
         covered
     }
 
-    fn take(&self, table: &[u8], path: &[u8], fs: &LibFs) {
+    fn update(&self, table: &[u8], path: &[u8], fs: &LibFs) {
         if !is_writable_ashlar_in(table, path) {
             self.is_gone.store(true, Ordering::Relaxed);
             return;
         }
-        let directories = below(table, path, fs);
+        let directories = directories_below(table, path, fs);
         self.is_any.store(!directories.is_empty(), Ordering::Relaxed);
         *self.directories.lock().unwrap_or_else(PoisonError::into_inner) = directories;
         self.version.fetch_add(1, Ordering::Release);
     }
 
     /// Checks the table again if it has changed and the last check is some time ago; at once if `now`.
-    pub(crate) fn renew(&self, path: &[u8], fs: &LibFs, now: bool) {
-        let is_due = now || ticks().wrapping_sub(self.looked.load(Ordering::Relaxed)) > LOOK_TICKS;
+    pub(crate) fn refresh(&self, path: &[u8], fs: &LibFs, now: bool) {
+        let is_due = now || ticks().wrapping_sub(self.last_check.load(Ordering::Relaxed)) > CHECK_TICKS;
         if !is_due && !IS_SUSPECTED.load(Ordering::Relaxed) {
             return;
         }
         IS_SUSPECTED.store(false, Ordering::Relaxed);
-        self.looked.store(ticks(), Ordering::Relaxed);
+        self.last_check.store(ticks(), Ordering::Relaxed);
         if self.has_changed(path) {
             if let Ok(table) = std::fs::read(TABLE) {
-                self.take(&table, path, fs);
+                self.update(&table, path, fs);
             }
         }
     }
 
     fn has_changed(&self, path: &[u8]) -> bool {
         let empty = self.empty.load(Ordering::Relaxed);
-        if empty != 0 && is_still(empty, path) {
+        if empty != 0 && is_still_mounted(empty, path) {
             return false;
         }
         self.empty.store(0, Ordering::Relaxed);
         let mut is_new = false;
-        let open = || materialise::high(File::open(TABLE).ok()?.into()).ok().map(File::from);
+        let open = || materialise::move_high(File::open(TABLE).ok()?.into()).ok().map(File::from);
         let table = self.table.get_or_init(|| {
             is_new = true;
             open()
@@ -279,7 +283,7 @@ impl Covered {
     }
 
     /// Returns whether the kernel must resolve the mount's paths.
-    pub(crate) fn is_gone(&self) -> bool {
+    pub(crate) fn is_unreachable(&self) -> bool {
         self.is_gone.load(Ordering::Relaxed)
     }
 

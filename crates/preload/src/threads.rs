@@ -17,13 +17,13 @@ static UNKNOWN: AtomicU8 = AtomicU8::new(0);
 static IS_SINGLE: AtomicPtr<u8> = AtomicPtr::new(UNKNOWN.as_ptr());
 
 /// Looks for libc's byte, before the program begins. glibc before 2.32 has none.
-pub(crate) fn begin() {
+pub(crate) fn begin_detection() {
     // SAFETY: the name is a string.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) };
     if !found.is_null() {
         IS_SINGLE.store(found.cast(), Ordering::Relaxed);
     }
-    if is_single() {
+    if libc_says_single() {
         // SAFETY: from here on `look` is called before each use of LibFS, and no signal handler enters LibFS while it
         // is in use (`hook`).
         unsafe { alone::begin_alone() };
@@ -32,8 +32,8 @@ pub(crate) fn begin() {
 
 /// Checks whether there may be another thread by now.
 #[inline]
-pub(crate) fn look() {
-    if alone::is_alone() && !is_single() {
+pub(crate) fn check_threads() {
+    if alone::is_alone() && !libc_says_single() {
         alone::end_alone();
     }
 }
@@ -41,17 +41,17 @@ pub(crate) fn look() {
 /// Returns whether the process has only one thread.
 ///
 /// A thread that has just ended may still count.
-pub(crate) fn is_one() -> bool {
-    alone::is_alone() || numbers().len() == 1
+pub(crate) fn is_single_thread() -> bool {
+    alone::is_alone() || thread_ids().len() == 1
 }
 
 /// Returns the ids of its threads.
-pub(crate) fn numbers() -> Vec<i32> {
-    session::numbers_in(c"/proc/self/task")
+pub(crate) fn thread_ids() -> Vec<i32> {
+    session::numbers_in_directory(c"/proc/self/task")
 }
 
 #[inline]
-fn is_single() -> bool {
+fn libc_says_single() -> bool {
     // SAFETY: it is a byte of libc's or of this library, and lives as long as the process. libc changes it only while
     // there is one thread.
     unsafe { IS_SINGLE.load(Ordering::Relaxed).read_volatile() != 0 }

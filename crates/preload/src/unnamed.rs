@@ -35,7 +35,7 @@ static UNNAMED: Mutex<Vec<UnnamedFile>> = Mutex::new(Vec::new());
 static IS_ANY: AtomicBool = AtomicBool::new(false);
 
 /// Records a file that was made without a name.
-pub(crate) fn note(session: &Session, made: &Found) {
+pub(crate) fn record_unnamed(session: &Session, made: &Found) {
     let file = UnnamedFile {
         mount: session.number,
         device: session.device,
@@ -55,18 +55,18 @@ pub(crate) fn note(session: &Session, made: &Found) {
 /// Returns the session and the inode of a kernel descriptor's file, if that was made without a name.
 ///
 /// It opens the session if there is none.
-pub(crate) fn session_of(descriptor: i32) -> Option<(&'static Session, InodeId)> {
-    if !is_any() {
+pub(crate) fn session_of_unnamed(descriptor: i32) -> Option<(&'static Session, InodeId)> {
+    if !is_any_known() {
         return None;
     }
     let (device, inode) = session::identity_of(descriptor)?;
     let mount = UNNAMED.lock().iter().find(|file| (file.device, file.inode) == (device, inode))?.mount;
-    let session = session::by_number(mount).or_else(|| session::open(mount))?;
+    let session = session::by_number(mount).or_else(|| session::open_session(mount))?;
     Some((session, inode))
 }
 
 /// Returns whether the process knows of any.
-pub(crate) fn is_any() -> bool {
+pub(crate) fn is_any_known() -> bool {
     IS_ANY.load(Ordering::Relaxed)
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn is_nameless(session: &Session, found: &Found) -> bool {
 }
 
 /// Returns whether another process has made a file without a name.
-pub(crate) fn is_of_another(session: &Session, found: &Found) -> bool {
+pub(crate) fn is_of_another_process(session: &Session, found: &Found) -> bool {
     is_any_such(session, found, |file| file.maker != std::process::id())
 }
 
@@ -84,12 +84,12 @@ fn is_any_such(session: &Session, found: &Found, is_such: fn(&UnnamedFile) -> bo
     let is_it = |file: &UnnamedFile| {
         (file.device, file.inode, file.born) == (session.device, found.id, found.inode.born) && is_such(file)
     };
-    is_any() && UNNAMED.lock().iter().any(is_it)
+    is_any_known() && UNNAMED.lock().iter().any(is_it)
 }
 
 /// Records that a file has got a name.
-pub(crate) fn note_named(session: &Session, inode: InodeId) {
-    if is_any() {
+pub(crate) fn record_named(session: &Session, inode: InodeId) {
+    if is_any_known() {
         let mut unnamed = UNNAMED.lock();
         let files = unnamed.iter_mut().filter(|file| (file.device, file.inode) == (session.device, inode));
         files.for_each(|file| file.is_named = true);
@@ -97,13 +97,13 @@ pub(crate) fn note_named(session: &Session, inode: InodeId) {
 }
 
 /// Removes a file that the process has closed.
-pub(crate) fn forget(session: &Session, inode: InodeId) {
-    if is_any() {
+pub(crate) fn forget_unnamed(session: &Session, inode: InodeId) {
+    if is_any_known() {
         UNNAMED.lock().retain(|file| (file.device, file.inode) != (session.device, inode));
     }
 }
 
 /// Keeps other threads from these records, over a fork.
-pub(crate) fn hold() -> MutexGuard<'static, Vec<UnnamedFile>> {
+pub(crate) fn hold_unnamed() -> MutexGuard<'static, Vec<UnnamedFile>> {
     UNNAMED.lock()
 }

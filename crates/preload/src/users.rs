@@ -41,7 +41,7 @@ static IS_KERNELS: AtomicBool = AtomicBool::new(false);
 /// Whether the process's user is its real one: 0 for unknown, 1 for no, 2 for yes.
 ///
 /// Once it, or a thread, has changed, each call asks again.
-static IS_AS_REAL: AtomicU8 = AtomicU8::new(0);
+static IS_REAL_USER: AtomicU8 = AtomicU8::new(0);
 /// Whether the next call frees ended sessions.
 ///
 /// Some may have ended, and the process had one thread at the last end.
@@ -49,28 +49,30 @@ static IS_ANY_ENDED: AtomicBool = AtomicBool::new(false);
 /// When threads were first found to differ, by the machine's clock.
 ///
 /// 0 means that they agreed at the last check, or one has changed since.
-static DIFFER_SINCE: AtomicU64 = AtomicU64::new(0);
+static DIFFER_SINCE_MS: AtomicU64 = AtomicU64::new(0);
 
 /// Sessions beside the current ones.
 #[derive(Debug)]
-pub(crate) struct Others {
+pub(crate) struct OtherSessions {
     /// Those of users that the process may change back to; the newest last.
     aside: Vec<&'static Session>,
     /// Those that begin no more calls.
     ended: Vec<&'static Session>,
 }
 
-impl Others {
+impl OtherSessions {
     pub(crate) const NONE: Self = Self { aside: Vec::new(), ended: Vec::new() };
 
     /// Removes and returns the session that the process had with a mount as this user, if it is usable.
-    pub(crate) fn take(&mut self, mount: u32, who: &Credentials) -> Option<&'static Session> {
-        let is_it = |session: &&Session| session.number == mount && session.who == *who && !session.covered.is_gone();
+    pub(crate) fn resume(&mut self, mount: u32, user: &Credentials) -> Option<&'static Session> {
+        let is_it = |session: &&Session| {
+            session.number == mount && session.user == *user && !session.submounts.is_unreachable()
+        };
         self.aside.iter().position(is_it).map(|index| self.aside.remove(index))
     }
 
     /// Removes and returns the oldest ones of a mount, beyond so many.
-    fn shorten(&mut self, mount: u32, most: usize) -> Vec<&'static Session> {
+    fn take_oldest(&mut self, mount: u32, most: usize) -> Vec<&'static Session> {
         let count = self.aside.iter().filter(|session| session.number == mount).count();
         let oldest = self.aside.extract_if(.., |session| session.number == mount);
         oldest.take(count.saturating_sub(most)).collect()
@@ -79,45 +81,45 @@ impl Others {
 
 /// Returns whether the process, or a thread of it, has ever changed its user.
 #[inline]
-pub(crate) fn has_changed() -> bool {
+pub(crate) fn has_changed_user() -> bool {
     HAS_CHANGED.load(Ordering::Relaxed)
 }
 
 /// Returns whether this thread's user is the real one, for which `access` asks.
 #[inline]
-pub(crate) fn is_as_real() -> bool {
-    match IS_AS_REAL.load(Ordering::Relaxed) {
-        known if known != 0 && !has_changed() => known == 2,
-        _ => look_as_real(),
+pub(crate) fn is_real_user() -> bool {
+    match IS_REAL_USER.load(Ordering::Relaxed) {
+        known if known != 0 && !has_changed_user() => known == 2,
+        _ => check_real_user(),
     }
 }
 
 #[cold]
-fn look_as_real() -> bool {
+fn check_real_user() -> bool {
     // SAFETY: the calls take no arguments.
     let is_it = unsafe {
         let call = |number: i64| system_call(number as u64, [0; 6]);
         call(libc::SYS_getuid) == call(libc::SYS_geteuid) && call(libc::SYS_getgid) == call(libc::SYS_getegid)
     };
-    IS_AS_REAL.store(1 + u8::from(is_it), Ordering::Relaxed);
+    IS_REAL_USER.store(1 + u8::from(is_it), Ordering::Relaxed);
     is_it
 }
 
 /// Returns whether the process begins no more sessions.
-pub(crate) fn are_kernels() -> bool {
+pub(crate) fn begins_no_sessions() -> bool {
     IS_KERNELS.load(Ordering::Relaxed)
 }
 
 /// Returns the sessions that are set aside.
-pub(crate) fn aside() -> Vec<&'static Session> {
-    if has_changed() { session::others().aside.clone() } else { Vec::new() }
+pub(crate) fn sessions_aside() -> Vec<&'static Session> {
+    if has_changed_user() { session::other_sessions().aside.clone() } else { Vec::new() }
 }
 
 /// Frees ended sessions, as a call begins on this thread, unless another thread may use one.
 ///
 /// A program that runs another one is spared this.
 #[inline]
-pub(crate) fn free(call: i64) {
+pub(crate) fn free_if_ended(call: i64) {
     if IS_ANY_ENDED.load(Ordering::Relaxed) && !matches!(call, libc::SYS_execve | libc::SYS_execveat) {
         free_ended();
     }
@@ -127,43 +129,43 @@ pub(crate) fn free(call: i64) {
 fn free_ended() {
     IS_ANY_ENDED.store(false, Ordering::Relaxed);
     // The program may have made a thread past the library.
-    if !threads::is_one() {
+    if !threads::is_single_thread() {
         return;
     }
     // A session is kept until the process ends if, for want of memory, a mapping or an open file of it remains.
     let is_left = |session: &Session| {
-        direct::is_any_of(session) || descriptors::ours(0, u32::MAX).any(|number| is_open_in(number, session))
+        direct::is_any_mapped(session) || descriptors::ours(0, u32::MAX).any(|number| is_open_in(number, session))
     };
-    let gone: Vec<_> = session::others().ended.extract_if(.., |session| !is_left(session)).collect();
+    let gone: Vec<_> = session::other_sessions().ended.extract_if(.., |session| !is_left(session)).collect();
     for session in gone {
-        leave(session);
+        leave_session(session);
         // SAFETY: it was leaked as a box when it was opened, and is in no list any more. This thread, the only one, has
         // just begun a call, and no other call is in progress: signal handlers wait until a call is done. No open file
         // is of it.
         drop(unsafe { Box::from_raw(std::ptr::from_ref(session).cast_mut()) });
     }
-    session::forget_closed();
+    session::forget_closed_internal();
 }
 
 /// Returns whether a session may begin: all threads of the process have the same user.
-pub(crate) fn may_begin(others: &Others) -> bool {
-    if are_kernels() {
+pub(crate) fn may_begin_session(others: &OtherSessions) -> bool {
+    if begins_no_sessions() {
         return false;
     }
-    if !has_changed() {
+    if !has_changed_user() {
         return true;
     }
     if others.ended.len() > ENDED_MAX {
         IS_KERNELS.store(true, Ordering::Relaxed);
         return false;
     }
-    if threads::is_one() || do_threads_agree() {
-        DIFFER_SINCE.store(0, Ordering::Relaxed);
+    if threads::is_single_thread() || do_threads_agree() {
+        DIFFER_SINCE_MS.store(0, Ordering::Relaxed);
         return true;
     }
-    let now = shared::since_start_ms();
-    match DIFFER_SINCE.load(Ordering::Relaxed) {
-        0 => DIFFER_SINCE.store(now, Ordering::Relaxed),
+    let now = shared::uptime_ms();
+    match DIFFER_SINCE_MS.load(Ordering::Relaxed) {
+        0 => DIFFER_SINCE_MS.store(now, Ordering::Relaxed),
         since if now.saturating_sub(since) > CHANGE_MS => IS_KERNELS.store(true, Ordering::Relaxed),
         _ => {}
     }
@@ -182,91 +184,91 @@ fn do_threads_agree() -> bool {
         Some(status.lines().filter(is_meant).collect::<Vec<_>>().join("\n"))
     };
     // A thread that ends meanwhile has no status.
-    let known: Vec<_> = threads::numbers().into_iter().filter_map(identity).collect();
+    let known: Vec<_> = threads::thread_ids().into_iter().filter_map(identity).collect();
     known.first().is_some_and(|first| known.iter().all(|other| other == first))
 }
 
 /// Ends the oldest other sessions with a mount, when one begins.
-pub(crate) fn make_room(mount: u32) {
-    let gone = session::others().shorten(mount, ASIDE_MAX - 1);
-    end(gone);
+pub(crate) fn end_oldest(mount: u32) {
+    let gone = session::other_sessions().take_oldest(mount, ASIDE_MAX - 1);
+    end_sessions(gone);
 }
 
 /// Records that the process, or a thread of it, may have changed its user.
 ///
 /// Nothing is open in its sessions.
-pub(crate) fn change() {
+pub(crate) fn record_user_change() {
     HAS_CHANGED.store(true, Ordering::Relaxed);
-    DIFFER_SINCE.store(0, Ordering::Relaxed);
-    let who = session::credentials();
-    let may_return = session::permitted() & USER_CAPABILITIES == USER_CAPABILITIES;
+    DIFFER_SINCE_MS.store(0, Ordering::Relaxed);
+    let user = session::credentials();
+    let may_return = session::permitted_capabilities() & USER_CAPABILITIES == USER_CAPABILITIES;
     // If another thread is opening a session, that is complete once this lock is taken.
-    let mut others = session::others();
-    if session::all().all(|session| who.as_ref() == Some(&session.who)) && may_return {
+    let mut others = session::other_sessions();
+    if session::all().all(|session| user.as_ref() == Some(&session.user)) && may_return {
         return;
     }
     let mut gone = Vec::new();
     for session in session::take_all() {
         others.aside.push(session);
-        gone.extend(others.shorten(session.number, ASIDE_MAX));
+        gone.extend(others.take_oldest(session.number, ASIDE_MAX));
     }
     if !may_return {
         // The current user may go on with its own sessions.
-        gone.extend(others.aside.extract_if(.., |session| who.as_ref() != Some(&session.who)));
+        gone.extend(others.aside.extract_if(.., |session| user.as_ref() != Some(&session.user)));
     }
     drop(others);
     // Leave mappings that another thread has made until now. No thread makes more through these sessions.
-    direct::leave_all();
-    end(gone);
+    direct::hand_over_all();
+    end_sessions(gone);
 }
 
 /// Removes and returns all sessions, current and set aside.
-fn take_all(others: &mut Others) -> Vec<&'static Session> {
+fn take_all_sessions(others: &mut OtherSessions) -> Vec<&'static Session> {
     session::take_all().chain(others.aside.drain(..)).collect()
 }
 
 /// Ends all sessions, with nothing open in them.
 ///
 /// The kernel serves the process, or it runs another program.
-pub(crate) fn end_all() {
-    let gone = take_all(&mut session::others());
-    direct::leave_all();
-    end(gone);
+pub(crate) fn end_all_sessions() {
+    let gone = take_all_sessions(&mut session::other_sessions());
+    direct::hand_over_all();
+    end_sessions(gone);
     // From here on the program may use the numbers of their descriptors, so these stay as they are.
     IS_ANY_ENDED.store(false, Ordering::Relaxed);
-    let ended = std::mem::take(&mut session::others().ended);
-    ended.iter().filter(|session| !direct::is_any_of(session)).for_each(|session| leave(session));
+    let ended = std::mem::take(&mut session::other_sessions().ended);
+    ended.iter().filter(|session| !direct::is_any_mapped(session)).for_each(|session| leave_session(session));
 }
 
 /// Returns whether there is a session, current or set aside.
-pub(crate) fn is_any() -> bool {
-    session::is_any() || !session::others().aside.is_empty()
+pub(crate) fn is_any_session() -> bool {
+    session::is_any_open() || !session::other_sessions().aside.is_empty()
 }
 
 /// Ends all sessions, with nothing open in them, and frees them at once.
 ///
 /// If there are other threads, they may be in the middle of a call with one: no new call begins with it.
-pub(crate) fn make_way() {
-    let gone = take_all(&mut session::others());
-    direct::leave_all();
-    if threads::is_one() {
-        end(gone);
+pub(crate) fn end_and_free() {
+    let gone = take_all_sessions(&mut session::other_sessions());
+    direct::hand_over_all();
+    if threads::is_single_thread() {
+        end_sessions(gone);
         free_ended();
     } else {
-        session::others().ended.extend(gone);
+        session::other_sessions().ended.extend(gone);
     }
 }
 
 /// Stops the process from beginning more sessions.
-pub(crate) fn begin_none() {
+pub(crate) fn stop_beginning() {
     IS_KERNELS.store(true, Ordering::Relaxed);
 }
 
 fn is_open_in(number: i32, session: &Session) -> bool {
-    descriptors::file(number).is_some_and(|file| file.is_of(session))
+    descriptors::file(number).is_some_and(|file| file.is_in_session(session))
 }
 
-fn end(gone: Vec<&'static Session>) {
+fn end_sessions(gone: Vec<&'static Session>) {
     if gone.is_empty() {
         return;
     }
@@ -274,17 +276,17 @@ fn end(gone: Vec<&'static Session>) {
     // on.
     let is_meant = |number: &i32| gone.iter().any(|session| is_open_in(*number, session));
     descriptors::ours(0, u32::MAX).filter(is_meant).for_each(|number| {
-        let _ = materialise::descriptor(number);
+        let _ = materialise::hand_over(number);
     });
     // SharedFS keeps blocks that are still mapped until they are unmapped.
-    gone.iter().filter(|session| !direct::is_any_of(session)).for_each(|session| leave(session));
-    session::others().ended.extend(gone);
-    IS_ANY_ENDED.store(threads::is_one(), Ordering::Relaxed);
+    gone.iter().filter(|session| !direct::is_any_mapped(session)).for_each(|session| leave_session(session));
+    session::other_sessions().ended.extend(gone);
+    IS_ANY_ENDED.store(threads::is_single_thread(), Ordering::Relaxed);
 }
 
-fn leave(session: &Session) {
+fn leave_session(session: &Session) {
     if !session.is_over() {
-        session.end();
+        session.mark_over();
         session.fs.leave();
     }
 }
@@ -292,14 +294,14 @@ fn leave(session: &Session) {
 /// Discards all sessions in a forked process: they are the parent's.
 ///
 /// They are not freed: the program may use the numbers of their descriptors here.
-pub(crate) fn forget_all() {
-    let mut others = session::others();
-    let all = take_all(&mut others).into_iter().chain(others.ended.drain(..));
+pub(crate) fn forget_user_sessions() {
+    let mut others = session::other_sessions();
+    let all = take_all_sessions(&mut others).into_iter().chain(others.ended.drain(..));
     for session in all.filter(|session| !session.is_over()) {
-        session.end();
+        session.mark_over();
         session.fs.hang_up();
     }
     // The new process has one thread, and thus one user.
-    IS_AS_REAL.store(0, Ordering::Relaxed);
+    IS_REAL_USER.store(0, Ordering::Relaxed);
     [&HAS_CHANGED, &IS_KERNELS, &IS_ANY_ENDED].into_iter().for_each(|known| known.store(false, Ordering::Relaxed));
 }

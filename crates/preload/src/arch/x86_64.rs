@@ -16,7 +16,7 @@ pub(crate) const CALLS: usize = 512;
 /// LibFS can serve descriptors below this one.
 pub(crate) const DESCRIPTORS: usize = 65_536;
 
-/// How the entry treats each system call: an `INTEREST_*` value, with [`INTEREST_APART`] or without.
+/// How the entry treats each system call: an `INTEREST_*` value, with [`INTEREST_IGNORES_FREE`] or without.
 pub(crate) static ASHLAR_INTEREST: [AtomicU8; CALLS] = [const { AtomicU8::new(0) }; CALLS];
 /// The entry passes the call to the kernel.
 pub(crate) const INTEREST_NONE: u8 = 0;
@@ -25,7 +25,7 @@ pub(crate) const INTEREST_DESCRIPTOR: u8 = 1;
 /// The entry catches the call.
 pub(crate) const INTEREST_ALWAYS: u8 = 2;
 /// Added to the first two: the entry doesn't catch the call for a recycled number either.
-pub(crate) const INTEREST_APART: u8 = 4;
+pub(crate) const INTEREST_IGNORES_FREE: u8 = 4;
 
 /// The number of each descriptor's open file (`descriptors`), or 0 if the kernel serves the descriptor.
 pub(crate) static ASHLAR_DESCRIPTORS: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
@@ -46,9 +46,9 @@ pub(crate) fn keep_wide_registers() {
 }
 
 /// In [`ASHLAR_DESCRIPTORS`]: an adoptable descriptor, which the kernel serves for the time being.
-pub(crate) const CANDIDATE: u32 = u32::MAX - 1;
+pub(crate) const ADOPTABLE: u32 = u32::MAX - 1;
 /// Descriptors below this one can be adoptable.
-pub(crate) const CANDIDATES_MAX: usize = 1024;
+pub(crate) const ADOPTABLE_MAX: usize = 1024;
 
 /// A caught call, as the entry has put it on the stack.
 #[derive(Debug)]
@@ -104,14 +104,14 @@ pub(crate) enum After {
 /// The hook's return value, in two registers.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct Way {
+pub(crate) struct HookAnswer {
     /// An [`After`].
     after: u64,
     /// The argument of `ashlar_after_kernel`.
     word: u64,
 }
 
-impl Way {
+impl HookAnswer {
     /// Returns how to go on, and what to count after the kernel's call.
     #[inline(always)]
     pub(crate) fn new(after: After, word: u64) -> Self {
@@ -279,10 +279,10 @@ global_asm!(
     "ret",
     "12:",
     "syscall",
-    "cmp rax, {candidates_max}",
+    "cmp rax, {adoptable_max}",
     "jae 8b",
     "lea r11, [rip + {descriptors}]",
-    "mov dword ptr [r11 + rax * 4], {candidate}",
+    "mov dword ptr [r11 + rax * 4], {adoptable}",
     "ret",
     // The word is still in the red zone. A signal handler may make other calls during this one, so keep it on the
     // stack.
@@ -298,10 +298,10 @@ global_asm!(
     "pop rcx",
     "cmp ecx, 9",
     "jne 13f",
-    "cmp rax, {candidates_max}",
+    "cmp rax, {adoptable_max}",
     "jae 13f",
     "lea r11, [rip + {descriptors}]",
-    "mov dword ptr [r11 + rax * 4], {candidate}",
+    "mov dword ptr [r11 + rax * 4], {adoptable}",
     "13:",
     "pop rdi",
     "push rbp",
@@ -374,8 +374,8 @@ global_asm!(
     ".size ashlar_on_stack, . - ashlar_on_stack",
     calls = const CALLS,
     descriptors_max = const DESCRIPTORS,
-    candidates_max = const CANDIDATES_MAX,
-    candidate = const CANDIDATE,
+    adoptable_max = const ADOPTABLE_MAX,
+    adoptable = const ADOPTABLE,
     interest = sym ASHLAR_INTEREST,
     descriptors = sym ASHLAR_DESCRIPTORS,
     recycled = sym crate::recycled::ASHLAR_RECYCLED,

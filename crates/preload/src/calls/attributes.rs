@@ -6,18 +6,18 @@ use ashlar_libfs::{Change, Found, SetTime, stat_of};
 use ashlar_types::{Access, BLOCK_BYTES, Errno, FileKind, Inode, InodeId, Timestamp};
 
 use super::Served;
-use crate::memory::{self, PathBuffer, Plain, Use};
+use crate::memory::{self, MemoryUse, PathBuffer, Plain};
 use crate::path::{self, Aim, Last, Purpose, Walked};
 use crate::session::Session;
 use crate::{deferred, descriptors, users};
 
 /// Flags that say how `statx` gets its answer, which is always up to date.
-const STATX_HOW: i32 = libc::AT_NO_AUTOMOUNT | libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC;
+const STATX_SYNC_FLAGS: i32 = libc::AT_NO_AUTOMOUNT | libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC;
 /// `STATX_BASIC_STATS` and `STATX_BTIME`.
 const STATX_MASK: u32 = 0x7ff | 0x800;
 
 /// The file that a call is about.
-pub(super) struct Subject {
+pub(super) struct CallFile {
     pub(super) session: &'static Session,
     pub(super) found: Found,
 }
@@ -26,23 +26,25 @@ pub(super) struct Subject {
 ///
 /// `None` otherwise, and then nothing has happened.
 #[inline]
-pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
+pub(super) fn serve_fast(number: i64, a: &[u64; 6]) -> Option<i64> {
     const HERE: u64 = libc::AT_FDCWD as u64;
     match number {
-        libc::SYS_fstat => look(a[0], 0, libc::AT_EMPTY_PATH, a[1], stat_of),
-        libc::SYS_stat => look(HERE, a[0], 0, a[1], stat_of),
-        libc::SYS_lstat => look(HERE, a[0], libc::AT_SYMLINK_NOFOLLOW, a[1], stat_of),
-        libc::SYS_newfstatat => look(a[0], a[1], a[3] as i32 & !libc::AT_NO_AUTOMOUNT, a[2], stat_of),
-        libc::SYS_statx if !is_wrong(a) => look(a[0], a[1], a[2] as i32 & !STATX_HOW, a[4], statx_of),
-        libc::SYS_access => may(HERE, a[0], a[1]),
-        libc::SYS_faccessat => may(a[0], a[1], a[2]),
-        libc::SYS_faccessat2 if a[3] == 0 => may(a[0], a[1], a[2]),
+        libc::SYS_fstat => store_known(a[0], 0, libc::AT_EMPTY_PATH, a[1], stat_of),
+        libc::SYS_stat => store_known(HERE, a[0], 0, a[1], stat_of),
+        libc::SYS_lstat => store_known(HERE, a[0], libc::AT_SYMLINK_NOFOLLOW, a[1], stat_of),
+        libc::SYS_newfstatat => store_known(a[0], a[1], a[3] as i32 & !libc::AT_NO_AUTOMOUNT, a[2], stat_of),
+        libc::SYS_statx if !has_invalid_flags(a) => {
+            store_known(a[0], a[1], a[2] as i32 & !STATX_SYNC_FLAGS, a[4], statx_of)
+        }
+        libc::SYS_access => access_fast(HERE, a[0], a[1]),
+        libc::SYS_faccessat => access_fast(a[0], a[1], a[2]),
+        libc::SYS_faccessat2 if a[3] == 0 => access_fast(a[0], a[1], a[2]),
         _ => None,
     }
 }
 
 /// Returns whether `statx` is called with an unknown mask bit, or with two ways of synchronising.
-fn is_wrong(a: &[u64; 6]) -> bool {
+fn has_invalid_flags(a: &[u64; 6]) -> bool {
     const BOTH: i32 = libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC;
     a[2] as i32 & BOTH == BOTH || a[3] as u32 & libc::STATX__RESERVED as u32 != 0
 }
@@ -51,7 +53,7 @@ fn is_wrong(a: &[u64; 6]) -> bool {
 ///
 /// A directory, a path and flags name the file.
 #[inline(always)]
-fn look<T: Plain>(
+fn store_known<T: Plain>(
     directory: u64,
     path: u64,
     flags: i32,
@@ -70,7 +72,7 @@ fn look<T: Plain>(
         }
         _ => return None,
     };
-    let found = known(directory, path, |session, start| {
+    let found = with_known_start(directory, path, |session, start| {
         session.fs.look_at_known(session, start, last, |id, inode| of(id, inode, session.device))
     })?;
     memory::store(to, &found).ok().map(|()| 0)
@@ -78,24 +80,26 @@ fn look<T: Plain>(
 
 /// Calls `look` with the start of a path, if it is known.
 #[inline(always)]
-fn known<R>(
+fn with_known_start<R>(
     directory: u64,
     address: u64,
     look: impl FnOnce(&'static Session, (InodeId, &[u8])) -> Option<R>,
 ) -> Option<R> {
     let mut buffer = PathBuffer::new();
-    let start = path::start_at_hand(directory as i32, memory::path(address, &mut buffer).ok()?)?;
+    let start = path::find_known_start(directory as i32, memory::copy_path(address, &mut buffer).ok()?)?;
     look(start.session, (start.directory, start.rest))
 }
 
 /// Serves `access` on the fast path.
 #[inline]
-fn may(directory: u64, path: u64, mode: u64) -> Option<i64> {
-    if mode & !7 != 0 || !users::is_as_real() {
+fn access_fast(directory: u64, path: u64, mode: u64) -> Option<i64> {
+    if mode & !7 != 0 || !users::is_real_user() {
         return None;
     }
     let access = Access(mode as u32);
-    let may = known(directory, path, |session, start| session.fs.access_known(session, start, Last::Follow, access))?;
+    let may = with_known_start(directory, path, |session, start| {
+        session.fs.access_known(session, start, Last::Follow, access)
+    })?;
     Some(may.map_or_else(|errno| -i64::from(errno.0), |()| 0))
 }
 
@@ -107,21 +111,27 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
         libc::SYS_lstat => with_path(libc::AT_FDCWD, a[0], Last::Keep, |subject| store_stat(subject, a[1])),
         libc::SYS_newfstatat => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT;
-            with(a[0], a[1], a[3], allowed, Purpose::Look, |subject| store_stat(subject, a[2]))
+            with_named(a[0], a[1], a[3], allowed, Purpose::Look, |subject| store_stat(subject, a[2]))
         }
-        libc::SYS_statx if is_wrong(a) => Err(Errno::EINVAL),
+        libc::SYS_statx if has_invalid_flags(a) => Err(Errno::EINVAL),
         libc::SYS_statx => {
-            let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | STATX_HOW;
-            with(a[0], a[1], a[2], allowed, Purpose::Look, |subject| store_statx(subject, a[4]))
+            let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | STATX_SYNC_FLAGS;
+            with_named(a[0], a[1], a[2], allowed, Purpose::Look, |subject| store_statx(subject, a[4]))
         }
         // The kernel checks the mode before it looks at the path.
         libc::SYS_access if a[1] as i32 & !7 != 0 => Err(Errno::EINVAL),
         libc::SYS_faccessat | libc::SYS_faccessat2 if a[2] as i32 & !7 != 0 => Err(Errno::EINVAL),
-        libc::SYS_access => with_path(libc::AT_FDCWD, a[0], Last::Follow, |subject| check(subject, a[1], 0)),
-        libc::SYS_faccessat => with_path(a[0] as i32, a[1], Last::Follow, |subject| check(subject, a[2], 0)),
+        libc::SYS_access => {
+            with_path(libc::AT_FDCWD, a[0], Last::Follow, |subject| check_real_access(subject, a[1], 0))
+        }
+        libc::SYS_faccessat => {
+            with_path(a[0] as i32, a[1], Last::Follow, |subject| check_real_access(subject, a[2], 0))
+        }
         libc::SYS_faccessat2 => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_EACCESS;
-            with(a[0], a[1], a[3], allowed, Purpose::Look, |subject| check(subject, a[2], a[3] as i32))
+            with_named(a[0], a[1], a[3], allowed, Purpose::Look, |subject| {
+                check_real_access(subject, a[2], a[3] as i32)
+            })
         }
         libc::SYS_fchmod => with_file(a[0], |subject| set_mode(subject, a[1])),
         libc::SYS_chmod => {
@@ -132,7 +142,7 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
         }
         libc::SYS_fchmodat2 => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
-            with(a[0], a[1], a[3], allowed, Purpose::Change, |subject| set_mode(subject, a[2]))
+            with_named(a[0], a[1], a[3], allowed, Purpose::Change, |subject| set_mode(subject, a[2]))
         }
         libc::SYS_fchown => with_file(a[0], |subject| set_owner(subject, a[1], a[2])),
         libc::SYS_chown => {
@@ -143,33 +153,33 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
         }
         libc::SYS_fchownat => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
-            with(a[0], a[1], a[4], allowed, Purpose::Change, |subject| set_owner(subject, a[2], a[3]))
+            with_named(a[0], a[1], a[4], allowed, Purpose::Change, |subject| set_owner(subject, a[2], a[3]))
         }
         // If there is nothing to change, the kernel checks nothing.
         libc::SYS_utimensat if a[2] != 0 && changes_no_time(a[2])? => Ok(Some(0)),
         libc::SYS_utimensat if a[1] == 0 && a[0] as i32 == libc::AT_FDCWD => Ok(None),
         libc::SYS_utimensat if a[1] == 0 && a[3] != 0 => Err(Errno::EINVAL),
-        libc::SYS_utimensat if a[1] == 0 && descriptors::is_alone(a[0] as i32) => Err(Errno::EBADF),
+        libc::SYS_utimensat if a[1] == 0 && descriptors::is_o_path(a[0] as i32) => Err(Errno::EBADF),
         libc::SYS_utimensat if a[1] == 0 => with_file(a[0], |subject| set_times(subject, a[2])),
         libc::SYS_utimensat => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
-            with(a[0], a[1], a[3], allowed, Purpose::Change, |subject| set_times(subject, a[2]))
+            with_named(a[0], a[1], a[3], allowed, Purpose::Change, |subject| set_times(subject, a[2]))
         }
         _ => Ok(None),
     }
 }
 
 /// Calls `then` with the file of a LibFS descriptor.
-pub(super) fn with_file(descriptor: u64, then: impl FnOnce(&Subject) -> Served) -> Served {
+pub(super) fn with_file(descriptor: u64, then: impl FnOnce(&CallFile) -> Served) -> Served {
     // LibFS may adopt the descriptor with this call.
-    if deferred::is_any_candidate() && descriptors::is_candidate(descriptor as i32) {
-        deferred::count(1);
+    if deferred::may_have_adoptable() && descriptors::is_adoptable(descriptor as i32) {
+        deferred::count_calls(1);
     }
     let Some(file) = descriptors::file(descriptor as i32) else { return Ok(None) };
     let session = file.session()?;
     let at_hand = file.opened().and_then(|open| session.fs.attributes_open(open));
     let found = at_hand.map_or_else(|| session.fs.attributes(file.inode()), Ok)?;
-    then(&Subject { session, found })
+    then(&CallFile { session, found })
 }
 
 /// Calls `then` with the file that a path leads to.
@@ -177,28 +187,28 @@ pub(super) fn with_path(
     directory: i32,
     address: u64,
     aim: impl Into<Aim>,
-    then: impl FnOnce(&Subject) -> Served,
+    then: impl FnOnce(&CallFile) -> Served,
 ) -> Served {
     let aim = aim.into();
     let mut buffer = PathBuffer::new();
-    let text = memory::path(address, &mut buffer)?;
+    let text = memory::copy_path(address, &mut buffer)?;
     if let Some(descriptor) = path::descriptor_named(text) {
         return if aim.follows() { with_file(descriptor as u64, then) } else { Ok(None) };
     }
-    let Some(start) = path::start(directory, text)? else { return Ok(None) };
+    let Some(start) = path::find_start(directory, text)? else { return Ok(None) };
     let session = start.session;
-    let Walked::Inside(place) = path::walk(session, start.directory, start.rest, aim)? else { return Ok(None) };
-    then(&Subject { session, found: place.found.ok_or(Errno::ENOENT)? })
+    let Walked::Inside(place) = path::resolve(session, start.directory, start.rest, aim)? else { return Ok(None) };
+    then(&CallFile { session, found: place.found.ok_or(Errno::ENOENT)? })
 }
 
 /// Calls `then` with the file that a directory, a path and flags name.
-fn with(
+fn with_named(
     directory: u64,
     address: u64,
     flags: u64,
     allowed: i32,
     purpose: Purpose,
-    then: impl FnOnce(&Subject) -> Served,
+    then: impl FnOnce(&CallFile) -> Served,
 ) -> Served {
     let flags = flags as i32;
     if flags & !allowed != 0 {
@@ -213,12 +223,12 @@ fn with(
     with_path(directory as i32, address, last.to(purpose), then)
 }
 
-fn store_stat(subject: &Subject, address: u64) -> Served {
+fn store_stat(subject: &CallFile, address: u64) -> Served {
     memory::store(address, &subject.found.stat(subject.session.device))?;
     Ok(Some(0))
 }
 
-fn store_statx(subject: &Subject, address: u64) -> Served {
+fn store_statx(subject: &CallFile, address: u64) -> Served {
     let Found { id, inode } = &subject.found;
     memory::store(address, &statx_of(*id, inode, subject.session.device))?;
     Ok(Some(0))
@@ -255,47 +265,47 @@ fn statx_of(id: InodeId, inode: &Inode, device: u64) -> libc::statx {
 }
 
 /// Serves `access`, which checks the rights of the real user.
-fn check(subject: &Subject, mode: u64, flags: i32) -> Served {
+fn check_real_access(subject: &CallFile, mode: u64, flags: i32) -> Served {
     if mode as i32 == 0 {
         return Ok(Some(0));
     }
-    if !users::is_as_real() && flags & libc::AT_EACCESS == 0 {
+    if !users::is_real_user() && flags & libc::AT_EACCESS == 0 {
         return Ok(None);
     }
     path::check_access(subject.session, &subject.found, Access(mode as u32))?;
     Ok(Some(0))
 }
 
-fn apply(subject: &Subject, change: &Change) -> Served {
-    subject.session.fs.set_attributes(&subject.session.who, subject.found.id, change)?;
+fn apply_change(subject: &CallFile, change: &Change) -> Served {
+    subject.session.fs.set_attributes(&subject.session.user, subject.found.id, change)?;
     Ok(Some(0))
 }
 
-fn set_mode(subject: &Subject, mode: u64) -> Served {
+fn set_mode(subject: &CallFile, mode: u64) -> Served {
     if subject.found.inode.kind == FileKind::Symlink {
         return Ok(None);
     }
     let mode = mode as u32 & ashlar_types::MODE_PERMISSIONS;
-    apply(subject, &Change { mode: Some(mode), ..Change::default() })
+    apply_change(subject, &Change { mode: Some(mode), ..Change::default() })
 }
 
-fn set_owner(subject: &Subject, uid: u64, gid: u64) -> Served {
+fn set_owner(subject: &CallFile, uid: u64, gid: u64) -> Served {
     let given = |id: u64| Some(id as u32).filter(|id| *id != u32::MAX);
     // A call that changes neither owner nor group still updates the change time.
-    apply(subject, &Change { uid: given(uid), gid: given(gid), strip: true, ..Change::default() })
+    apply_change(subject, &Change { uid: given(uid), gid: given(gid), strip: true, ..Change::default() })
 }
 
-fn set_times(subject: &Subject, address: u64) -> Served {
+fn set_times(subject: &CallFile, address: u64) -> Served {
     let (accessed, modified) = if address == 0 {
         (Some(SetTime::Now), Some(SetTime::Now))
     } else {
-        memory::check(address, 2 * size_of::<libc::timespec>() as u64, Use::Read)?;
+        memory::check_access(address, 2 * size_of::<libc::timespec>() as u64, MemoryUse::Read)?;
         (time_at(address)?, time_at(address + size_of::<libc::timespec>() as u64)?)
     };
     if accessed.is_none() && modified.is_none() {
         return Ok(Some(0));
     }
-    apply(subject, &Change { accessed, modified, ..Change::default() })
+    apply_change(subject, &Change { accessed, modified, ..Change::default() })
 }
 
 /// Returns whether a call leaves both times as they are.

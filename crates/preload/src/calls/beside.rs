@@ -5,9 +5,9 @@
 //! requests, and are no sockets.
 
 use super::Served;
-use super::shape::{Shape, paths_of, shape};
+use super::shape::{Shape, paths_of, shape_of};
 use crate::arch::{Frame, system_call};
-use crate::descriptors::{self, File};
+use crate::descriptors::{self, OpenFileRef};
 use crate::{hook, locks, materialise, memory};
 
 /// Commands for the process that gets an open file's signals, the signal, and the user that set it.
@@ -24,7 +24,7 @@ const F_SET_FILE_RW_HINT: i32 = 1038;
 
 /// The subject of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Subject {
+enum CallSubject {
     /// The file: any open file of it serves.
     File,
     /// The open file, unless the kernel refuses the call.
@@ -36,25 +36,25 @@ enum Subject {
 /// Lets the kernel answer a call on a LibFS descriptor that LibFS does not serve.
 ///
 /// Returns `None` if the open file must be handed over to the kernel for the call.
-pub(super) fn answer(call: &Frame) -> Served {
+pub(super) fn answer_by_kernel(call: &Frame) -> Served {
     let a = &call.arguments;
     let Some((at, file)) = named_file(call) else { return Ok(None) };
-    let subject = subject(call.rax as i64, a, &file);
-    if subject == Subject::OpenFileAlone {
+    let subject = subject_of(call.rax as i64, a, &file);
+    if subject == CallSubject::OpenFileAlone {
         return Ok(None);
     }
-    locks::with_real(&file, false, |real| {
+    locks::with_real_file(&file, false, |real| {
         if call.rax as i64 == libc::SYS_ioctl && a[1] == libc::FIONREAD {
             // The kernel counts from the open file's offset.
-            file.place().iter().for_each(|place| materialise::set_offset(real, place.offset));
+            file.place().iter().for_each(|place| materialise::set_kernel_offset(real, place.offset));
         }
         let mut arguments = *a;
         arguments[at] = real as u64;
         // SAFETY: the program's own call, but for the number of the descriptor.
         let result = unsafe { system_call(call.rax, arguments) };
-        let is_answer = subject == Subject::File || result < 0;
+        let is_answer = subject == CallSubject::File || result < 0;
         if is_answer {
-            hook::pass_on();
+            hook::record_kernel_served();
         }
         Ok(is_answer.then_some(result))
     })
@@ -63,10 +63,10 @@ pub(super) fn answer(call: &Frame) -> Served {
 /// Returns the LibFS open file that a call is about, and the index of its descriptor.
 ///
 /// The descriptor comes first, or before a path that is empty.
-fn named_file(call: &Frame) -> Option<(usize, File)> {
+fn named_file(call: &Frame) -> Option<(usize, OpenFileRef)> {
     let a = &call.arguments;
     let file = |at: usize| Some((at, descriptors::file(a[at] as i32)?));
-    match shape(call.rax as i64) {
+    match shape_of(call.rax as i64) {
         Shape::At => {
             let &(from, path) = paths_of(Shape::At).first()?;
             let is_empty = a[path] == 0 || memory::load::<u8>(a[path]) == Ok(0);
@@ -81,15 +81,15 @@ fn named_file(call: &Frame) -> Option<(usize, File)> {
     }
 }
 
-fn subject(number: i64, a: &[u64; 6], file: &File) -> Subject {
+fn subject_of(number: i64, a: &[u64; 6], file: &OpenFileRef) -> CallSubject {
     match number {
         libc::SYS_fcntl => match a[1] as i32 {
-            F_GETOWN | F_GETOWN_EX | F_GETOWNER_UIDS | F_GETSIG | libc::F_GETLEASE => Subject::File,
-            F_GET_FILE_RW_HINT | F_SET_FILE_RW_HINT => Subject::File,
-            F_SETOWN | F_SETOWN_EX | F_SETSIG => Subject::OpenFileAlone,
-            libc::F_OFD_GETLK | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => Subject::OpenFileAlone,
-            libc::F_NOTIFY if file.is_directory() => Subject::OpenFileAlone,
-            _ => Subject::OpenFile,
+            F_GETOWN | F_GETOWN_EX | F_GETOWNER_UIDS | F_GETSIG | libc::F_GETLEASE => CallSubject::File,
+            F_GET_FILE_RW_HINT | F_SET_FILE_RW_HINT => CallSubject::File,
+            F_SETOWN | F_SETOWN_EX | F_SETSIG => CallSubject::OpenFileAlone,
+            libc::F_OFD_GETLK | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => CallSubject::OpenFileAlone,
+            libc::F_NOTIFY if file.is_directory() => CallSubject::OpenFileAlone,
+            _ => CallSubject::OpenFile,
         },
         // If LibFS does not serve these, another thread has handed the open file over to the kernel, or other processes
         // share it.
@@ -101,10 +101,12 @@ fn subject(number: i64, a: &[u64; 6], file: &File) -> Subject {
         | libc::SYS_pwritev2
         | libc::SYS_lseek
         | libc::SYS_getdents
-        | libc::SYS_getdents64 => Subject::OpenFileAlone,
+        | libc::SYS_getdents64 => CallSubject::OpenFileAlone,
         // Handing a directory over costs nothing: LibFS goes on resolving paths from it.
-        libc::SYS_openat2 | libc::SYS_open_by_handle_at | libc::SYS_fspick | libc::SYS_setns => Subject::OpenFileAlone,
-        libc::SYS_close | libc::SYS_dup | libc::SYS_flock => Subject::OpenFileAlone,
-        _ => Subject::File,
+        libc::SYS_openat2 | libc::SYS_open_by_handle_at | libc::SYS_fspick | libc::SYS_setns => {
+            CallSubject::OpenFileAlone
+        }
+        libc::SYS_close | libc::SYS_dup | libc::SYS_flock => CallSubject::OpenFileAlone,
+        _ => CallSubject::File,
     }
 }

@@ -5,7 +5,7 @@ use ashlar_types::{Errno, FILE_SIZE_MAX, InodeId};
 
 use super::Served;
 use crate::arch::system_call;
-use crate::descriptors::{self, File, PlaceGuard};
+use crate::descriptors::{self, OpenFileRef, PlaceGuard};
 use crate::session::{self, Session};
 use crate::{deferred, materialise, memory, users};
 
@@ -30,7 +30,7 @@ const SYNC_RANGE_FLAGS: u32 =
 
 /// The position of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
+enum TransferPosition {
     /// At the open file's offset, which moves.
     Place,
     /// At an offset that the call names.
@@ -38,20 +38,20 @@ enum At {
 }
 
 /// The program's memory of one transfer.
-enum Parts {
+enum TransferParts {
     One([libc::iovec; 1]),
     Many(Vec<libc::iovec>),
 }
 
-impl Parts {
+impl TransferParts {
     /// The one buffer of `read` and its like.
-    fn one(address: u64, length: u64) -> Self {
+    fn single(address: u64, length: u64) -> Self {
         let iov_len = (length as usize).min(TRANSFER_MAX);
         Self::One([libc::iovec { iov_base: address as *mut libc::c_void, iov_len }])
     }
 
     /// The list of `readv` and its like.
-    fn many(address: u64, count: u64) -> Result<Self, Errno> {
+    fn read_list(address: u64, count: u64) -> Result<Self, Errno> {
         if count as usize > PARTS_MAX {
             return Err(Errno::EINVAL);
         }
@@ -82,7 +82,7 @@ impl Parts {
 ///
 /// A range that ends beyond all offsets is invalid, as is one that begins before the first.
 #[inline]
-const fn is_range(offset: u64, bytes: u64) -> bool {
+const fn is_valid_range(offset: u64, bytes: u64) -> bool {
     (offset | offset.wrapping_add(bytes)) as i64 >= 0
 }
 
@@ -90,13 +90,13 @@ const fn is_range(offset: u64, bytes: u64) -> bool {
 ///
 /// `None` otherwise, and then nothing has happened.
 #[inline]
-pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
+pub(super) fn serve_fast(number: i64, a: &[u64; 6]) -> Option<i64> {
     let writes = matches!(number, libc::SYS_write | libc::SYS_pwrite64);
     let has_offset = matches!(number, libc::SYS_pread64 | libc::SYS_pwrite64);
     let file = descriptors::file(a[0] as i32)?;
     let (open, flags) = (file.opened()?, file.flags());
     let needed = if writes { libc::O_RDONLY } else { libc::O_WRONLY };
-    if flags & libc::O_PATH != 0 || flags & libc::O_ACCMODE == needed || file.has_left() {
+    if flags & libc::O_PATH != 0 || flags & libc::O_ACCMODE == needed || file.was_handed_over() {
         return None;
     }
     let session = file.session().ok()?;
@@ -104,7 +104,7 @@ pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
     let offset = place.as_ref().map_or(a[3], |place| place.offset);
     let length = (a[2] as usize).min(TRANSFER_MAX);
     let count = if writes {
-        if flags & (libc::O_SYNC | libc::O_DSYNC) != 0 || !is_range(offset, a[2]) {
+        if flags & (libc::O_SYNC | libc::O_DSYNC) != 0 || !is_valid_range(offset, a[2]) {
             return None;
         }
         let at = if flags & libc::O_APPEND != 0 { WriteAt::End } else { WriteAt::Offset(offset) };
@@ -113,13 +113,13 @@ pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
         if matches!(at, WriteAt::Offset(_)) && place.as_ref().is_some_and(PlaceGuard::is_shared) {
             return None;
         }
-        let written = session.fs.write_open(open, at, data, session.strips(), session::file_limit())?;
+        let written = session.fs.write_open(open, at, data, session.strips_set_id(), session::file_limit())?;
         if let Some(place) = &mut place {
             place.offset = written.offset + written.bytes as u64;
         }
         written.bytes
     } else {
-        if !is_range(offset, a[2]) {
+        if !is_valid_range(offset, a[2]) {
             return None;
         }
         memory::check_bounds(a[1], a[2]).ok()?;
@@ -144,13 +144,13 @@ const fn names_offset(number: i64, a: &[u64; 6]) -> bool {
 /// Returns whether a transfer is to take place before the first byte.
 ///
 /// The kernel checks this before the descriptor.
-pub(super) const fn is_nowhere(number: i64, a: &[u64; 6]) -> bool {
+pub(super) const fn is_before_start(number: i64, a: &[u64; 6]) -> bool {
     names_offset(number, a) && a[3] as i64 <= -1
 }
 
 /// Serves all forms of `read` and `write`.
 pub(super) fn transfer(number: i64, a: &[u64; 6]) -> Served {
-    if is_nowhere(number, a) {
+    if is_before_start(number, a) {
         return Err(Errno::EINVAL);
     }
     let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
@@ -164,10 +164,10 @@ pub(super) fn transfer(number: i64, a: &[u64; 6]) -> Served {
     let (parts, bytes) = match number {
         libc::SYS_read | libc::SYS_pread64 | libc::SYS_write | libc::SYS_pwrite64 => {
             memory::check_bounds(a[1], a[2])?;
-            (Parts::one(a[1], a[2]), a[2])
+            (TransferParts::single(a[1], a[2]), a[2])
         }
         _ => {
-            let parts = Parts::many(a[1], a[2])?;
+            let parts = TransferParts::read_list(a[1], a[2])?;
             let bytes = parts.as_slice().iter().map(|part| part.iov_len as u64).sum();
             if bytes == 0 {
                 return Ok(Some(0));
@@ -175,15 +175,15 @@ pub(super) fn transfer(number: i64, a: &[u64; 6]) -> Served {
             (parts, bytes)
         }
     };
-    let at = if names_offset(number, a) { At::Offset(a[3]) } else { At::Place };
+    let at = if names_offset(number, a) { TransferPosition::Offset(a[3]) } else { TransferPosition::Place };
     let start = match at {
-        At::Offset(offset) => offset,
-        At::Place => match file.place() {
+        TransferPosition::Offset(offset) => offset,
+        TransferPosition::Place => match file.place() {
             Some(place) => place.offset,
             None => return Ok(None),
         },
     };
-    if !is_range(start, bytes) {
+    if !is_valid_range(start, bytes) {
         return Err(Errno::EINVAL);
     }
     let flags = if matches!(number, libc::SYS_preadv2 | libc::SYS_pwritev2) { a[5] } else { 0 };
@@ -199,9 +199,9 @@ pub(super) fn transfer(number: i64, a: &[u64; 6]) -> Served {
     if writes { write(&file, at, parts.as_slice(), flags) } else { read(&file, at, parts.as_slice()) }
 }
 
-fn read(file: &File, at: At, parts: &[libc::iovec]) -> Served {
+fn read(file: &OpenFileRef, at: TransferPosition, parts: &[libc::iovec]) -> Served {
     let session = file.session()?;
-    if let At::Offset(offset) = at {
+    if let TransferPosition::Offset(offset) = at {
         return read_parts(session, file.inode(), offset, parts).map(|count| Some(count as i64));
     }
     let Some(mut place) = file.place() else { return Ok(None) };
@@ -235,14 +235,14 @@ fn read_parts(session: &Session, inode: InodeId, offset: u64, parts: &[libc::iov
     Ok(done)
 }
 
-fn write(file: &File, at: At, parts: &[libc::iovec], flags: u64) -> Served {
+fn write(file: &OpenFileRef, at: TransferPosition, parts: &[libc::iovec], flags: u64) -> Served {
     let session = file.session()?;
     let appends = file.flags() & libc::O_APPEND != 0 && flags & RWF_NOAPPEND == 0 || flags & RWF_APPEND != 0;
     let is_synchronous = file.flags() & (libc::O_SYNC | libc::O_DSYNC) != 0 || flags & RWF_SYNC != 0;
     let length = parts.iter().map(|part| part.iov_len as u64).sum();
     let mut place = match at {
-        At::Offset(_) => None,
-        At::Place => loop {
+        TransferPosition::Offset(_) => None,
+        TransferPosition::Place => loop {
             let Some(place) = file.place() else { return Ok(None) };
             // The place is held only while other processes wait for it.
             if appends || place.reserve(place.offset.saturating_add(length)) {
@@ -251,8 +251,8 @@ fn write(file: &File, at: At, parts: &[libc::iovec], flags: u64) -> Served {
         },
     };
     let offset = match (at, &place) {
-        (At::Offset(offset), _) => offset,
-        (At::Place, place) => place.as_ref().map_or(0, |place| place.offset),
+        (TransferPosition::Offset(offset), _) => offset,
+        (TransferPosition::Place, place) => place.as_ref().map_or(0, |place| place.offset),
     };
     let count = write_parts(session, file.inode(), if appends { None } else { Some(offset) }, parts, &mut place)?;
     if is_synchronous && count > 0 {
@@ -271,7 +271,7 @@ fn write_parts(
     parts: &[libc::iovec],
     place: &mut Option<PlaceGuard>,
 ) -> Result<usize, Errno> {
-    let joined = if parts.len() > 1 { Some(join(parts)?) } else { None };
+    let joined = if parts.len() > 1 { Some(join_parts(parts)?) } else { None };
     let data = match (&joined, parts.first()) {
         (Some(joined), _) => &joined[..],
         (None, Some(part)) => memory::first_bytes(part.iov_base as u64, part.iov_len)?,
@@ -292,8 +292,8 @@ fn write_bytes(
     place: Option<&mut PlaceGuard>,
 ) -> Result<usize, Errno> {
     let limit = session::file_limit();
-    let written = session.fs.write_within(&session.admitted, inode, at, data, session.strips(), limit);
-    let written = written.inspect_err(|errno| tell_of_limit(*errno, limit))?;
+    let written = session.fs.write_within(&session.admitted, inode, at, data, session.strips_set_id(), limit);
+    let written = written.inspect_err(|errno| signal_limit(*errno, limit))?;
     if let Some(place) = place {
         place.offset = written.offset + written.bytes as u64;
     }
@@ -301,7 +301,7 @@ fn write_bytes(
 }
 
 /// Joins the bytes of several parts: one call is one write, so no reader sees a part of it.
-fn join(parts: &[libc::iovec]) -> Result<Vec<u8>, Errno> {
+fn join_parts(parts: &[libc::iovec]) -> Result<Vec<u8>, Errno> {
     let mut joined = Vec::new();
     joined
         .try_reserve_exact(parts.iter().map(|part| part.iov_len).sum::<usize>().min(JOINED_MAX))
@@ -325,7 +325,7 @@ fn join(parts: &[libc::iovec]) -> Result<Vec<u8>, Errno> {
 /// Sends `SIGXFSZ` to a process that writes at or beyond its limit.
 ///
 /// A process that writes beyond the largest size of a file gets only the error.
-fn tell_of_limit(errno: Errno, limit: u64) {
+fn signal_limit(errno: Errno, limit: u64) {
     if errno == Errno::EFBIG && limit <= FILE_SIZE_MAX {
         // SAFETY: the calls take only numbers.
         unsafe {
@@ -338,8 +338,8 @@ fn tell_of_limit(errno: Errno, limit: u64) {
 
 /// Serves `lseek` on the fast path, if the new offset needs nothing but the current one.
 #[inline]
-pub(super) fn seek_at_once(a: &[u64; 6]) -> Option<i64> {
-    let file = descriptors::file(a[0] as i32).filter(|file| !file.is_alone())?;
+pub(super) fn seek_fast(a: &[u64; 6]) -> Option<i64> {
+    let file = descriptors::file(a[0] as i32).filter(|file| !file.is_o_path())?;
     file.session().ok()?;
     let mut place = file.place()?;
     let to = match a[2] as i32 {
@@ -393,8 +393,8 @@ pub(super) fn sync(a: &[u64; 6]) -> Served {
 /// Serves `syncfs`, even on a kernel descriptor: the kernel does not pass the call on to a mount.
 pub(super) fn sync_file_system(a: &[u64; 6]) -> Served {
     let descriptor = a[0] as i32;
-    if deferred::is_any_candidate() && descriptors::is_candidate(descriptor) {
-        deferred::end();
+    if deferred::may_have_adoptable() && descriptors::is_adoptable(descriptor) {
+        deferred::end_deferral();
     }
     let Some(file) = descriptors::file(descriptor) else {
         // SAFETY: the program's own call.
@@ -422,7 +422,7 @@ pub(super) fn sync_range(a: &[u64; 6]) -> Served {
 pub(super) fn sync_all() -> Served {
     // SAFETY: the call takes no arguments.
     unsafe { system_call(libc::SYS_sync as u64, [0; 6]) };
-    for session in session::all().chain(users::aside()) {
+    for session in session::all().chain(users::sessions_aside()) {
         // `sync` has no way to fail.
         let _ = session.fs.sync_all();
     }
@@ -442,12 +442,12 @@ fn offset_at(address: u64) -> Result<Option<u64>, Errno> {
 ///
 /// Returns `None` if the descriptor is closed or an `O_PATH` one.
 fn open_flags(descriptor: i32) -> Option<i32> {
-    let flags = materialise::flags(descriptor);
+    let flags = materialise::kernel_flags(descriptor);
     (flags >= 0 && flags & libc::O_PATH == 0).then_some(flags)
 }
 
 /// A kernel's open file beside one of LibFS's.
-pub(super) struct Other {
+pub(super) struct KernelFile {
     /// It is on another mount.
     pub(super) is_apart: bool,
     /// It is a regular file.
@@ -455,9 +455,9 @@ pub(super) struct Other {
     flags: i32,
 }
 
-impl Other {
+impl KernelFile {
     /// Returns the kernel's open file of two descriptors, if LibFS serves the other one.
-    pub(super) fn of(one: i32, other: i32) -> Option<Self> {
+    pub(super) fn beside_ours(one: i32, other: i32) -> Option<Self> {
         let (ours, kernels) = if descriptors::is_ours(one) { (one, other) } else { (other, one) };
         if descriptors::is_ours(kernels) {
             return None;
@@ -468,8 +468,8 @@ impl Other {
     }
 
     /// Returns whether the flags of both files allow a copy; one of them is the kernel's.
-    pub(super) fn may_be_copied(&self, from: Option<&File>, to: Option<&File>) -> bool {
-        let flags = |file: Option<&File>| file.map_or(self.flags, |file| file.flags());
+    pub(super) fn may_be_copied(&self, from: Option<&OpenFileRef>, to: Option<&OpenFileRef>) -> bool {
+        let flags = |file: Option<&OpenFileRef>| file.map_or(self.flags, |file| file.flags());
         may_be_copied(flags(from), flags(to))
     }
 }
@@ -489,7 +489,7 @@ pub(super) fn copy_range(a: &[u64; 6]) -> Served {
         return Err(if is_open(a[0] as i32) && is_open(a[2] as i32) { Errno::EINVAL } else { Errno::EBADF });
     }
     let (from, to) = (descriptors::file(a[0] as i32), descriptors::file(a[2] as i32));
-    if [&from, &to].into_iter().flatten().any(File::is_directory) {
+    if [&from, &to].into_iter().flatten().any(OpenFileRef::is_directory) {
         let is_open = |descriptor: i32| descriptors::is_ours(descriptor) || open_flags(descriptor).is_some();
         if !is_open(a[0] as i32) || !is_open(a[2] as i32) {
             return Err(Errno::EBADF);
@@ -502,7 +502,7 @@ pub(super) fn copy_range(a: &[u64; 6]) -> Served {
         (from, to) => {
             // The kernel would report different mounts too, and the program then copies without this call. So there is
             // no reason to hand the LibFS file over.
-            let other = Other::of(a[0] as i32, a[2] as i32);
+            let other = KernelFile::beside_ours(a[0] as i32, a[2] as i32);
             let Some(other) = other.filter(|other| other.is_apart && other.is_regular) else { return Ok(None) };
             let may = other.may_be_copied(from.as_ref(), to.as_ref());
             return Err(if may { Errno::EXDEV } else { Errno::EBADF });
@@ -517,7 +517,7 @@ pub(super) fn copy_range(a: &[u64; 6]) -> Served {
             return Err(Errno::EOVERFLOW);
         }
     }
-    copy(&from, a[1], &to, a[3], a[4])
+    copy_bytes(&from, a[1], &to, a[3], a[4])
 }
 
 /// Fails with `EFAULT` if the offsets of `copy_file_range` can't be read.
@@ -531,9 +531,9 @@ fn check_offsets(a: &[u64; 6]) -> Result<(), Errno> {
 /// Copies so many bytes between files of one session.
 ///
 /// For each file the call gives the address of an offset, or null; then the open file's offset counts.
-fn copy(from: &File, from_address: u64, to: &File, to_address: u64, bytes: u64) -> Served {
+fn copy_bytes(from: &OpenFileRef, from_address: u64, to: &OpenFileRef, to_address: u64, bytes: u64) -> Served {
     let (from_given, to_given) = (offset_at(from_address)?, offset_at(to_address)?);
-    let place = |file: &File| file.place().map(|place| place.offset);
+    let place = |file: &OpenFileRef| file.place().map(|place| place.offset);
     let (Some(from_offset), Some(to_offset)) = (from_given.or_else(|| place(from)), to_given.or_else(|| place(to)))
     else {
         return Ok(None);
@@ -545,12 +545,12 @@ fn copy(from: &File, from_address: u64, to: &File, to_address: u64, bytes: u64) 
     if length == 0 {
         return Ok(Some(0));
     }
-    let (who, strip, limit) = (&session.admitted, session.strips(), session::file_limit());
+    let (user, strip, limit) = (&session.admitted, session.strips_set_id(), session::file_limit());
     let (input, output) = (from.inode(), to.inode());
-    let copied = session.fs.copy_range_within(who, input, from_offset, output, to_offset, length, strip, limit);
-    let copied = copied.inspect_err(|errno| tell_of_limit(*errno, limit))?;
-    moved(from, from_address, from_given, from_offset + copied)?;
-    moved(to, to_address, to_given, to_offset + copied)?;
+    let copied = session.fs.copy_range_within(user, input, from_offset, output, to_offset, length, strip, limit);
+    let copied = copied.inspect_err(|errno| signal_limit(*errno, limit))?;
+    store_offset(from, from_address, from_given, from_offset + copied)?;
+    store_offset(to, to_address, to_given, to_offset + copied)?;
     if to.flags() & (libc::O_SYNC | libc::O_DSYNC) != 0 && copied > 0 {
         session.fs.sync_inode(output)?;
     }
@@ -558,7 +558,7 @@ fn copy(from: &File, from_address: u64, to: &File, to_address: u64, bytes: u64) 
 }
 
 /// Stores the offset after a copy: at the address that the call gave, or in the open file.
-fn moved(file: &File, address: u64, given: Option<u64>, offset: u64) -> Result<(), Errno> {
+fn store_offset(file: &OpenFileRef, address: u64, given: Option<u64>, offset: u64) -> Result<(), Errno> {
     match given {
         Some(_) => memory::store(address, &(offset as i64)),
         None => {
@@ -576,17 +576,17 @@ pub(super) fn send_file(a: &[u64; 6]) -> Served {
         memory::load::<i64>(a[2])?;
     }
     let sent = match (descriptors::file(a[1] as i32), descriptors::file(a[0] as i32)) {
-        (Some(from), _) if from.is_alone() => Err(Errno::EBADF),
-        (Some(from), Some(to)) if !to.may_write() || to.is_alone() => check_sent(&from, a).and(Err(Errno::EBADF)),
-        (None, Some(to)) if to.is_alone() => Ok(None),
+        (Some(from), _) if from.is_o_path() => Err(Errno::EBADF),
+        (Some(from), Some(to)) if !to.may_write() || to.is_o_path() => check_sent(&from, a).and(Err(Errno::EBADF)),
+        (None, Some(to)) if to.is_o_path() => Ok(None),
         (Some(from), None) => send_out(&from, a),
-        (from, Some(to)) => receive(from.as_ref(), &to, a),
+        (from, Some(to)) => send_in(from.as_ref(), &to, a),
         (None, None) => Ok(None),
     };
     // The kernel stores the offset after each try, even after a failed one. If LibFS leaves the call to the kernel, the
     // kernel does so itself.
     if a[2] != 0 && !matches!(sent, Ok(None) | Err(Errno::RESERVED)) {
-        memory::check(a[2], size_of::<i64>() as u64, memory::Use::Write)?;
+        memory::check_access(a[2], size_of::<i64>() as u64, memory::MemoryUse::Write)?;
     }
     sent
 }
@@ -594,17 +594,17 @@ pub(super) fn send_file(a: &[u64; 6]) -> Served {
 /// Fails if the file that `sendfile` reads or its offset is invalid.
 ///
 /// The kernel checks these first.
-fn check_sent(from: &File, a: &[u64; 6]) -> Result<(), Errno> {
+fn check_sent(from: &OpenFileRef, a: &[u64; 6]) -> Result<(), Errno> {
     if !from.may_read() {
         return Err(Errno::EBADF);
     }
     let start = offset_at(a[2])?.or_else(|| from.place().map(|place| place.offset));
-    if start.is_none_or(|start| is_range(start, a[3])) { Ok(()) } else { Err(Errno::EINVAL) }
+    if start.is_none_or(|start| is_valid_range(start, a[3])) { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
-fn send_out(from: &File, a: &[u64; 6]) -> Served {
+fn send_out(from: &OpenFileRef, a: &[u64; 6]) -> Served {
     // A descriptor that appends is an error, which the kernel reports.
-    let appends = || materialise::flags(a[0] as i32) & libc::O_APPEND != 0;
+    let appends = || materialise::kernel_flags(a[0] as i32) & libc::O_APPEND != 0;
     check_sent(from, a)?;
     if from.is_directory() || appends() {
         return Ok(None);
@@ -619,7 +619,7 @@ fn send_out(from: &File, a: &[u64; 6]) -> Served {
     // SAFETY: the buffer is this function's, and has that many bytes.
     let sent = unsafe { system_call(libc::SYS_write as u64, [a[0], buffer.as_ptr() as u64, count as u64, 0, 0, 0]) };
     if sent > 0 {
-        moved(from, a[2], given, start + sent as u64)?;
+        store_offset(from, a[2], given, start + sent as u64)?;
     }
     Ok(Some(sent))
 }
@@ -627,7 +627,7 @@ fn send_out(from: &File, a: &[u64; 6]) -> Served {
 /// Serves `sendfile` into a LibFS file.
 ///
 /// The source is a file of the same session, or a regular file of the kernel's.
-fn receive(from: Option<&File>, to: &File, a: &[u64; 6]) -> Served {
+fn send_in(from: Option<&OpenFileRef>, to: &OpenFileRef, a: &[u64; 6]) -> Served {
     // The kernel reports the errors. If other processes share the place, they would have to wait for the other side.
     let is_plain = to.may_write() && to.flags() & (libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC) == 0;
     if !is_plain || to.is_directory() || to.place().is_none_or(|place| place.is_shared()) {
@@ -639,16 +639,16 @@ fn receive(from: Option<&File>, to: &File, a: &[u64; 6]) -> Served {
         let is_other = from.session()?.number == session.number && from.inode() != to.inode();
         let is_plain = from.may_read() && !from.is_directory() && is_other;
         check_sent(from, a)?;
-        if to.place().is_some_and(|place| !is_range(place.offset, a[3])) {
+        if to.place().is_some_and(|place| !is_valid_range(place.offset, a[3])) {
             return Err(Errno::EINVAL);
         }
-        return if is_plain { copy(from, a[2], to, 0, a[3]) } else { Ok(None) };
+        return if is_plain { copy_bytes(from, a[2], to, 0, a[3]) } else { Ok(None) };
     }
     let input = a[1] as i32;
-    let is_fit = |other: Other| {
+    let is_fit = |other: KernelFile| {
         other.is_regular && other.flags & libc::O_ACCMODE != libc::O_WRONLY && other.flags & libc::O_DIRECT == 0
     };
-    if !Other::of(a[0] as i32, input).is_some_and(is_fit) {
+    if !KernelFile::beside_ours(a[0] as i32, input).is_some_and(is_fit) {
         return Ok(None);
     }
     let given = offset_at(a[2])?;
@@ -669,7 +669,7 @@ fn receive(from: Option<&File>, to: &File, a: &[u64; 6]) -> Served {
         let written = match count {
             0 => break,
             count if count < 0 => Err(Errno(-count as i32)),
-            count => put(session, to, &buffer[..count as usize]),
+            count => write_at_place(session, to, &buffer[..count as usize]),
         };
         if done == 0 && written == Err(Errno::ESTALE) {
             return Ok(None);
@@ -696,7 +696,7 @@ fn receive(from: Option<&File>, to: &File, a: &[u64; 6]) -> Served {
 /// Writes bytes at an open file's offset, which moves.
 ///
 /// Fails with `ESTALE` if other processes share it by now.
-fn put(session: &Session, to: &File, bytes: &[u8]) -> Result<usize, Errno> {
+fn write_at_place(session: &Session, to: &OpenFileRef, bytes: &[u8]) -> Result<usize, Errno> {
     let Some(mut place) = to.place().filter(|place| !place.is_shared()) else { return Err(Errno::ESTALE) };
     let at = WriteAt::Offset(place.offset);
     write_bytes(session, to.inode(), at, bytes, Some(&mut place))

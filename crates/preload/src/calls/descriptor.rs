@@ -6,8 +6,8 @@ use ashlar_types::Errno;
 
 use super::{F_CREATED_QUERY, F_DUPFD_QUERY, Served, data, process};
 use crate::arch::system_call;
-use crate::descriptors::{self, CHANGEABLE, File, OnExec};
-use crate::locks::Way;
+use crate::descriptors::{self, CHANGEABLE, OnExec, OpenFileRef};
+use crate::locks::LockOutcome;
 use crate::{locks, memory, recycled, session, threads};
 
 /// The flag for files larger than 2 GiB: always set on 64 bits, and shown by `F_GETFL`.
@@ -36,9 +36,9 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
         libc::SYS_dup2 => duplicate_to(descriptor, a[1] as i32, 0, false),
         libc::SYS_dup3 => duplicate_to(descriptor, a[1] as i32, a[2] as i32, true),
         libc::SYS_close_range => close_range(a),
-        libc::SYS_fcntl => control(descriptor, a[1] as i32, a[2]),
+        libc::SYS_fcntl => control_descriptor(descriptor, a[1] as i32, a[2]),
         // It is no terminal: stdio asks this of each file that it writes to.
-        libc::SYS_ioctl if is_for_terminals(a[1]) && descriptors::is_ours(descriptor) => Err(Errno::ENOTTY),
+        libc::SYS_ioctl if is_terminal_request(a[1]) && descriptors::is_ours(descriptor) => Err(Errno::ENOTTY),
         libc::SYS_ioctl if a[1] == FICLONE => clone_file(descriptor, a[2] as i32),
         libc::SYS_ioctl if a[1] == FICLONERANGE => clone_file(descriptor, memory::load(a[2])?),
         libc::SYS_ioctl if a[1] == libc::FIONBIO => match descriptors::file(descriptor) {
@@ -50,14 +50,14 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
         },
         libc::SYS_ioctl if [libc::FIOCLEX, libc::FIONCLEX].contains(&a[1]) => {
             let flag = if a[1] == libc::FIOCLEX { libc::FD_CLOEXEC } else { 0 };
-            control(descriptor, libc::F_SETFD, flag as u64)
+            control_descriptor(descriptor, libc::F_SETFD, flag as u64)
         }
         _ => Ok(None),
     }
 }
 
 /// Returns whether an `ioctl` is one that only terminals know.
-pub(crate) const fn is_for_terminals(request: u64) -> bool {
+pub(crate) const fn is_terminal_request(request: u64) -> bool {
     request == TCGETS || request == TCGETS2 || request == libc::TIOCGWINSZ
 }
 
@@ -65,7 +65,7 @@ pub(crate) const fn is_for_terminals(request: u64) -> bool {
 ///
 /// `cp` asks this for each file before it copies it.
 fn clone_file(to: i32, from: i32) -> Served {
-    let is_closed = |file: &File| file.flags() & libc::O_PATH != 0;
+    let is_closed = |file: &OpenFileRef| file.flags() & libc::O_PATH != 0;
     match (descriptors::file(to), descriptors::file(from)) {
         (to, from) if to.as_ref().is_some_and(is_closed) || from.as_ref().is_some_and(is_closed) => Err(Errno::EBADF),
         (Some(to), Some(from)) if to.session()?.number == from.session()?.number => {
@@ -75,7 +75,7 @@ fn clone_file(to: i32, from: i32) -> Served {
             let may = data::may_be_copied(from.flags(), to.flags());
             Err(if may { Errno::EOPNOTSUPP } else { Errno::EBADF })
         }
-        (to_file, from_file) => match data::Other::of(to, from) {
+        (to_file, from_file) => match data::KernelFile::beside_ours(to, from) {
             Some(other) if other.is_apart => Err(Errno::EXDEV),
             Some(other) if other.is_regular => {
                 let may = other.may_be_copied(from_file.as_ref(), to_file.as_ref());
@@ -88,32 +88,32 @@ fn clone_file(to: i32, from: i32) -> Served {
 
 /// Serves `close` of a LibFS descriptor.
 #[inline]
-pub(super) fn close_at_once(descriptor: i32) -> Option<i64> {
+pub(super) fn close_fast(descriptor: i32) -> Option<i64> {
     let file = descriptors::remove(descriptor)?;
-    locks::forget(&file);
+    locks::end_locks(&file);
     let is_recycled = match file.on_exec() {
         OnExec::Unknown => false,
-        known => recycled::park(descriptor, known == OnExec::Closes),
+        known => recycled::recycle(descriptor, known == OnExec::Closes),
     };
     Some(if is_recycled { 0 } else { descriptors::close_number(descriptor) })
 }
 
 fn close(descriptor: i32) -> Option<i64> {
-    if let Some(closed) = close_at_once(descriptor) {
+    if let Some(closed) = close_fast(descriptor) {
         return Some(closed);
     }
-    recycled::note_freed(descriptor as u32);
-    let named = locks::file_of_named(descriptor);
-    descriptors::forget_kernels(descriptor);
+    recycled::record_freed(descriptor as u32);
+    let named = locks::file_of_closing(descriptor);
+    descriptors::forget_kernel_entry(descriptor);
     let named = named?;
     let result = descriptors::close_number(descriptor);
-    locks::forget_file(named);
+    locks::end_locks_of_closed(named);
     Some(result)
 }
 
 fn duplicate(descriptor: i32, from: i32, cloexec: bool) -> Served {
     let Some(file) = descriptors::file(descriptor) else {
-        return Ok(duplicate_followed(descriptor, from, cloexec));
+        return Ok(duplicate_kernels(descriptor, from, cloexec));
     };
     if from < 0 {
         return Err(Errno::EINVAL);
@@ -127,8 +127,8 @@ fn duplicate(descriptor: i32, from: i32, cloexec: bool) -> Served {
 /// Duplicates a LibFS descriptor whose open file forked processes share.
 ///
 /// The kernel has a real open file there.
-fn duplicate_real(file: &File, descriptor: i32, from: i32, cloexec: bool) -> Served {
-    recycled::end();
+fn duplicate_real(file: &OpenFileRef, descriptor: i32, from: i32, cloexec: bool) -> Served {
+    recycled::close_recycled();
     let made = kernel_duplicate(descriptor, from, cloexec);
     if made >= 0 {
         if made as usize >= crate::arch::DESCRIPTORS {
@@ -148,24 +148,24 @@ fn kernel_duplicate(descriptor: i32, from: i32, cloexec: bool) -> i64 {
 }
 
 /// Duplicates a kernel descriptor from which paths may begin, or which is adoptable: so is the new one.
-fn duplicate_followed(descriptor: i32, from: i32, cloexec: bool) -> Option<i64> {
-    if !descriptors::is_named(descriptor) && !descriptors::is_candidate(descriptor) {
+fn duplicate_kernels(descriptor: i32, from: i32, cloexec: bool) -> Option<i64> {
+    if !descriptors::is_path_base(descriptor) && !descriptors::is_adoptable(descriptor) {
         return None;
     }
-    recycled::end();
+    recycled::close_recycled();
     let made = kernel_duplicate(descriptor, from, cloexec);
     if made >= 0 {
-        note_followed(descriptor, made as i32);
+        record_duplicate(descriptor, made as i32);
     }
     Some(made)
 }
 
 /// Records that one kernel descriptor is a duplicate of another.
-fn note_followed(old: i32, new: i32) {
-    if descriptors::is_candidate(old) {
-        descriptors::note_duplicate(old, new);
-    } else if descriptors::is_named(old) {
-        descriptors::note_named(new);
+fn record_duplicate(old: i32, new: i32) {
+    if descriptors::is_adoptable(old) {
+        descriptors::record_adoptable_duplicate(old, new);
+    } else if descriptors::is_path_base(old) {
+        descriptors::record_path_base(new);
     }
 }
 
@@ -189,21 +189,21 @@ fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
     }
     // The kernel puts the placeholder at the new number, and closes its descriptor there. It reports unknown flags and
     // invalid numbers.
-    let named = locks::file_of_named(new);
+    let named = locks::file_of_closing(new);
     let done = call();
     if done < 0 {
         return Ok(Some(done));
     }
     if let Some(named) = named {
-        locks::forget_file(named);
+        locks::end_locks_of_closed(named);
     }
     let replaced = descriptors::remove(new);
-    descriptors::forget_kernels(new);
+    descriptors::forget_kernel_entry(new);
     if let Some(replaced) = &replaced {
-        locks::forget(replaced);
+        locks::end_locks(replaced);
     }
     if file.is_none() {
-        note_followed(old, new);
+        record_duplicate(old, new);
     }
     if let Some(file) = &file {
         if new as usize >= crate::arch::DESCRIPTORS {
@@ -221,7 +221,7 @@ fn close_range(a: &[u64; 6]) -> Served {
     if first > last || flags & !(libc::CLOSE_RANGE_UNSHARE | libc::CLOSE_RANGE_CLOEXEC) != 0 {
         return Ok(None);
     }
-    if flags & libc::CLOSE_RANGE_UNSHARE != 0 && !threads::is_one() {
+    if flags & libc::CLOSE_RANGE_UNSHARE != 0 && !threads::is_single_thread() {
         // From here on this thread has descriptors of its own, but the table is of the descriptors of all threads.
         process::leave_to_kernel();
         return Ok(None);
@@ -235,12 +235,12 @@ fn close_range(a: &[u64; 6]) -> Served {
         close(descriptor);
     }
     let is_closed = |descriptor: &i32| (first..=last).contains(&(*descriptor as u32));
-    descriptors::candidates().filter(is_closed).for_each(descriptors::forget_kernels);
-    recycled::note_freed(first);
-    let named = locks::files_of_named(first, last);
-    descriptors::inherited().filter(is_closed).for_each(descriptors::forget_kernels);
-    descriptors::forget_named(first, last);
-    let _closes = Forgetting(named);
+    descriptors::adoptable().filter(is_closed).for_each(descriptors::forget_kernel_entry);
+    recycled::record_freed(first);
+    let named = locks::files_of_closing(first, last);
+    descriptors::inherited().filter(is_closed).for_each(descriptors::forget_kernel_entry);
+    descriptors::forget_path_bases(first, last);
+    let _closes = LocksEndingOnDrop(named);
     // Close around the descriptors that the program does not know of.
     let mut from = first;
     let highest = last.min(crate::arch::DESCRIPTORS as u32);
@@ -254,11 +254,11 @@ fn close_range(a: &[u64; 6]) -> Served {
 }
 
 /// Files that are closed; their locks end when this is dropped.
-struct Forgetting(Vec<locks::Locked>);
+struct LocksEndingOnDrop(Vec<locks::LockedFile>);
 
-impl Drop for Forgetting {
+impl Drop for LocksEndingOnDrop {
     fn drop(&mut self) {
-        self.0.drain(..).for_each(locks::forget_file);
+        self.0.drain(..).for_each(locks::end_locks_of_closed);
     }
 }
 
@@ -268,7 +268,7 @@ fn close_kernel_range(first: u32, last: u32) -> i64 {
 }
 
 /// Sets status flags of an open file, and of the real open file that other processes share.
-fn set_flags(file: &File, descriptor: i32, change: i32, to: i32) -> i64 {
+fn set_flags(file: &OpenFileRef, descriptor: i32, change: i32, to: i32) -> i64 {
     file.set_flags(change, to);
     if file.shared().is_none() {
         return 0;
@@ -279,13 +279,13 @@ fn set_flags(file: &File, descriptor: i32, change: i32, to: i32) -> i64 {
 }
 
 /// Returns whether the open call behind a kernel's open file has created the file.
-pub(super) fn is_made(descriptor: i32) -> bool {
+pub(super) fn has_created_file(descriptor: i32) -> bool {
     // SAFETY: it asks for a flag.
     unsafe { system_call(libc::SYS_fcntl as u64, [descriptor as u64, F_CREATED_QUERY as u64, 0, 0, 0, 0]) == 1 }
 }
 
 /// Returns whether another descriptor leads to the same LibFS open file.
-fn is_same(file: &File, other: i32) -> Result<bool, Errno> {
+fn is_same_file(file: &OpenFileRef, other: i32) -> Result<bool, Errno> {
     if let Some(other) = descriptors::file(other) {
         return Ok(file.is_same(&other));
     }
@@ -297,7 +297,7 @@ fn is_same(file: &File, other: i32) -> Result<bool, Errno> {
 ///
 /// The kernel would grant leases by the open files that it knows, and would break them when it opens the file. It does
 /// not see what LibFS opens.
-fn lease(descriptor: i32, argument: u64) -> Served {
+fn set_lease(descriptor: i32, argument: u64) -> Served {
     let is_asked_for = [libc::F_RDLCK, libc::F_WRLCK].contains(&(argument as i32));
     let command = if is_asked_for { libc::F_UNLCK as u64 } else { argument };
     let ask = |descriptor: i32| {
@@ -307,15 +307,15 @@ fn lease(descriptor: i32, argument: u64) -> Served {
         Ok(Some(if is_asked_for && result >= 0 { -i64::from(Errno::EAGAIN.0) } else { result }))
     };
     match descriptors::file(descriptor) {
-        Some(file) => locks::with_real(&file, false, ask),
-        None if descriptors::is_candidate(descriptor) || session::file_of(descriptor).is_some() => ask(descriptor),
+        Some(file) => locks::with_real_file(&file, false, ask),
+        None if descriptors::is_adoptable(descriptor) || session::file_of(descriptor).is_some() => ask(descriptor),
         None => Ok(None),
     }
 }
 
-fn control(descriptor: i32, command: i32, argument: u64) -> Served {
+fn control_descriptor(descriptor: i32, command: i32, argument: u64) -> Served {
     match command {
-        libc::F_SETLEASE => return lease(descriptor, argument),
+        libc::F_SETLEASE => return set_lease(descriptor, argument),
         libc::F_DUPFD => return duplicate(descriptor, argument as i32, false),
         libc::F_DUPFD_CLOEXEC => return duplicate(descriptor, argument as i32, true),
         _ => {}
@@ -331,7 +331,7 @@ fn control(descriptor: i32, command: i32, argument: u64) -> Served {
             // SAFETY: the program's own call.
             Ok(Some(unsafe { system_call(libc::SYS_fcntl as u64, arguments) }))
         }
-        libc::F_GETFL if file.is_alone() => Ok(Some(file.flags().into())),
+        libc::F_GETFL if file.is_o_path() => Ok(Some(file.flags().into())),
         libc::F_GETFL => Ok(Some((file.flags() & !libc::O_CREAT | LARGE_FILE).into())),
         libc::F_SETFL => {
             let to = argument as i32;
@@ -339,21 +339,21 @@ fn control(descriptor: i32, command: i32, argument: u64) -> Served {
             if gains_noatime {
                 let session = file.session()?;
                 let owner = session.fs.attributes(file.inode())?.inode.uid;
-                if session.who.uid != 0 && session.who.uid != owner {
+                if session.user.uid != 0 && session.user.uid != owner {
                     return Err(Errno::EPERM);
                 }
             }
             Ok(Some(set_flags(&file, descriptor, CHANGEABLE, to)))
         }
-        F_DUPFD_QUERY => is_same(&file, argument as i32).map(|is_same| Some(is_same.into())),
+        F_DUPFD_QUERY => is_same_file(&file, argument as i32).map(|is_same| Some(is_same.into())),
         F_CREATED_QUERY => Ok(Some(i64::from(file.flags() & libc::O_CREAT != 0))),
         F_GET_RW_HINT => {
-            memory::store(argument, &u64::from(file.hint().load(Ordering::Relaxed)))?;
+            memory::store(argument, &u64::from(file.lifetime_hint().load(Ordering::Relaxed)))?;
             Ok(Some(0))
         }
         F_SET_RW_HINT => match memory::load::<u64>(argument)? {
             hint @ 0..=RW_HINT_MAX => {
-                file.hint().store(hint as u32, Ordering::Relaxed);
+                file.lifetime_hint().store(hint as u32, Ordering::Relaxed);
                 Ok(Some(0))
             }
             _ => Err(Errno::EINVAL),
@@ -368,6 +368,10 @@ pub(super) fn is_record_lock(command: u64) -> bool {
 }
 
 /// Returns the outcome of a command of `fcntl`, if it is about a record lock.
-pub(super) fn lock(call: [u64; 6]) -> Result<Way, Errno> {
-    if is_record_lock(call[1]) { locks::control(call[0] as i32, call[1] as i32, call[2]) } else { Ok(Way::Kernel) }
+pub(super) fn serve_record_lock(call: [u64; 6]) -> Result<LockOutcome, Errno> {
+    if is_record_lock(call[1]) {
+        locks::control_lock(call[0] as i32, call[1] as i32, call[2])
+    } else {
+        Ok(LockOutcome::Kernel)
+    }
 }

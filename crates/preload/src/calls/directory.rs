@@ -17,7 +17,7 @@ const FILLED_MAX: usize = 1 << 20;
 const ROOM_USUAL: usize = 32 << 10;
 
 /// Entries in the form that the program gets.
-struct Page {
+struct ListingPage {
     bytes: Vec<u8>,
     room: usize,
     /// The last cookie, and the length of the page before its first entry.
@@ -27,7 +27,7 @@ struct Page {
     is_full: bool,
 }
 
-impl Page {
+impl ListingPage {
     /// Adds an entry, unless the page is full.
     ///
     /// A listing goes on after a cookie, so names that share a cookie are in one page.
@@ -37,7 +37,7 @@ impl Page {
         if self.bytes.len() + length > self.room {
             if self.last.0 == cookie && self.last.1 > 0 {
                 self.bytes.truncate(self.last.1);
-                self.next = self.before();
+                self.next = self.last_cookie();
             }
             self.is_full = true;
             return false;
@@ -58,7 +58,7 @@ impl Page {
     }
 
     /// Returns the cookie of the last entry that stayed.
-    fn before(&self) -> u64 {
+    fn last_cookie(&self) -> u64 {
         let mut at = 0;
         let mut cookie = 0;
         while let Some(head) = self.bytes.get(at..at + HEAD_BYTES) {
@@ -78,7 +78,7 @@ pub(super) fn list(a: &[u64; 6]) -> Served {
     let session = file.session()?;
     let Some(mut place) = file.place() else { return Ok(None) };
     let room = (a[2] as u32 as usize).min(FILLED_MAX);
-    let mut page = Page {
+    let mut page = ListingPage {
         bytes: Vec::with_capacity(room.min(ROOM_USUAL)),
         room,
         last: (0, 0),

@@ -6,11 +6,11 @@ use ashlar_libfs::{Allocation, Change, Found, Make, Opening, access_of, allocati
 use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, QuotaId};
 
 use super::{Served, descriptor};
-use crate::descriptors::{self, File, TMPFILE};
+use crate::descriptors::{self, OpenFileRef, TMPFILE};
 use crate::direct;
 use crate::materialise;
 use crate::memory::{self, PathBuffer};
-use crate::path::{self, Aim, Last, Place, Purpose, Start, Walked};
+use crate::path::{self, Aim, Last, PathStart, Place, Purpose, Walked};
 use crate::recycled;
 use crate::session::{self, Session};
 use crate::shared::Shared;
@@ -43,46 +43,46 @@ pub(super) fn is_opening(number: i64) -> bool {
 }
 
 /// Flags of `open` that the fast path does not serve.
-const NOT_AT_ONCE: i32 =
+const SLOW_FLAGS: i32 =
     libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_PATH | libc::O_NOATIME | libc::O_DIRECT | TMPFILE;
 
 /// Opens an existing file or directory on the fast path (`open`, `openat`).
 ///
 /// `None` otherwise, and then nothing has happened.
 #[inline]
-pub(super) fn open_at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
+pub(super) fn open_fast(number: i64, a: &[u64; 6]) -> Option<i64> {
     let (directory, address, flags) = match number {
         libc::SYS_open => (libc::AT_FDCWD, a[0], a[1] as i32),
         _ => (a[0] as i32, a[1], a[2] as i32),
     };
-    if flags & NOT_AT_ONCE != 0 || flags & libc::O_ACCMODE == libc::O_ACCMODE {
+    if flags & SLOW_FLAGS != 0 || flags & libc::O_ACCMODE == libc::O_ACCMODE {
         return None;
     }
     let mut buffer = PathBuffer::new();
-    let start = path::start_at_hand(directory, memory::path(address, &mut buffer).ok()?)?;
+    let start = path::find_known_start(directory, memory::copy_path(address, &mut buffer).ok()?)?;
     let session = start.session;
     let access = access_of(flags);
     let admits = |id: InodeId, inode: &Inode| {
-        let is_kernels =
-            access.0 & Access::WRITE.0 != 0 && may_run(inode) || materialise::is_mapped(session.number, id);
+        let is_kernels = access.0 & Access::WRITE.0 != 0 && may_be_running(inode)
+            || materialise::is_mapped_shared(session.number, id);
         !is_kernels && (flags & libc::O_DIRECTORY == 0 || inode.is_directory())
     };
     let aim = Aim::of_opening(flags);
     let (way, kind) = session.fs.open_known(session, (start.directory, start.rest), aim, access, admits)?;
     let cloexec = flags & libc::O_CLOEXEC != 0;
-    let Ok(descriptor) = descriptors::reserve(0, cloexec) else {
+    let Ok(descriptor) = descriptors::reserve_number(0, cloexec) else {
         session.fs.close_open(way);
         return None;
     };
     let inode = way.id();
-    match descriptors::open_by(session, way, kind, flags & KEPT_FLAGS) {
+    match descriptors::open_known_inode(session, way, kind, flags & KEPT_FLAGS) {
         Ok(file) => {
-            descriptors::enter_first(&file, descriptor, cloexec);
+            descriptors::enter_new(&file, descriptor, cloexec);
             Some(descriptor.into())
         }
         Err(_) => {
             session.fs.close(inode);
-            descriptors::give_back(descriptor, cloexec);
+            descriptors::give_back_number(descriptor, cloexec);
             None
         }
     }
@@ -96,41 +96,43 @@ pub(super) fn open(number: i64, a: &[u64; 6]) -> Served {
         _ => (a[0] as i32, a[1], a[2] as i32, a[3] as u32),
     };
     let mut buffer = PathBuffer::new();
-    let text = memory::path(address, &mut buffer)?;
+    let text = memory::copy_path(address, &mut buffer)?;
     if let Some(descriptor) = path::descriptor_named(text) {
-        return materialise::descriptor(descriptor).map(|()| None);
+        return materialise::hand_over(descriptor).map(|()| None);
     }
-    if is_kernels(flags) {
+    if needs_kernel(flags) {
         return Ok(None);
     }
-    let Some(start) = path::start(directory, text)? else { return Ok(None) };
+    let Some(start) = path::find_start(directory, text)? else { return Ok(None) };
     let session = start.session;
     if flags & libc::O_PATH != 0 {
-        return match open_alone(&start, flags)? {
+        return match open_o_path(&start, flags)? {
             Some(descriptor) => Ok(Some(descriptor.into())),
-            None => open_named(number, directory, a).map(Some),
+            None => open_by_kernel(number, directory, a).map(Some),
         };
     }
     let aim = Aim::of_opening(flags);
     let cloexec = flags & libc::O_CLOEXEC != 0;
     for _ in 0..OPENING_TRIES {
-        let Walked::Inside(place) = path::walk(session, start.directory, start.rest, aim)? else { return Ok(None) };
+        let Walked::Inside(place) = path::resolve(session, start.directory, start.rest, aim)? else { return Ok(None) };
         // Reserve a number before the file is created or truncated: if no number is free, nothing happens.
-        let descriptor = descriptors::reserve(0, cloexec)?;
-        let opened = open_place(session, &place, flags, mode);
+        let descriptor = descriptors::reserve_number(0, cloexec)?;
+        let opened = open_resolved(session, &place, flags, mode);
         if let Ok(Some(file)) = &opened {
-            descriptors::enter_first(file, descriptor, cloexec);
+            descriptors::enter_new(file, descriptor, cloexec);
             return Ok(Some(descriptor.into()));
         }
-        descriptors::give_back(descriptor, cloexec);
-        let is_mapped = |found: &Found| materialise::is_mapped(session.number, found.id);
+        descriptors::give_back_number(descriptor, cloexec);
+        let is_mapped = |found: &Found| materialise::is_mapped_shared(session.number, found.id);
         match opened {
             // Another process created, removed or replaced the file first: resolve the path again.
             Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => {}
             Err(Errno::ESTALE) => {}
             Err(errno) => return Err(errno),
             // Closing the descriptor ends locks of the session, so the library must see it.
-            Ok(_) if place.found.as_ref().is_some_and(is_mapped) => return open_named(number, directory, a).map(Some),
+            Ok(_) if place.found.as_ref().is_some_and(is_mapped) => {
+                return open_by_kernel(number, directory, a).map(Some);
+            }
             Ok(_) => return Ok(None),
         }
     }
@@ -142,7 +144,7 @@ pub(super) fn open(number: i64, a: &[u64; 6]) -> Served {
 /// Before it looks at the path, the kernel may refuse to make a directory, or a file without a name that can't be
 /// written. It also opens files for requests alone, with both bits of the access mode, which are neither read nor
 /// written.
-const fn is_kernels(flags: i32) -> bool {
+const fn needs_kernel(flags: i32) -> bool {
     if flags & libc::O_PATH != 0 {
         return false;
     }
@@ -157,51 +159,62 @@ const fn is_kernels(flags: i32) -> bool {
 /// Opens an `O_PATH` descriptor: its file is known, and neither read nor written.
 ///
 /// Returns `None` if the path leaves the mount.
-fn open_alone(start: &Start<'_>, flags: i32) -> Result<Option<i32>, Errno> {
+fn open_o_path(start: &PathStart<'_>, flags: i32) -> Result<Option<i32>, Errno> {
     let session = start.session;
     let last = if flags & libc::O_NOFOLLOW != 0 { Last::Keep } else { Last::Follow };
-    let Walked::Inside(place) = path::walk(session, start.directory, start.rest, last)? else { return Ok(None) };
+    let Walked::Inside(place) = path::resolve(session, start.directory, start.rest, last)? else { return Ok(None) };
     let found = place.found.ok_or(Errno::ENOENT)?;
     if flags & libc::O_DIRECTORY != 0 && !found.inode.is_directory() {
         return Err(Errno::ENOTDIR);
     }
-    session.fs.open(found.id).map_err(gone)?;
-    let file =
-        enter(session, found.id, found.inode.kind, flags & (libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW))?;
+    session.fs.open(found.id).map_err(stale_to_missing)?;
+    let file = enter_opened(
+        session,
+        found.id,
+        found.inode.kind,
+        flags & (libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW),
+    )?;
     descriptors::install(&file, 0, flags & libc::O_CLOEXEC != 0).map(Some)
 }
 
 /// Turns the error of a file that is gone by now into `ENOENT`.
-fn gone(errno: Errno) -> Errno {
+fn stale_to_missing(errno: Errno) -> Errno {
     if errno == Errno::ESTALE { Errno::ENOENT } else { errno }
 }
 
 /// Lets the kernel open a path, and records the descriptor.
 ///
 /// A LibFS directory that the path begins at stays with LibFS.
-fn open_named(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errno> {
-    recycled::end();
+fn open_by_kernel(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errno> {
+    recycled::close_recycled();
     let open = |arguments: [u64; 6]| {
         // SAFETY: the program's own call, but for the number of the directory.
         unsafe { crate::arch::system_call(number as u64, arguments) }
     };
     // The kernel resolves a descriptor that the path names.
     let address = if number == libc::SYS_openat { a[1] } else { a[0] };
-    if let Some(descriptor) = path::descriptor_at(address) {
-        materialise::descriptor(descriptor)?;
+    if let Some(descriptor) = path::descriptor_at_address(address) {
+        materialise::hand_over(descriptor)?;
     }
     let opened = match descriptors::file(directory).filter(|_| number == libc::SYS_openat) {
-        Some(file) => crate::locks::with_real(&file, false, |real| Ok(open([real as u64, a[1], a[2], a[3], 0, 0])))?,
+        Some(file) => {
+            crate::locks::with_real_file(&file, false, |real| Ok(open([real as u64, a[1], a[2], a[3], 0, 0])))?
+        }
         None => open(*a),
     };
     if opened >= 0 {
-        descriptors::note_named(opened as i32);
+        descriptors::record_path_base(opened as i32);
     }
     Ok(opened)
 }
 
 /// Opens the file that a path leads to; `None` if the kernel must.
-fn open_place(session: &'static Session, place: &Place, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
+fn open_resolved(
+    session: &'static Session,
+    place: &Place,
+    flags: i32,
+    mode: u32,
+) -> Result<Option<OpenFileRef>, Errno> {
     let opening = match place.opening(flags) {
         // The kernel serves devices, pipes and sockets.
         Err(Errno::ENXIO) => return Ok(None),
@@ -215,22 +228,24 @@ fn open_place(session: &'static Session, place: &Place, flags: i32, mode: u32) -
     if flags & libc::O_CREAT != 0 && path::is_guarded(session, place.directory, found)? {
         return Ok(None);
     }
-    if access.0 & Access::WRITE.0 != 0 && may_run(&found.inode) || materialise::is_mapped(session.number, found.id) {
+    if access.0 & Access::WRITE.0 != 0 && may_be_running(&found.inode)
+        || materialise::is_mapped_shared(session.number, found.id)
+    {
         return Ok(None);
     }
     if flags & libc::O_DIRECT != 0 && found.inode.is_directory() {
         path::check_access(session, found, access)?;
         return Err(Errno::EINVAL);
     }
-    let found = session.fs.open_for(&session.who, found.id, access)?;
-    if flags & libc::O_NOATIME != 0 && session.who.uid != 0 && session.who.uid != found.inode.uid {
+    let found = session.fs.open_for(&session.user, found.id, access)?;
+    if flags & libc::O_NOATIME != 0 && session.user.uid != 0 && session.user.uid != found.inode.uid {
         session.fs.close(found.id);
         return Err(Errno::EPERM);
     }
-    let file = enter(session, found.id, found.inode.kind, flags)?;
+    let file = enter_opened(session, found.id, found.inode.kind, flags)?;
     if flags & libc::O_TRUNC != 0 && found.inode.kind == FileKind::Regular {
-        let strip = session.strips();
-        session.fs.set_attributes(&session.who, found.id, &Change { size: Some(0), strip, ..Change::default() })?;
+        let strip = session.strips_set_id();
+        session.fs.set_attributes(&session.user, found.id, &Change { size: Some(0), strip, ..Change::default() })?;
     }
     Ok(Some(file))
 }
@@ -241,8 +256,8 @@ fn open_place(session: &'static Session, place: &Place, flags: i32, mode: u32) -
 ///
 /// # Errors
 /// Those of LibFS, and `EOPNOTSUPP` for files that stay with the kernel.
-pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
-    let flags = materialise::flags(descriptor);
+pub(crate) fn adopt_descriptor(descriptor: i32) -> Result<(), Errno> {
+    let flags = materialise::kernel_flags(descriptor);
     if flags < 0 {
         return Err(Errno(-flags));
     }
@@ -258,30 +273,30 @@ pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
     if !is_served
         || is_unnamed
         || is_for_requests
-        || is_written && may_run(&inode)
-        || materialise::is_mapped(number, id)
+        || is_written && may_be_running(&inode)
+        || materialise::is_mapped_shared(number, id)
     {
         return Err(Errno::EOPNOTSUPP);
     }
-    let is_made = descriptor::is_made(descriptor);
-    let offset = if is_alone { 0 } else { materialise::offset(descriptor)? };
+    let is_made = descriptor::has_created_file(descriptor);
+    let offset = if is_alone { 0 } else { materialise::kernel_offset(descriptor)? };
     let placeholder = session::placeholder()?;
-    open_again(session, id, flags)?;
-    let file = enter(session, id, inode.kind, flags)?;
+    reopen_in_session(session, id, flags)?;
+    let file = enter_opened(session, id, inode.kind, flags)?;
     if is_made {
         file.set_flags(libc::O_CREAT, libc::O_CREAT);
     }
     if let Some(mut place) = file.place() {
         place.offset = offset;
     }
-    for number in descriptors::alike(descriptor) {
+    for number in descriptors::adoptable_alike(descriptor) {
         if descriptors::closes_on_exec(number).is_none() {
             // The program closed it past libc.
-            descriptors::forget_kernels(number);
+            descriptors::forget_kernel_entry(number);
             continue;
         }
         // The placeholder replaces the kernel's open file at this number.
-        materialise::put_at(placeholder, number)?;
+        materialise::duplicate_at(placeholder, number)?;
         descriptors::enter(&file, number);
     }
     Ok(())
@@ -294,20 +309,20 @@ pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
 /// # Errors
 /// Those of LibFS, and `EOPNOTSUPP` for files that stay with the kernel.
 pub(crate) fn adopt_inherited(descriptor: i32) -> Result<(), Errno> {
-    let shared = descriptors::inherited_at(descriptor).filter(Shared::is_own_users).ok_or(Errno::EOPNOTSUPP)?;
-    if shared.has_left() {
+    let shared = descriptors::inherited_at(descriptor).filter(Shared::is_of_same_user).ok_or(Errno::EOPNOTSUPP)?;
+    if shared.was_handed_over() {
         return Err(Errno::EOPNOTSUPP);
     }
     let (number, id) = session::file_of(descriptor).ok_or(Errno::EOPNOTSUPP)?;
     let session = session::by_number(number).ok_or(Errno::EOPNOTSUPP)?;
     let inode = session.fs.attributes(id)?.inode;
-    if materialise::is_mapped(number, id) {
+    if materialise::is_mapped_shared(number, id) {
         return Err(Errno::EOPNOTSUPP);
     }
-    let flags = materialise::flags(descriptor).max(0);
-    open_again(session, id, flags)?;
-    let file = enter(session, id, inode.kind, flags)?;
-    file.share_on(shared.clone());
+    let flags = materialise::kernel_flags(descriptor).max(0);
+    reopen_in_session(session, id, flags)?;
+    let file = enter_opened(session, id, inode.kind, flags)?;
+    file.join_sharing(shared.clone());
     descriptors::replace_inherited(&shared, Some(&file));
     Ok(())
 }
@@ -316,9 +331,9 @@ pub(crate) fn adopt_inherited(descriptor: i32) -> Result<(), Errno> {
 ///
 /// If other sessions have narrowed the rights since, the file stays with the kernel. The kernel knows the rights that
 /// it was opened with; SharedFS trusts no client's claim about them.
-fn open_again(session: &Session, id: InodeId, flags: i32) -> Result<(), Errno> {
+fn reopen_in_session(session: &Session, id: InodeId, flags: i32) -> Result<(), Errno> {
     let opened = match flags & libc::O_PATH {
-        0 => session.fs.open_again(&session.who, id, access_of(flags & libc::O_ACCMODE)),
+        0 => session.fs.open_again(&session.user, id, access_of(flags & libc::O_ACCMODE)),
         _ => session.fs.open(id),
     };
     opened.map(drop)
@@ -327,37 +342,42 @@ fn open_again(session: &Session, id: InodeId, flags: i32) -> Result<(), Errno> {
 /// Returns whether a file may be a running program, as far as its mode tells.
 ///
 /// Such a file can't be written (`ETXTBSY`); only the kernel knows whether it runs.
-fn may_run(inode: &Inode) -> bool {
+fn may_be_running(inode: &Inode) -> bool {
     inode.kind == FileKind::Regular && inode.mode & 0o111 != 0
 }
 
 /// Creates the open file for an inode that the session has opened.
 ///
 /// If that fails, the session closes the inode.
-fn enter(session: &'static Session, id: InodeId, kind: FileKind, flags: i32) -> Result<File, Errno> {
-    descriptors::open(session, id, kind, flags & KEPT_FLAGS).inspect_err(|_| session.fs.close(id))
+fn enter_opened(session: &'static Session, id: InodeId, kind: FileKind, flags: i32) -> Result<OpenFileRef, Errno> {
+    descriptors::open_in_session(session, id, kind, flags & KEPT_FLAGS).inspect_err(|_| session.fs.close(id))
 }
 
-fn regular(mode: u32) -> Make<'static> {
+fn regular_make(mode: u32) -> Make<'static> {
     let umask = session::UMASK.load(std::sync::atomic::Ordering::Relaxed);
     Make { kind: FileKind::Regular, mode: mode & 0o7777, umask, device: 0, target: &[] }
 }
 
-fn make(session: &'static Session, place: &Place, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
-    let made = session.fs.make_open(&session.who, place.directory, &place.name, &regular(mode))?;
-    let file = enter(session, made.id, FileKind::Regular, flags)?;
+fn make(session: &'static Session, place: &Place, flags: i32, mode: u32) -> Result<Option<OpenFileRef>, Errno> {
+    let made = session.fs.make_open(&session.user, place.directory, &place.name, &regular_make(mode))?;
+    let file = enter_opened(session, made.id, FileKind::Regular, flags)?;
     file.set_flags(libc::O_CREAT, libc::O_CREAT);
     Ok(Some(file))
 }
 
-fn make_unnamed(session: &'static Session, directory: InodeId, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
+fn make_unnamed(
+    session: &'static Session,
+    directory: InodeId,
+    flags: i32,
+    mode: u32,
+) -> Result<Option<OpenFileRef>, Errno> {
     // The kernel keeps track of whether the file may get a name later (`O_EXCL`: never).
     if flags & libc::O_EXCL != 0 {
         return Ok(None);
     }
-    let made = session.fs.make_unnamed(&session.who, directory, &regular(mode))?;
-    unnamed::note(session, &made);
-    enter(session, made.id, FileKind::Regular, flags).map(Some)
+    let made = session.fs.make_unnamed(&session.user, directory, &regular_make(mode))?;
+    unnamed::record_unnamed(session, &made);
+    enter_opened(session, made.id, FileKind::Regular, flags).map(Some)
 }
 
 /// Serves `truncate`, `ftruncate`.
@@ -376,27 +396,27 @@ pub(super) fn truncate(number: i64, a: &[u64; 6]) -> Served {
         return resize(session, &session.admitted, file.inode(), size as u64);
     }
     let mut buffer = PathBuffer::new();
-    let text = memory::path(a[0], &mut buffer)?;
-    let Some(start) = path::start(libc::AT_FDCWD, text)? else { return Ok(None) };
+    let text = memory::copy_path(a[0], &mut buffer)?;
+    let Some(start) = path::find_start(libc::AT_FDCWD, text)? else { return Ok(None) };
     if size < 0 {
         return Err(Errno::EINVAL);
     }
     let session = start.session;
     let aim = Last::Follow.to(Purpose::Write);
-    let Walked::Inside(place) = path::walk(session, start.directory, start.rest, aim)? else { return Ok(None) };
+    let Walked::Inside(place) = path::resolve(session, start.directory, start.rest, aim)? else { return Ok(None) };
     let found = place.found.ok_or(Errno::ENOENT)?;
-    if may_run(&found.inode)
+    if may_be_running(&found.inode)
         || size as u64 > session::file_limit()
         || !matches!(found.inode.kind, FileKind::Regular | FileKind::Directory)
     {
         return Ok(None);
     }
-    resize(session, &session.who, found.id, size as u64)
+    resize(session, &session.user, found.id, size as u64)
 }
 
-fn resize(session: &Session, who: &Credentials, id: InodeId, size: u64) -> Served {
-    let strip = session.strips();
-    session.fs.set_attributes(who, id, &Change { size: Some(size), strip, ..Change::default() })?;
+fn resize(session: &Session, user: &Credentials, id: InodeId, size: u64) -> Served {
+    let strip = session.strips_set_id();
+    session.fs.set_attributes(user, id, &Change { size: Some(size), strip, ..Change::default() })?;
     Ok(Some(0))
 }
 
@@ -419,13 +439,13 @@ pub(super) fn allocate(a: &[u64; 6]) -> Served {
         return Ok(None);
     }
     let session = file.session()?;
-    let strip = session.strips();
-    session.fs.allocate(&session.who, file.inode(), how, offset as u64, length as u64, strip)?;
+    let strip = session.strips_set_id();
+    session.fs.allocate(&session.user, file.inode(), how, offset as u64, length as u64, strip)?;
     Ok(Some(0))
 }
 
 /// Serves `fstatfs`: the answer is the same for all files, except in a tree that has a quota.
-pub(super) fn file_system(descriptor: i32, to: u64) -> Served {
+pub(super) fn stat_file_system(descriptor: i32, to: u64) -> Served {
     let Some(file) = descriptors::file(descriptor) else { return Ok(None) };
     let session = file.session()?;
     let ask = |descriptor: i32| {
@@ -436,11 +456,11 @@ pub(super) fn file_system(descriptor: i32, to: u64) -> Served {
     if session.fs.attributes(file.inode())?.inode.quota == QuotaId::NONE {
         return ask(session.root().as_raw_fd());
     }
-    crate::locks::with_real(&file, false, ask)
+    crate::locks::with_real_file(&file, false, ask)
 }
 
 /// Serves `posix_fadvise`, `readahead`: all data is in memory, and the kernel reports errors.
-pub(super) fn advise(number: i64, a: &[u64; 6]) -> Served {
+pub(super) fn advise_access(number: i64, a: &[u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
     let is_right = match number {
         libc::SYS_readahead => file.may_read() && !file.is_directory() && a[2] as i64 >= 0,
@@ -452,9 +472,9 @@ pub(super) fn advise(number: i64, a: &[u64; 6]) -> Served {
 /// Serves `mmap` of a LibFS file.
 ///
 /// It maps a copy, the data segments, or a kernel descriptor on the same file, which lives as long as the mapping.
-pub(super) fn map(a: &[u64; 6]) -> Served {
+pub(super) fn map_file(a: &[u64; 6]) -> Served {
     if a[3] & libc::MAP_FIXED as u64 != 0 {
-        direct::leave(a[0], a[1])?;
+        direct::hand_over_part(a[0], a[1])?;
     }
     if a[3] & libc::MAP_ANONYMOUS as u64 != 0 {
         // SAFETY: the program's own call, which names no file.
@@ -462,21 +482,21 @@ pub(super) fn map(a: &[u64; 6]) -> Served {
     }
     let Some(file) = descriptors::file(a[4] as i32) else { return Ok(None) };
     if a[3] & libc::MAP_TYPE as u64 == libc::MAP_PRIVATE as u64
-        && let Some(mapped) = snapshot::map(&file, *a)?
+        && let Some(mapped) = snapshot::map_copy(&file, *a)?
     {
         return Ok(Some(mapped));
     }
-    if let Some(mapped) = direct::map(&file, *a)? {
+    if let Some(mapped) = direct::map_segments(&file, *a)? {
         return Ok(Some(mapped));
     }
     if a[3] & libc::MAP_TYPE as u64 != libc::MAP_PRIVATE as u64 {
-        materialise::map_shared(&file)?;
+        materialise::hand_over_mapped(&file)?;
         // SAFETY: the program's own call.
         let mapped = unsafe { crate::arch::system_call(libc::SYS_mmap as u64, *a) };
-        materialise::renew_size(a[4] as i32, &file);
+        materialise::refresh_size(a[4] as i32, &file);
         return Ok(Some(mapped));
     }
-    crate::locks::with_real(&file, false, |real| {
+    crate::locks::with_real_file(&file, false, |real| {
         let arguments = [a[0], a[1], a[2], a[3], real as u64, a[5]];
         // SAFETY: the program's own call, but for the number of the descriptor.
         Ok(Some(unsafe { crate::arch::system_call(libc::SYS_mmap as u64, arguments) }))

@@ -39,14 +39,14 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
 }
 
 /// Resolves a path from a directory's descriptor on.
-fn resolve(directory: u64, address: u64, aim: impl Into<Aim>) -> Result<Option<(&'static Session, Place)>, Errno> {
+fn resolve_name(directory: u64, address: u64, aim: impl Into<Aim>) -> Result<Option<(&'static Session, Place)>, Errno> {
     let mut buffer = PathBuffer::new();
-    let text = memory::path(address, &mut buffer)?;
+    let text = memory::copy_path(address, &mut buffer)?;
     if let Some(descriptor) = path::descriptor_named(text) {
-        return crate::materialise::descriptor(descriptor).map(|()| None);
+        return crate::materialise::hand_over(descriptor).map(|()| None);
     }
-    let Some(start) = path::start(directory as i32, text)? else { return Ok(None) };
-    match path::walk(start.session, start.directory, start.rest, aim)? {
+    let Some(start) = path::find_start(directory as i32, text)? else { return Ok(None) };
+    match path::resolve(start.session, start.directory, start.rest, aim)? {
         Walked::Inside(place) => Ok(Some((start.session, place))),
         Walked::Outside => Ok(None),
     }
@@ -58,7 +58,7 @@ fn resolve_new(
     address: u64,
     makes_directory: bool,
 ) -> Result<Option<(&'static Session, Place)>, Errno> {
-    let Some((session, place)) = resolve(directory, address, Last::Keep.to(Purpose::Look).making())? else {
+    let Some((session, place)) = resolve_name(directory, address, Last::Keep.to(Purpose::Look).making())? else {
         return Ok(None);
     };
     place.check_new(makes_directory)?;
@@ -76,7 +76,7 @@ fn make(directory: u64, address: u64, kind: FileKind, mode: u64) -> Served {
     // A new directory takes its set-id bits from its parent.
     let allowed = if kind == FileKind::Directory { 0o1777 } else { 0o7777 };
     let make = Make { kind, mode: mode as u32 & allowed, umask: umask(), device: 0, target: &[] };
-    session.fs.make(&session.who, place.directory, &place.name, &make)?;
+    session.fs.make(&session.user, place.directory, &place.name, &make)?;
     Ok(Some(0))
 }
 
@@ -90,13 +90,13 @@ fn make_node(directory: u64, address: u64, mode: u64) -> Served {
 
 fn symlink(target: u64, directory: u64, address: u64) -> Served {
     let mut buffer = PathBuffer::new();
-    let target = memory::path(target, &mut buffer)?;
+    let target = memory::copy_path(target, &mut buffer)?;
     if target.is_empty() {
         return Err(Errno::ENOENT);
     }
     let Some((session, place)) = resolve_new(directory, address, false)? else { return Ok(None) };
     let make = Make { kind: FileKind::Symlink, mode: 0o777, umask: 0, device: 0, target };
-    session.fs.make(&session.who, place.directory, &place.name, &make)?;
+    session.fs.make(&session.user, place.directory, &place.name, &make)?;
     Ok(Some(0))
 }
 
@@ -104,24 +104,26 @@ fn remove(directory: u64, address: u64, flags: u64) -> Served {
     if flags & !(libc::AT_REMOVEDIR as u64) != 0 {
         return Err(Errno::EINVAL);
     }
-    let Some((session, place)) = resolve(directory, address, Last::Keep.to(Purpose::Name))? else { return Ok(None) };
+    let Some((session, place)) = resolve_name(directory, address, Last::Keep.to(Purpose::Name))? else {
+        return Ok(None);
+    };
     let removes_directory = flags != 0;
     if let Some(found) = &place.found {
         let is_root = removes_directory && found.id == ashlar_types::InodeId::ROOT;
-        if is_root || found.inode.is_directory() && is_in_use(session, found) {
+        if is_root || found.inode.is_directory() && may_be_mount_point(session, found) {
             return Ok(None);
         }
     }
-    session.fs.remove_at(&session.who, &place, removes_directory)?;
+    session.fs.remove_at(&session.user, &place, removes_directory)?;
     Ok(Some(0))
 }
 
 /// Returns whether the kernel must remove or rename a directory.
 ///
 /// Another file system may be mounted on it, in another namespace.
-fn is_in_use(session: &Session, found: &Found) -> bool {
-    session.renew_covered(true);
-    session.covered.contains(found.id)
+fn may_be_mount_point(session: &Session, found: &Found) -> bool {
+    session.refresh_submounts(true);
+    session.submounts.contains(found.id)
 }
 
 fn read_link(directory: u64, address: u64, buffer: u64, length: u64) -> Served {
@@ -129,15 +131,15 @@ fn read_link(directory: u64, address: u64, buffer: u64, length: u64) -> Served {
         return Err(Errno::EINVAL);
     }
     let mut text = PathBuffer::new();
-    let text = memory::path(address, &mut text)?;
+    let text = memory::copy_path(address, &mut text)?;
     if let Some(descriptor) = path::descriptor_named(text) {
         // The kernel reads the link, once it has the open file.
-        return crate::materialise::descriptor(descriptor).map(|()| None);
+        return crate::materialise::hand_over(descriptor).map(|()| None);
     }
     if text.is_empty() {
         return Ok(None);
     }
-    let Some((_, place)) = resolve(directory, address, Last::Keep)? else { return Ok(None) };
+    let Some((_, place)) = resolve_name(directory, address, Last::Keep)? else { return Ok(None) };
     let found = place.found.ok_or(Errno::ENOENT)?;
     if found.inode.kind != FileKind::Symlink {
         return Err(Errno::EINVAL);
@@ -157,19 +159,19 @@ fn rename(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
         return Err(Errno::EINVAL);
     }
     let aim = Last::Keep.to(Purpose::Name);
-    let Some((session, source)) = resolve(from.0, from.1, aim)? else { return Ok(None) };
-    let Some((other, target)) = resolve(to.0, to.1, aim)? else { return Ok(None) };
+    let Some((session, source)) = resolve_name(from.0, from.1, aim)? else { return Ok(None) };
+    let Some((other, target)) = resolve_name(to.0, to.1, aim)? else { return Ok(None) };
     if session.number != other.number {
         return Err(Errno::EXDEV);
     }
     for found in [&source.found, &target.found].into_iter().flatten() {
-        if found.inode.is_directory() && is_in_use(session, found) {
+        if found.inode.is_directory() && may_be_mount_point(session, found) {
             return Ok(None);
         }
     }
     let (no_replace, whiteout) = (flags & RENAME_NOREPLACE != 0, flags & RENAME_WHITEOUT != 0);
     let flags = RenameFlags { no_replace, exchange, whiteout, replaced: None };
-    session.fs.rename_at(&session.who, &source, &target, flags)?;
+    session.fs.rename_at(&session.user, &source, &target, flags)?;
     Ok(Some(0))
 }
 
@@ -178,13 +180,13 @@ fn rename(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
 /// That is the file of a path, or an open file, which may have no name.
 fn link_source(from: (u64, u64), flags: u64) -> Result<Option<(&'static Session, Found)>, Errno> {
     let mut buffer = PathBuffer::new();
-    let text = memory::path(from.1, &mut buffer)?;
+    let text = memory::copy_path(from.1, &mut buffer)?;
     let last = if flags & libc::AT_SYMLINK_FOLLOW as u64 != 0 { Last::Follow } else { Last::Keep };
     if text.is_empty() && flags & libc::AT_EMPTY_PATH as u64 != 0 {
         return match open_source(from.0 as i32)? {
             // The super-user may name any file in this way; others may name only what they have opened.
             Some((session, found))
-                if session.who.uid != 0 && (!names_own_files() || unnamed::is_of_another(session, &found)) =>
+                if session.user.uid != 0 && (!names_own_files() || unnamed::is_of_another_process(session, &found)) =>
             {
                 Err(Errno::ENOENT)
             }
@@ -196,7 +198,7 @@ fn link_source(from: (u64, u64), flags: u64) -> Result<Option<(&'static Session,
     {
         return Ok(Some(source));
     }
-    let Some((session, source)) = resolve(from.0, from.1, last.to(Purpose::Change))? else { return Ok(None) };
+    let Some((session, source)) = resolve_name(from.0, from.1, last.to(Purpose::Change))? else { return Ok(None) };
     Ok(Some((session, source.found.ok_or(Errno::ENOENT)?)))
 }
 
@@ -205,9 +207,9 @@ fn link_source(from: (u64, u64), flags: u64) -> Result<Option<(&'static Session,
 /// It is a LibFS descriptor, or a kernel descriptor whose file may get a name without the kernel knowing it.
 fn open_source(descriptor: i32) -> Result<Option<(&'static Session, Found)>, Errno> {
     let (session, inode) = match descriptors::file(descriptor) {
-        Some(file) if file.is_of_now() => (file.session()?, file.inode()),
+        Some(file) if file.is_in_current_session() => (file.session()?, file.inode()),
         Some(_) => return Ok(None),
-        None => match unnamed::session_of(descriptor) {
+        None => match unnamed::session_of_unnamed(descriptor) {
             Some(known) => known,
             None => return Ok(None),
         },
@@ -245,10 +247,10 @@ fn link(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
         return Err(Errno::EXDEV);
     }
     // The kernel checks which files of other users may be linked to (`fs.protected_hardlinks`).
-    if session.who.uid != 0 && session.who.uid != found.inode.uid {
+    if session.user.uid != 0 && session.user.uid != found.inode.uid {
         return Ok(None);
     }
-    session.fs.link(&session.who, found.id, place.directory, &place.name)?;
-    unnamed::note_named(session, found.id);
+    session.fs.link(&session.user, found.id, place.directory, &place.name)?;
+    unnamed::record_named(session, found.id);
     Ok(Some(0))
 }

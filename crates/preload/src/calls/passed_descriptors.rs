@@ -65,9 +65,9 @@ const DEDUPED_MAX: u16 = 4096 / DEDUPED_BYTES as u16;
 /// Returns whether a call passes a descriptor for which `is_meant` is true.
 ///
 /// Unreadable memory passes none: the kernel reports it.
-pub(super) fn is_any(call: &Frame, is_meant: impl Fn(i32) -> bool) -> bool {
+pub(super) fn passes_any(call: &Frame, is_meant: impl Fn(i32) -> bool) -> bool {
     let mut is_any = false;
-    let _ = each(call, &mut |descriptor| {
+    let _ = for_each_passed(call, &mut |descriptor| {
         is_any |= is_meant(descriptor);
         Ok(())
     });
@@ -78,7 +78,7 @@ pub(super) fn is_any(call: &Frame, is_meant: impl Fn(i32) -> bool) -> bool {
 ///
 /// # Errors
 /// Those of `then`, and `EFAULT` if the structure can't be read.
-pub(super) fn each(call: &Frame, then: &mut dyn FnMut(i32) -> Result<(), Errno>) -> Result<(), Errno> {
+pub(super) fn for_each_passed(call: &Frame, then: &mut dyn FnMut(i32) -> Result<(), Errno>) -> Result<(), Errno> {
     let a = &call.arguments;
     match call.rax as i64 {
         libc::SYS_ioctl => in_request(a[1], a[2], then),
@@ -87,7 +87,7 @@ pub(super) fn each(call: &Frame, then: &mut dyn FnMut(i32) -> Result<(), Errno>)
             let message = |index: u64| a[1] + index * size_of::<libc::mmsghdr>() as u64;
             (0..a[2]).try_for_each(|index| in_message(message(index), then))
         }
-        libc::SYS_bind | libc::SYS_connect => match socket_path(a[1], a[2]).and_then(path::descriptor_at) {
+        libc::SYS_bind | libc::SYS_connect => match socket_path(a[1], a[2]).and_then(path::descriptor_at_address) {
             Some(descriptor) => then(descriptor),
             None => Ok(()),
         },

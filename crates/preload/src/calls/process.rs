@@ -6,12 +6,12 @@ use ashlar_libfs::alone::end_alone;
 use ashlar_types::Errno;
 
 use super::shape::changes_user;
-use super::{Served, Verdict};
+use super::{CallVerdict, Served};
 use crate::arch::{Frame, system_call};
-use crate::carried::{self, Carried};
+use crate::carried::{self, ExecFiles};
 use crate::environment::PreloadText;
 use crate::memory;
-use crate::shared::Lent;
+use crate::shared::BorrowerFiles;
 use crate::{
     bare, deferred, descriptors, direct, environment, hook, locks, materialise, path, program_profile, recycled,
     report, reserve, session, shared, threads, users,
@@ -34,13 +34,13 @@ const CLONE_ARGUMENTS_MIN: u64 = 64;
 /// Whether the kernel serves the process.
 static IS_KERNELS: AtomicBool = AtomicBool::new(false);
 /// Whether the process's children have process ids in another namespace.
-static IS_NUMBERED_ANEW: AtomicBool = AtomicBool::new(false);
+static HAS_NEW_PID_NAMESPACE: AtomicBool = AtomicBool::new(false);
 /// How often a fork also hands over what other threads open at that moment.
 const FORK_TRIES: u32 = 16;
 
 /// How a call makes a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Making {
+enum ProcessMaking {
     /// A process with a copy of the memory.
     Fork,
     /// A thread.
@@ -48,7 +48,7 @@ enum Making {
     /// A process that uses the memory until it runs another program, while the caller stands still.
     Vfork,
     /// A process that shares one of memory and descriptors, and not the other.
-    Strange,
+    Mixed,
 }
 
 /// Returns the flags of a call that makes a process.
@@ -64,23 +64,23 @@ fn making_flags(call: &Frame) -> Result<Option<u64>, Errno> {
     }))
 }
 
-fn making(flags: u64) -> Making {
+fn making_of(flags: u64) -> ProcessMaking {
     let has = |flag: i32| flags & flag as u64 != 0;
     match (has(libc::CLONE_VM), has(libc::CLONE_VFORK), flags & SHARES_DESCRIPTORS != 0) {
         // Another process could change the working directory.
-        _ if has(libc::CLONE_FS) && !has(libc::CLONE_THREAD) => Making::Strange,
-        (false, _, false) => Making::Fork,
-        (true, true, false) => Making::Vfork,
-        (true, false, true) if has(libc::CLONE_THREAD) => Making::Thread,
-        _ => Making::Strange,
+        _ if has(libc::CLONE_FS) && !has(libc::CLONE_THREAD) => ProcessMaking::Mixed,
+        (false, _, false) => ProcessMaking::Fork,
+        (true, true, false) => ProcessMaking::Vfork,
+        (true, false, true) if has(libc::CLONE_THREAD) => ProcessMaking::Thread,
+        _ => ProcessMaking::Mixed,
     }
 }
 
 /// Returns the way in which the kernel must serve a call that makes a process.
-pub(super) fn verdict(call: &Frame) -> Option<Verdict> {
-    Some(match making(making_flags(call).ok()??) {
-        Making::Vfork => Verdict::Vfork,
-        _ => Verdict::Native,
+pub(super) fn making_verdict(call: &Frame) -> Option<CallVerdict> {
+    Some(match making_of(making_flags(call).ok()??) {
+        ProcessMaking::Vfork => CallVerdict::Vfork,
+        _ => CallVerdict::Native,
     })
 }
 
@@ -89,41 +89,41 @@ pub(super) fn serve(call: &mut Frame) -> Served {
     let a = call.arguments;
     match call.rax as i64 {
         libc::SYS_clone | libc::SYS_clone3 | libc::SYS_fork | libc::SYS_vfork => make_process(call),
-        libc::SYS_execve => execute(call.rax, a),
+        libc::SYS_execve => execute_program(call.rax, a),
         libc::SYS_execveat => {
-            materialise::descriptor(a[0] as i32)?;
-            execute(call.rax, a)
+            materialise::hand_over(a[0] as i32)?;
+            execute_program(call.rax, a)
         }
         libc::SYS_chdir | libc::SYS_fchdir => change_directory(call),
         libc::SYS_umask => {
-            let result = kernel(call);
+            let result = call_kernel(call);
             session::UMASK.store(a[0] as u32 & 0o777, Ordering::Relaxed);
             Ok(Some(result))
         }
         libc::SYS_setrlimit | libc::SYS_prlimit64 => {
-            let is_less = is_left_less_room(call);
+            let is_less = lowers_address_space(call);
             // The next session takes as little memory as possible, or none begins. A session that other threads may use
             // stays.
-            if is_less && threads::is_one() && users::is_any() && leave_files() {
-                users::make_way();
+            if is_less && threads::is_single_thread() && users::is_any_session() && hand_over_files() {
+                users::end_and_free();
             }
-            let result = kernel(call);
+            let result = call_kernel(call);
             if is_less {
-                session::measure_room();
+                session::resize_reserve();
             }
             session::forget_limits();
             Ok(Some(result))
         }
         number if changes_user(number) => {
             // Open files stay open for the new user.
-            leave_files();
-            let result = kernel(call);
-            shared::change_user();
-            users::change();
+            hand_over_files();
+            let result = call_kernel(call);
+            shared::record_user_change();
+            users::record_user_change();
             Ok(Some(result))
         }
-        libc::SYS_unshare if a[0] & SEPARATED == 0 || a[0] & NAMESPACES == 0 && threads::is_one() => {
-            IS_NUMBERED_ANEW.fetch_or(a[0] & libc::CLONE_NEWPID as u64 != 0, Ordering::Relaxed);
+        libc::SYS_unshare if a[0] & SEPARATED == 0 || a[0] & NAMESPACES == 0 && threads::is_single_thread() => {
+            HAS_NEW_PID_NAMESPACE.fetch_or(a[0] & libc::CLONE_NEWPID as u64 != 0, Ordering::Relaxed);
             Ok(None)
         }
         libc::SYS_chroot
@@ -144,7 +144,7 @@ pub(super) fn serve(call: &mut Frame) -> Served {
 }
 
 /// Makes the call here, with the program's arguments.
-fn kernel(call: &Frame) -> i64 {
+fn call_kernel(call: &Frame) -> i64 {
     // SAFETY: the program's own call.
     unsafe { system_call(call.rax, call.arguments) }
 }
@@ -152,7 +152,7 @@ fn kernel(call: &Frame) -> i64 {
 /// Returns whether the process sets itself a lower limit of its address space.
 ///
 /// It would lack the memory that a session has mapped.
-fn is_left_less_room(call: &Frame) -> bool {
+fn lowers_address_space(call: &Frame) -> bool {
     let a = &call.arguments;
     let (process, resource, limits) =
         if call.rax as i64 == libc::SYS_setrlimit { (0, a[0], a[1]) } else { (a[0] as u32, a[1], a[2]) };
@@ -165,17 +165,17 @@ fn is_left_less_room(call: &Frame) -> bool {
 ///
 /// The programs that it runs have the library again.
 #[cold]
-pub(crate) fn give_up() {
-    reserve::is_seen_to();
-    users::begin_none();
-    if users::is_any() {
-        let are_left = leave_files();
-        leave_inherited(|_| true);
+pub(crate) fn give_up_sessions() {
+    reserve::record_hand_over();
+    users::stop_beginning();
+    if users::is_any_session() {
+        let are_left = hand_over_files();
+        hand_over_inherited(|_| true);
         // Files that could not be handed over still need the sessions.
         if are_left {
-            users::make_way();
+            users::end_and_free();
         }
-        session::measure_room();
+        session::resize_reserve();
     }
 }
 
@@ -186,20 +186,20 @@ pub(crate) fn give_up() {
 pub(super) fn leave_to_kernel() {
     // From here on the library doesn't see when another thread is made.
     end_alone();
-    leave_files();
-    leave_inherited(|_| true);
-    users::end_all();
+    hand_over_files();
+    hand_over_inherited(|_| true);
+    users::end_all_sessions();
     IS_KERNELS.store(true, Ordering::Relaxed);
-    super::disarm();
+    super::stop_catching();
 }
 
 /// Hands all descriptors, locks and mappings over to the kernel.
 ///
 /// The sessions are about to end. Returns whether it could.
-fn leave_files() -> bool {
-    direct::leave_all();
-    let are_all = materialise::all();
-    locks::give_all();
+fn hand_over_files() -> bool {
+    direct::hand_over_all();
+    let are_all = materialise::hand_over_all();
+    locks::move_all_to_kernel();
     are_all
 }
 
@@ -209,12 +209,12 @@ fn leave_files() -> bool {
 ///
 /// # Errors
 /// `ENOMEM` if a mapping could be neither handed over nor copied.
-fn hold_all(shares: bool) -> Result<session::AllHeld, Errno> {
+fn hand_over_and_hold(shares: bool) -> Result<session::AllHeld, Errno> {
     let mut tries = 1;
     loop {
-        direct::leave_all();
-        let is_done = if shares { materialise::share_all() } else { materialise::all() };
-        let mut held = session::hold();
+        direct::hand_over_all();
+        let is_done = if shares { materialise::share_all() } else { materialise::hand_over_all() };
+        let mut held = session::hold_all();
         let is_none = held.mapped().is_empty()
             && (shares && materialise::is_all_shared() || descriptors::ours(0, u32::MAX).next().is_none());
         if !is_done || tries == FORK_TRIES || is_none {
@@ -226,52 +226,52 @@ fn hold_all(shares: bool) -> Result<session::AllHeld, Errno> {
 
 fn make_process(call: &Frame) -> Served {
     let Some(flags) = making_flags(call)? else { return Ok(None) };
-    let making = making(flags);
+    let making = making_of(flags);
     if IS_KERNELS.load(Ordering::Relaxed) {
-        if making == Making::Vfork {
-            hook::lend(Lent::default());
+        if making == ProcessMaking::Vfork {
+            hook::lend_memory(BorrowerFiles::default());
         }
         return Ok(None);
     }
     // Processes that share open files know each other by their process ids.
-    let shares = flags & libc::CLONE_NEWPID as u64 == 0 && !IS_NUMBERED_ANEW.load(Ordering::Relaxed);
+    let shares = flags & libc::CLONE_NEWPID as u64 == 0 && !HAS_NEW_PID_NAMESPACE.load(Ordering::Relaxed);
     if !shares {
-        leave_inherited(|_| true);
+        hand_over_inherited(|_| true);
     }
     match making {
-        Making::Fork => {
-            deferred::make_process();
-            let locks = hold_all(shares)?;
-            let closing = recycled::hold();
-            let result = kernel(call);
+        ProcessMaking::Fork => {
+            deferred::record_fork();
+            let locks = hand_over_and_hold(shares)?;
+            let closing = recycled::hold_closing();
+            let result = call_kernel(call);
             drop((closing, locks));
             if result == 0 {
-                session::forget_all();
+                session::forget_sessions();
                 // The parent may have kept some of its memory (`MADV_DONTFORK`).
-                memory::forget_all();
+                memory::forget_all_pages();
             } else {
-                direct::tidy();
+                direct::release_copied();
             }
             Ok(Some(result))
         }
-        Making::Vfork => {
+        ProcessMaking::Vfork => {
             if shares {
                 materialise::share_all();
             } else {
-                materialise::all();
+                materialise::hand_over_all();
             }
-            deferred::make_process();
-            hook::lend(Lent::new());
+            deferred::record_fork();
+            hook::lend_memory(BorrowerFiles::collect());
             Ok(None)
         }
-        Making::Strange => {
+        ProcessMaking::Mixed => {
             leave_to_kernel();
             Ok(None)
         }
-        Making::Thread => {
+        ProcessMaking::Thread => {
             // Files adopted while other threads use them could be lost to those threads. A process with threads runs
             // for long.
-            deferred::end();
+            deferred::end_deferral();
             end_alone();
             Ok(None)
         }
@@ -279,7 +279,7 @@ fn make_process(call: &Frame) -> Served {
 }
 
 /// Hands the inherited open files that are meant over to the kernel.
-fn leave_inherited(is_meant: impl Fn(i32) -> bool) {
+fn hand_over_inherited(is_meant: impl Fn(i32) -> bool) {
     descriptors::inherited().filter(|&number| is_meant(number)).for_each(materialise::leave_inherited);
 }
 
@@ -291,31 +291,31 @@ pub(crate) fn execute_lent(call: &Frame) -> Option<i64> {
 /// Runs another program.
 ///
 /// It hands the program's inherited files over to the kernel, and adds the library to its environment.
-fn execute(number: u64, a: [u64; 6]) -> Served {
+fn execute_program(number: u64, a: [u64; 6]) -> Served {
     let mut arguments = a;
     if IS_KERNELS.load(Ordering::Relaxed) {
         return Ok(bare::execute_foreign(number as i64, a));
     }
-    let (is_by_path, environment_at) = (number as i64 == libc::SYS_execve, bare::environment_at(number as i64));
+    let (is_by_path, environment_at) = (number as i64 == libc::SYS_execve, bare::environment_index(number as i64));
     // If there is no such program, hand nothing over.
-    if is_by_path && let Some(errno) = bare::missing(a[0]) {
+    if is_by_path && let Some(errno) = bare::missing_error(a[0]) {
         return Err(errno);
     }
     // If a descriptor is a part of the path, the new program gets another path than the one named here. And with
     // several threads, others may change descriptors meanwhile.
-    let carried = if is_by_path && threads::is_one() { carried::find() } else { Carried::default() };
-    let open = carried::variable(&carried, a[0]);
+    let carried = if is_by_path && threads::is_single_thread() { carried::collect_own() } else { ExecFiles::default() };
+    let open = carried::encode_variable(&carried, a[0]);
     // By now the process may have too little memory left to allocate: most environments need none.
     let (mut some, mut more, mut preload) = ([0; bare::VARIABLES], Vec::new(), PreloadText::new());
-    let list = environment::list_for(a[environment_at], &mut some, &mut more)?;
-    if let Some(completed) = environment::completed(a[environment_at], open.as_deref(), list, &mut preload)? {
+    let list = environment::list_with_room(a[environment_at], &mut some, &mut more)?;
+    if let Some(completed) = environment::with_library(a[environment_at], open.as_deref(), list, &mut preload)? {
         arguments[environment_at] = completed;
     }
-    leave_files();
-    leave_inherited(|number| descriptors::closes_on_exec(number) != Some(true));
-    users::end_all();
-    program_profile::note_long();
-    report::leaving();
+    hand_over_files();
+    hand_over_inherited(|number| descriptors::closes_on_exec(number) != Some(true));
+    users::end_all_sessions();
+    program_profile::record_long();
+    report::record_execution();
     if let Some(result) = bare::execute(number as i64, a) {
         return Ok(Some(result));
     }
@@ -326,17 +326,17 @@ fn execute(number: u64, a: [u64; 6]) -> Served {
 fn change_directory(call: &Frame) -> Served {
     let named = match call.rax as i64 {
         libc::SYS_fchdir => Some(call.arguments[0] as i32),
-        _ => path::descriptor_at(call.arguments[0]),
+        _ => path::descriptor_at_address(call.arguments[0]),
     };
     if let Some((descriptor, file)) = named.and_then(|descriptor| Some((descriptor, descriptors::file(descriptor)?))) {
         if call.rax as i64 == libc::SYS_fchdir && !file.is_directory() {
             return Err(Errno::ENOTDIR);
         }
-        materialise::descriptor(descriptor)?;
+        materialise::hand_over(descriptor)?;
     }
-    let result = kernel(call);
+    let result = call_kernel(call);
     if result == 0 {
-        path::find_working();
+        path::update_working();
     }
     Ok(Some(result))
 }

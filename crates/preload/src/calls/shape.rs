@@ -2,7 +2,7 @@
 //!
 //! They also decide which calls the entry catches.
 
-use crate::arch::{CALLS, INTEREST_ALWAYS, INTEREST_APART, INTEREST_DESCRIPTOR, INTEREST_NONE};
+use crate::arch::{CALLS, INTEREST_ALWAYS, INTEREST_DESCRIPTOR, INTEREST_IGNORES_FREE, INTEREST_NONE};
 
 /// The places of a call's paths and descriptors among its arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ const FILE_GETATTR: i64 = 468;
 const FILE_SETATTR: i64 = 469;
 
 /// Returns the shape of a call.
-pub(super) const fn shape(number: i64) -> Shape {
+pub(super) const fn shape_of(number: i64) -> Shape {
     match number {
         libc::SYS_read
         | libc::SYS_write
@@ -265,8 +265,8 @@ pub(super) const fn changes_user(number: i64) -> bool {
 }
 
 /// Returns whether calls of a number are caught.
-pub(crate) fn is_wanted(number: i32) -> bool {
-    number < 0 || shape(number.into()) != Shape::None
+pub(crate) fn is_caught_number(number: i32) -> bool {
+    number < 0 || shape_of(number.into()) != Shape::None
 }
 
 /// Which calls the entry catches, by number.
@@ -280,7 +280,7 @@ const fn interests(is_counted: bool) -> [u8; CALLS] {
     let mut interests = [INTEREST_NONE; CALLS];
     let mut number = 0;
     while number < CALLS {
-        interests[number] = match shape(number as i64) {
+        interests[number] = match shape_of(number as i64) {
             // A trampoline whose call's number was unknown leads here too. The call must find the stack as it was.
             _ if number as i64 == libc::SYS_rt_sigreturn => INTEREST_ALWAYS,
             Shape::None | Shape::Maker => INTEREST_NONE,
@@ -288,8 +288,8 @@ const fn interests(is_counted: bool) -> [u8; CALLS] {
             Shape::OtherKind => INTEREST_DESCRIPTOR,
             _ => INTEREST_ALWAYS,
         };
-        if interests[number] != INTEREST_ALWAYS && is_apart(number as i64) {
-            interests[number] |= INTEREST_APART;
+        if interests[number] != INTEREST_ALWAYS && ignores_free_numbers(number as i64) {
+            interests[number] |= INTEREST_IGNORES_FREE;
         }
         number += 1;
     }
@@ -299,7 +299,7 @@ const fn interests(is_counted: bool) -> [u8; CALLS] {
 /// Returns whether a call is unaffected by which descriptor numbers are free.
 ///
 /// A number may stay recycled while the kernel serves it.
-pub(crate) const fn is_apart(number: i64) -> bool {
+pub(crate) const fn ignores_free_numbers(number: i64) -> bool {
     matches!(
         number,
         libc::SYS_read
@@ -355,7 +355,7 @@ pub(crate) const fn descriptors_of(number: i64) -> &'static [usize] {
         libc::SYS_copy_file_range | libc::SYS_splice => &[0, 2],
         libc::SYS_epoll_ctl => &[2],
         libc::SYS_fcntl | libc::SYS_ioctl | libc::SYS_syncfs | libc::SYS_sendmsg | libc::SYS_sendmmsg => &[0],
-        _ if matches!(shape(number), Shape::Descriptor | Shape::OtherKind | Shape::Address) => &[0],
+        _ if matches!(shape_of(number), Shape::Descriptor | Shape::OtherKind | Shape::Address) => &[0],
         _ => &[],
     }
 }

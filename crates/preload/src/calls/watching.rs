@@ -23,12 +23,12 @@ const MARK_ALL: u64 = 0x110;
 pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     match number {
         libc::SYS_inotify_add_watch => {
-            announce(libc::AT_FDCWD, a[1], a[2] & u64::from(libc::IN_DONT_FOLLOW) == 0, false)?;
+            reserve_watched(libc::AT_FDCWD, a[1], a[2] & u64::from(libc::IN_DONT_FOLLOW) == 0, false)?;
         }
         _ => {
-            materialise::descriptor(a[3] as i32)?;
+            materialise::hand_over(a[3] as i32)?;
             if a[1] & MARK_ADD != 0 {
-                announce(a[3] as i32, a[4], a[1] & MARK_DONT_FOLLOW == 0, a[1] & MARK_ALL != 0)?;
+                reserve_watched(a[3] as i32, a[4], a[1] & MARK_DONT_FOLLOW == 0, a[1] & MARK_ALL != 0)?;
             }
         }
     }
@@ -38,12 +38,12 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
 /// Makes the mount of a path reserve its inode, or all its inodes.
 ///
 /// The kernel handles a path elsewhere, or to nothing.
-fn announce(directory: i32, address: u64, follows: bool, is_all: bool) -> Result<(), Errno> {
-    if let Some(number) = path::descriptor_at(address) {
-        materialise::descriptor(number)?;
+fn reserve_watched(directory: i32, address: u64, follows: bool, is_all: bool) -> Result<(), Errno> {
+    if let Some(number) = path::descriptor_at_address(address) {
+        materialise::hand_over(number)?;
     }
     let mut buffer = PathBuffer::new();
-    let text = if address == 0 { None } else { Some(memory::path(address, &mut buffer)?) };
+    let text = if address == 0 { None } else { Some(memory::copy_path(address, &mut buffer)?) };
     let text = match text {
         Some(text) if directory == libc::AT_FDCWD || text.first() == Some(&b'/') => text.to_vec(),
         // The path by way of the descriptor: no call for attributes takes a descriptor and a path.
@@ -53,7 +53,7 @@ fn announce(directory: i32, address: u64, follows: bool, is_all: bool) -> Result
     let attribute = if is_all { WATCH_ALL_ATTRIBUTE } else { WATCH_ATTRIBUTE };
     let attribute = CString::new(attribute).map_err(|_| Errno::EINVAL)?;
     if has_attribute(&text, &attribute, follows) {
-        leave_reserved();
+        hand_over_reserved();
     }
     Ok(())
 }
@@ -65,13 +65,13 @@ fn has_attribute(path: &CStr, name: &CStr, follows: bool) -> bool {
 }
 
 /// Hands open files of reserved inodes over to the kernel, so that the watch sees no opening of them.
-fn leave_reserved() {
+fn hand_over_reserved() {
     for number in descriptors::ours(0, u32::MAX) {
         let Some(file) = descriptors::file(number) else { continue };
         let is_reserved = |session: &Session| session.fs.attributes(file.inode()) == Err(Errno::RESERVED);
         if file.session().is_ok_and(is_reserved) {
             // If the hand-over fails, the next call on the file repeats it.
-            let _ = materialise::descriptor(number);
+            let _ = materialise::hand_over(number);
         }
     }
 }

@@ -9,9 +9,9 @@ use ashlar_libfs::{Acl, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XattrFlags, xattr_l
 use ashlar_types::{Errno, FileKind, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
 use super::Served;
-use super::attributes::{Subject, with_file, with_path};
+use super::attributes::{CallFile, with_file, with_path};
 use crate::arch::system_call;
-use crate::descriptors::File;
+use crate::descriptors::OpenFileRef;
 use crate::path::{Last, Purpose};
 use crate::{descriptors, locks, memory};
 
@@ -44,9 +44,9 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
         [libc::SYS_fgetxattr, libc::SYS_flistxattr, libc::SYS_fsetxattr, libc::SYS_fremovexattr].contains(&number);
     let file = descriptors::file(a[0] as i32).filter(|_| by_descriptor);
     // The error for an `O_PATH` descriptor is not the first one that the kernel checks.
-    let answer = if file.as_ref().is_some_and(File::is_alone) { None } else { answer(number, a)? };
+    let answer = if file.as_ref().is_some_and(OpenFileRef::is_o_path) { None } else { answer_xattr(number, a)? };
     match (answer, file) {
-        (None, Some(file)) => locks::with_real(&file, false, |real| {
+        (None, Some(file)) => locks::with_real_file(&file, false, |real| {
             let arguments = [real as u64, a[1], a[2], a[3], a[4], 0];
             // SAFETY: the program's own call, but for the number of the descriptor.
             Ok(Some(unsafe { system_call(number as u64, arguments) }))
@@ -55,11 +55,11 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     }
 }
 
-fn answer(number: i64, a: &[u64; 6]) -> Served {
-    let at = |last: Last, purpose, then: &dyn Fn(&Subject) -> Served| {
+fn answer_xattr(number: i64, a: &[u64; 6]) -> Served {
+    let at = |last: Last, purpose, then: &dyn Fn(&CallFile) -> Served| {
         with_path(libc::AT_FDCWD, a[0], last.to(purpose), |subject| then(subject))
     };
-    let list = |subject: &Subject| list(subject, (a[1], a[2]));
+    let list = |subject: &CallFile| list_xattrs(subject, (a[1], a[2]));
     match number {
         libc::SYS_listxattr => return at(Last::Follow, Purpose::Look, &list),
         libc::SYS_llistxattr => return at(Last::Keep, Purpose::Look, &list),
@@ -73,9 +73,9 @@ fn answer(number: i64, a: &[u64; 6]) -> Served {
     if sets && (XattrFlags::of(a[4] as i32).is_err() || a[3] > XATTR_VALUE_MAX as u64) {
         return Ok(None);
     }
-    let get = |subject: &Subject| get(subject, name, (a[2], a[3]));
-    let set = |subject: &Subject| set(subject, name, (a[2], a[3]), a[4] as i32);
-    let remove = |subject: &Subject| remove(subject, name);
+    let get = |subject: &CallFile| get_xattr(subject, name, (a[2], a[3]));
+    let set = |subject: &CallFile| set_xattr(subject, name, (a[2], a[3]), a[4] as i32);
+    let remove = |subject: &CallFile| remove_xattr(subject, name);
     match number {
         libc::SYS_getxattr => at(Last::Follow, Purpose::Look, &get),
         libc::SYS_lgetxattr => at(Last::Keep, Purpose::Look, &get),
@@ -92,39 +92,39 @@ fn answer(number: i64, a: &[u64; 6]) -> Served {
 
 /// Returns the name at an address, or `None` if the kernel must report its error.
 fn name_at(address: u64, buffer: &mut [u8; XATTR_NAME_MAX + 1]) -> Option<&[u8]> {
-    let length = memory::start_of(address, buffer);
+    let length = memory::copy_start(address, buffer);
     (1..=XATTR_NAME_MAX).contains(&length).then(|| &buffer[..length])
 }
 
-fn is_users(name: &[u8]) -> bool {
+fn is_user_name(name: &[u8]) -> bool {
     name.starts_with(b"user.")
 }
 
-fn get(subject: &Subject, name: &[u8], room: (u64, u64)) -> Served {
+fn get_xattr(subject: &CallFile, name: &[u8], room: (u64, u64)) -> Served {
     let (fs, id) = (&subject.session.fs, subject.found.id);
-    if is_users(name) {
-        fs.check_xattr_read(&subject.session.who, id, name)?;
-        return give(&fs.xattr(id, name)?, room);
+    if is_user_name(name) {
+        fs.check_xattr_read(&subject.session.user, id, name)?;
+        return store_value(&fs.xattr(id, name)?, room);
     }
-    let may_be_told = match name {
+    let is_answered = match name {
         CAPABILITY => true,
         LABEL => !has_labels(),
         _ => LISTS.contains(&name) && subject.found.inode.kind != FileKind::Symlink,
     };
-    if !may_be_told {
+    if !is_answered {
         return Ok(None);
     }
     fs.xattr(id, name).map(|_| None)
 }
 
-fn list(subject: &Subject, room: (u64, u64)) -> Served {
-    give(&xattr_list(&subject.session.fs.xattr_names(subject.found.id)?), room)
+fn list_xattrs(subject: &CallFile, room: (u64, u64)) -> Served {
+    store_value(&xattr_list(&subject.session.fs.xattr_names(subject.found.id)?), room)
 }
 
 /// Stores a value at an address, if there is room for it.
 ///
 /// Without any room it returns only the length.
-fn give(value: &[u8], (address, room): (u64, u64)) -> Served {
+fn store_value(value: &[u8], (address, room): (u64, u64)) -> Served {
     if room != 0 {
         if value.len() as u64 > room {
             return Err(Errno::ERANGE);
@@ -134,15 +134,15 @@ fn give(value: &[u8], (address, room): (u64, u64)) -> Served {
     Ok(Some(value.len() as i64))
 }
 
-fn set(subject: &Subject, name: &[u8], (address, length): (u64, u64), flags: i32) -> Served {
+fn set_xattr(subject: &CallFile, name: &[u8], (address, length): (u64, u64), flags: i32) -> Served {
     let (session, id) = (subject.session, subject.found.id);
     let is_list = name == XATTR_ACL_ACCESS && subject.found.inode.kind != FileKind::Symlink;
-    if !is_list && !is_users(name) {
+    if !is_list && !is_user_name(name) {
         return Ok(None);
     }
     let value = memory::bytes(address, length as usize)?.to_vec();
     if !is_list {
-        session.fs.set_xattr(&session.who, id, name, &value, XattrFlags::of(flags)?, false)?;
+        session.fs.set_xattr(&session.user, id, name, &value, XattrFlags::of(flags)?, false)?;
         return Ok(Some(0));
     }
     // `cp -p` and `sed -i` set such lists.
@@ -150,17 +150,17 @@ fn set(subject: &Subject, name: &[u8], (address, length): (u64, u64), flags: i32
         return Ok(None);
     }
     // The kernel ignores the flags.
-    session.fs.set_xattr(&session.who, id, name, &value, XattrFlags::default(), false)?;
+    session.fs.set_xattr(&session.user, id, name, &value, XattrFlags::default(), false)?;
     Ok(Some(0))
 }
 
-fn remove(subject: &Subject, name: &[u8]) -> Served {
+fn remove_xattr(subject: &CallFile, name: &[u8]) -> Served {
     let kind = subject.found.inode.kind;
     let is_list = name == XATTR_ACL_ACCESS && kind != FileKind::Symlink
         || name == XATTR_ACL_DEFAULT && kind == FileKind::Directory;
-    if !is_list && !is_users(name) {
+    if !is_list && !is_user_name(name) {
         return Ok(None);
     }
-    subject.session.fs.remove_xattr(&subject.session.who, subject.found.id, name)?;
+    subject.session.fs.remove_xattr(&subject.session.user, subject.found.id, name)?;
     Ok(Some(0))
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use ashlar_libfs::alone;
 
 use super::open_file::OPEN;
-use super::{File, HIGHEST, INHERITED, TABLE, entry, file, ours};
+use super::{HIGHEST, INHERITED, OpenFileRef, TABLE, file, ours, table_entry};
 use crate::shared::Shared;
 
 /// The open files of such descriptors.
@@ -18,7 +18,7 @@ pub(crate) type Inherited = BTreeMap<i32, Shared>;
 ///
 /// Others may serve its open file.
 pub(crate) fn is_inherited(descriptor: i32) -> bool {
-    entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) == INHERITED)
+    table_entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) == INHERITED)
 }
 
 /// Returns all such descriptors.
@@ -43,15 +43,15 @@ pub(crate) fn inherited_alike(shared: &Shared) -> Vec<i32> {
 /// Makes all such descriptors of an open file lead to a LibFS open file.
 ///
 /// Without one, they are left to the kernel.
-pub(crate) fn replace_inherited(shared: &Shared, file: Option<&File>) {
+pub(crate) fn replace_inherited(shared: &Shared, file: Option<&OpenFileRef>) {
     let mut inherited = TABLE.lock();
     inherited.retain(|&descriptor, other| {
-        let Some(entry) = entry(descriptor).filter(|_| other.is_same(shared)) else { return true };
+        let Some(entry) = table_entry(descriptor).filter(|_| other.is_same(shared)) else { return true };
         let number = file.map_or(0, |file| file.number);
         if entry.compare_exchange(INHERITED, number, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             && let Some(file) = file
         {
-            alone::add(&file.open().references, 1, Ordering::AcqRel);
+            alone::add(&file.description().references, 1, Ordering::AcqRel);
             HIGHEST.fetch_max(descriptor as u32 + 1, Ordering::AcqRel);
         }
         false
@@ -75,7 +75,7 @@ pub(crate) fn forget_ours() {
     let mut inherited = TABLE.lock();
     let mut freed = Vec::new();
     for number in ours(0, u32::MAX) {
-        let Some(entry) = entry(number) else { continue };
+        let Some(entry) = table_entry(number) else { continue };
         let open = &OPEN[entry.load(Ordering::Relaxed) as usize - 1];
         // SAFETY: the entry is a reference, and no other thread exists that could drop it.
         match unsafe { open.shared.load(Ordering::Relaxed).as_ref() } {

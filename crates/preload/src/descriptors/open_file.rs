@@ -1,6 +1,6 @@
 //! LibFS's open files, which descriptors lead to.
 //!
-//! They are in a table of their own. A [`File`] is a reference to one, which keeps it there.
+//! They are in a table of their own. A [`OpenFileRef`] is a reference to one, which keeps it there.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use ashlar_libfs::{OpenInode, alone};
 use ashlar_types::{Errno, FileKind, InodeId};
 
-use super::{TABLE, entry, highest, is_file, note_named};
+use super::{TABLE, highest, is_file, record_path_base, table_entry};
 use crate::session::Session;
-use crate::shared::{self, Held, Shared};
+use crate::shared::{self, HeldPlace, Shared};
 use crate::{materialise, unnamed};
 
 /// The most open files that LibFS serves. The kernel serves more.
@@ -26,7 +26,7 @@ const CLOSING: u32 = u32::MAX;
 
 /// The state of an open file that only one call at a time may use: its offset.
 #[derive(Debug, Default)]
-pub(crate) struct Place {
+pub(crate) struct FilePlace {
     /// The file offset; for a directory, the cookie after which the listing goes on.
     pub(crate) offset: u64,
     /// The open file was handed over to the kernel: a call that waited for it checks the descriptor again.
@@ -45,7 +45,7 @@ pub(crate) enum OnExec {
 
 /// An open file description.
 #[derive(Debug)]
-pub(super) struct OpenFile {
+pub(super) struct OpenDescription {
     /// The number of descriptors and of calls in progress; 0 means that the slot is free.
     pub(super) references: AtomicU32,
     /// The session that it is open in.
@@ -60,19 +60,19 @@ pub(super) struct OpenFile {
     pub(super) opened: UnsafeCell<Option<OpenInode>>,
     /// The state that it shares with other processes, or null. It lives as long as there are references.
     pub(super) shared: AtomicPtr<Shared>,
-    pub(super) place: alone::Mutex<Place>,
+    pub(super) place: alone::Mutex<FilePlace>,
 }
 
 // SAFETY: `opened` is written by a thread that has taken a free slot, before others can find it, and by the thread that
 // has dropped the last reference. In between, threads only read it. All threads may use the other fields.
-unsafe impl Sync for OpenFile {}
+unsafe impl Sync for OpenDescription {}
 
 /// The place of an open file, held by one call.
 #[derive(Debug)]
 pub(crate) struct PlaceGuard {
-    place: alone::MutexGuard<'static, Place>,
+    place: alone::MutexGuard<'static, FilePlace>,
     /// The lock against other processes.
-    held: Option<Held>,
+    held: Option<HeldPlace>,
 }
 
 impl PlaceGuard {
@@ -93,8 +93,8 @@ impl PlaceGuard {
 
     /// Takes the offset that all processes share, if LibFS serves the open file in them.
     #[cold]
-    fn shared(mut self, shared: &Shared) -> Option<Self> {
-        let held = shared.hold()?;
+    fn take_shared_offset(mut self, shared: &Shared) -> Option<Self> {
+        let held = shared.hold_place()?;
         self.offset = held.offset();
         self.held = Some(held);
         Some(self)
@@ -102,17 +102,17 @@ impl PlaceGuard {
 }
 
 impl Deref for PlaceGuard {
-    type Target = Place;
+    type Target = FilePlace;
 
     #[inline]
-    fn deref(&self) -> &Place {
+    fn deref(&self) -> &FilePlace {
         &self.place
     }
 }
 
 impl DerefMut for PlaceGuard {
     #[inline]
-    fn deref_mut(&mut self) -> &mut Place {
+    fn deref_mut(&mut self) -> &mut FilePlace {
         &mut self.place
     }
 }
@@ -126,14 +126,14 @@ impl Drop for PlaceGuard {
     }
 }
 
-pub(super) static OPEN: [OpenFile; OPEN_MAX] = [const { OpenFile::FREE }; OPEN_MAX];
+pub(super) static OPEN: [OpenDescription; OPEN_MAX] = [const { OpenDescription::FREE }; OPEN_MAX];
 /// The number of open files that are `O_PATH`.
-pub(super) static ALONE: AtomicU32 = AtomicU32::new(0);
+pub(super) static O_PATH_COUNT: AtomicU32 = AtomicU32::new(0);
 /// The slot that was freed last: it lies in the processor's cache.
-static FREED: AtomicU32 = AtomicU32::new(0);
+static FREED_SLOT: AtomicU32 = AtomicU32::new(0);
 /// Where the search for a free slot begins otherwise.
-static HINT: AtomicU32 = AtomicU32::new(0);
-impl OpenFile {
+static NEXT_SLOT: AtomicU32 = AtomicU32::new(0);
+impl OpenDescription {
     #[allow(clippy::declare_interior_mutable_const, reason = "it is what the table is filled with")]
     const FREE: Self = Self {
         references: AtomicU32::new(0),
@@ -145,7 +145,7 @@ impl OpenFile {
         on_exec: AtomicU8::new(OnExec::Unknown as u8),
         opened: UnsafeCell::new(None),
         shared: AtomicPtr::new(ptr::null_mut()),
-        place: alone::Mutex::new(Place { offset: 0, is_gone: false }),
+        place: alone::Mutex::new(FilePlace { offset: 0, is_gone: false }),
     };
 
     /// Returns the session that it is open in; `None` if that has ended.
@@ -171,7 +171,7 @@ impl OpenFile {
     ///
     /// Returns the old number, as an error if `next` returned none.
     #[inline]
-    fn count(&self, next: impl Fn(u32) -> Option<u32>) -> Result<u32, u32> {
+    fn count_references(&self, next: impl Fn(u32) -> Option<u32>) -> Result<u32, u32> {
         let mut before = self.references.load(Ordering::Relaxed);
         loop {
             let Some(after) = next(before) else { return Err(before) };
@@ -185,30 +185,30 @@ impl OpenFile {
 
 /// An open file in use by a call.
 #[derive(Debug)]
-pub(crate) struct File {
+pub(crate) struct OpenFileRef {
     pub(super) number: u32,
 }
 
-impl Drop for File {
+impl Drop for OpenFileRef {
     #[inline]
     fn drop(&mut self) {
         let less = |references: u32| Some(if references == 1 { CLOSING } else { references - 1 });
-        if self.open().count(less) == Ok(1) {
-            close_last(self.number);
-            self.open().references.store(0, Ordering::Release);
+        if self.description().count_references(less) == Ok(1) {
+            finish_close(self.number);
+            self.description().references.store(0, Ordering::Release);
         }
     }
 }
 
-impl File {
+impl OpenFileRef {
     /// Returns a reference to the open file of a number, if there is one.
     #[inline]
-    pub(super) fn of(number: u32) -> Option<Self> {
+    pub(super) fn of_number(number: u32) -> Option<Self> {
         let more = |references: u32| (references != 0 && references != CLOSING).then(|| references + 1);
-        OPEN[number as usize - 1].count(more).is_ok().then_some(Self { number })
+        OPEN[number as usize - 1].count_references(more).is_ok().then_some(Self { number })
     }
 
-    pub(super) fn open(&self) -> &'static OpenFile {
+    pub(super) fn description(&self) -> &'static OpenDescription {
         &OPEN[self.number as usize - 1]
     }
 
@@ -216,7 +216,7 @@ impl File {
     #[inline]
     pub(crate) fn opened(&self) -> Option<&OpenInode> {
         // SAFETY: this is a reference, so no thread writes it.
-        unsafe { (*self.open().opened.get()).as_ref() }
+        unsafe { (*self.description().opened.get()).as_ref() }
     }
 
     /// Returns the session that it is open in, even if the process has changed its user since.
@@ -224,52 +224,52 @@ impl File {
     /// # Errors
     /// `EIO` if the session has ended.
     pub(crate) fn session(&self) -> Result<&'static Session, Errno> {
-        self.open().session().ok_or(Errno::EIO)
+        self.description().session().ok_or(Errno::EIO)
     }
 
     /// Returns whether its session is the process's current one with that mount.
     ///
     /// A session of another user gives no more than the kernel gives with an open file.
-    pub(crate) fn is_of_now(&self) -> bool {
+    pub(crate) fn is_in_current_session(&self) -> bool {
         self.session().is_ok_and(Session::is_current)
     }
 
     /// Returns whether it was opened in a session.
-    pub(crate) fn is_of(&self, session: &Session) -> bool {
-        ptr::eq(self.open().session.load(Ordering::Relaxed), session)
+    pub(crate) fn is_in_session(&self, session: &Session) -> bool {
+        ptr::eq(self.description().session.load(Ordering::Relaxed), session)
     }
 
     /// Returns its inode.
     pub(crate) fn inode(&self) -> InodeId {
-        InodeId(self.open().inode.load(Ordering::Relaxed))
+        InodeId(self.description().inode.load(Ordering::Relaxed))
     }
 
     /// Returns whether it is a directory.
     pub(crate) fn is_directory(&self) -> bool {
-        self.open().kind.load(Ordering::Relaxed) == FileKind::Directory as u32
+        self.description().kind.load(Ordering::Relaxed) == FileKind::Directory as u32
     }
 
     /// Returns the state that it shares with other processes, if it does.
     #[inline]
     pub(crate) fn shared(&self) -> Option<&Shared> {
         // SAFETY: it is freed with the last reference, and this is one.
-        unsafe { self.open().shared.load(Ordering::Acquire).as_ref() }
+        unsafe { self.description().shared.load(Ordering::Acquire).as_ref() }
     }
 
     /// Returns whether it was shared and then handed over to the kernel: its descriptors must follow.
     #[inline]
-    pub(crate) fn has_left(&self) -> bool {
-        self.shared().is_some_and(Shared::has_left)
+    pub(crate) fn was_handed_over(&self) -> bool {
+        self.shared().is_some_and(Shared::was_handed_over)
     }
 
     fn flags_word(&self) -> &AtomicU32 {
-        self.shared().map_or(&self.open().flags, Shared::flags)
+        self.shared().map_or(&self.description().flags, Shared::flags)
     }
 
     /// Returns the access mode and status flags, as `open` and `F_SETFL` set them.
     #[inline]
     pub(crate) fn flags(&self) -> i32 {
-        let own = self.open().flags.load(Ordering::Relaxed) as i32;
+        let own = self.description().flags.load(Ordering::Relaxed) as i32;
         match self.shared() {
             None => own,
             Some(shared) => own & !CHANGEABLE | shared.flags().load(Ordering::Relaxed) as i32 & CHANGEABLE,
@@ -284,12 +284,12 @@ impl File {
     }
 
     /// Returns the expected lifetime of its data that `F_SET_RW_HINT` has set: LibFS only stores it.
-    pub(crate) fn hint(&self) -> &AtomicU32 {
-        &self.open().hint
+    pub(crate) fn lifetime_hint(&self) -> &AtomicU32 {
+        &self.description().hint
     }
 
     /// Returns whether it was opened with `O_PATH`: it is neither read nor written.
-    pub(crate) fn is_alone(&self) -> bool {
+    pub(crate) fn is_o_path(&self) -> bool {
         self.flags() & libc::O_PATH != 0
     }
 
@@ -306,33 +306,33 @@ impl File {
     /// Locks its place for one call; returns `None` if it was handed over to the kernel.
     #[inline(always)]
     pub(crate) fn place(&self) -> Option<PlaceGuard> {
-        let place = self.open().place.lock();
+        let place = self.description().place.lock();
         if place.is_gone {
             return None;
         }
         let place = PlaceGuard { place, held: None };
         match self.shared() {
             None => Some(place),
-            Some(shared) => place.shared(shared),
+            Some(shared) => place.take_shared_offset(shared),
         }
     }
 
     /// Returns whether it was handed over to the kernel.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.open().place.lock().is_gone || self.has_left()
+    pub(crate) fn is_kernels(&self) -> bool {
+        self.description().place.lock().is_gone || self.was_handed_over()
     }
 
     /// Returns the known fate of its descriptor when another program is run.
     pub(crate) fn on_exec(&self) -> OnExec {
         [OnExec::Stays, OnExec::Closes]
             .into_iter()
-            .find(|known| *known as u8 == self.open().on_exec.load(Ordering::Relaxed))
+            .find(|known| *known as u8 == self.description().on_exec.load(Ordering::Relaxed))
             .unwrap_or(OnExec::Unknown)
     }
 
     /// Discards the known fate of its descriptor: the descriptor has another flag, or is no longer the only one.
     pub(crate) fn forget_on_exec(&self) {
-        self.open().on_exec.store(OnExec::Unknown as u8, Ordering::Relaxed);
+        self.description().on_exec.store(OnExec::Unknown as u8, Ordering::Relaxed);
     }
 
     /// Returns whether it is the same open file as another.
@@ -342,11 +342,11 @@ impl File {
 
     /// Returns whether a descriptor leads to it.
     pub(crate) fn is_at(&self, descriptor: i32) -> bool {
-        entry(descriptor).is_some_and(|entry| entry.load(Ordering::Acquire) == self.number)
+        table_entry(descriptor).is_some_and(|entry| entry.load(Ordering::Acquire) == self.number)
     }
 
     /// Makes a descriptor lead to it too, with the known fate of that descriptor if it is the only one.
-    pub(super) fn add(&self, descriptor: i32, on_exec: OnExec) {
+    pub(super) fn add_descriptor(&self, descriptor: i32, on_exec: OnExec) {
         let _one_at_a_time = TABLE.lock();
         // It may have been shared since its placeholder was put there.
         let is_shared = self.shared().is_some_and(|shared| {
@@ -355,14 +355,14 @@ impl File {
                 && let Some(real) = real
             {
                 // If this fails, calls on the descriptor fail.
-                let _ = materialise::put_at(real, descriptor);
+                let _ = materialise::duplicate_at(real, descriptor);
             }
             true
         });
         let known = if is_shared { OnExec::Unknown } else { on_exec };
-        self.open().on_exec.store(known as u8, Ordering::Relaxed);
-        alone::add(&self.open().references, 1, Ordering::AcqRel);
-        let old = entry(descriptor).map_or(0, |entry| alone::swap(entry, self.number));
+        self.description().on_exec.store(known as u8, Ordering::Relaxed);
+        alone::add(&self.description().references, 1, Ordering::AcqRel);
+        let old = table_entry(descriptor).map_or(0, |entry| alone::swap(entry, self.number));
         drop(_one_at_a_time);
         drop(is_file(old).then(|| Self { number: old }));
     }
@@ -373,9 +373,9 @@ impl File {
     pub(crate) fn hand_over(
         &self,
         is_noted: bool,
-        mut replace: impl FnMut(Option<i32>, &Place) -> Result<(), Errno>,
+        mut replace: impl FnMut(Option<i32>, &FilePlace) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        let mut place = self.open().place.lock();
+        let mut place = self.description().place.lock();
         if place.is_gone {
             return Ok(());
         }
@@ -389,10 +389,10 @@ impl File {
             match shared {
                 None => replace(Some(descriptor), &place)?,
                 // The kernel has a real open file there. With the first of them it is handed over.
-                Some(shared) => drop(shared.leave(descriptor)),
+                Some(shared) => drop(shared.hand_over(descriptor)),
             }
             if is_noted || self.is_directory() {
-                note_named(descriptor);
+                record_path_base(descriptor);
             } else {
                 entry.store(0, Ordering::Release);
             }
@@ -407,7 +407,7 @@ impl File {
     /// Returns all its descriptors; the caller holds the table.
     fn numbers(&self) -> impl Iterator<Item = (i32, &'static AtomicU32)> {
         let number = self.number;
-        let all = (0..highest()).filter_map(|descriptor| Some((descriptor, entry(descriptor)?)));
+        let all = (0..highest()).filter_map(|descriptor| Some((descriptor, table_entry(descriptor)?)));
         all.filter(move |(_, entry)| entry.load(Ordering::Acquire) == number)
     }
 
@@ -418,22 +418,22 @@ impl File {
     /// # Errors
     /// Those of `put`.
     pub(crate) fn share(&self, shared: Shared, mut put: impl FnMut(i32) -> Result<(), Errno>) -> Result<(), Errno> {
-        let place = self.open().place.lock();
+        let place = self.description().place.lock();
         if place.is_gone || self.shared().is_some() {
             return Ok(());
         }
         let _one_at_a_time = TABLE.lock();
         self.numbers().try_for_each(|(descriptor, _)| put(descriptor))?;
         self.forget_on_exec();
-        shared.begin(place.offset, self.flags() & CHANGEABLE);
-        self.share_on(shared);
+        shared.begin_sharing(place.offset, self.flags() & CHANGEABLE);
+        self.join_sharing(shared);
         Ok(())
     }
 
     /// Joins the sharing by other processes, if it is not shared yet.
-    pub(crate) fn share_on(&self, shared: Shared) {
-        shared::note_any();
-        self.open().shared.store(Box::into_raw(Box::new(shared)), Ordering::Release);
+    pub(crate) fn join_sharing(&self, shared: Shared) {
+        shared::record_sharing();
+        self.description().shared.store(Box::into_raw(Box::new(shared)), Ordering::Release);
     }
 }
 
@@ -448,16 +448,26 @@ pub(super) fn is_shared(number: u32) -> bool {
 ///
 /// # Errors
 /// `ENFILE`.
-pub(crate) fn open(session: &'static Session, inode: InodeId, kind: FileKind, flags: i32) -> Result<File, Errno> {
-    open_by(session, session.fs.open_inode(inode), kind, flags)
+pub(crate) fn open_in_session(
+    session: &'static Session,
+    inode: InodeId,
+    kind: FileKind,
+    flags: i32,
+) -> Result<OpenFileRef, Errno> {
+    open_known_inode(session, session.fs.open_inode(inode), kind, flags)
 }
 
 /// As [`open`], with the open inode.
 ///
 /// # Errors
 /// `ENFILE`.
-pub(crate) fn open_by(session: &'static Session, way: OpenInode, kind: FileKind, flags: i32) -> Result<File, Errno> {
-    let index = take_place().ok_or(Errno::ENFILE)?;
+pub(crate) fn open_known_inode(
+    session: &'static Session,
+    way: OpenInode,
+    kind: FileKind,
+    flags: i32,
+) -> Result<OpenFileRef, Errno> {
+    let index = take_slot().ok_or(Errno::ENFILE)?;
     let open = &OPEN[index];
     open.session.store(ptr::from_ref(session).cast_mut(), Ordering::Relaxed);
     open.inode.store(way.id().0, Ordering::Relaxed);
@@ -466,48 +476,48 @@ pub(crate) fn open_by(session: &'static Session, way: OpenInode, kind: FileKind,
     open.hint.store(0, Ordering::Relaxed);
     open.on_exec.store(OnExec::Unknown as u8, Ordering::Relaxed);
     if flags & libc::O_PATH != 0 {
-        ALONE.fetch_add(1, Ordering::Relaxed);
+        O_PATH_COUNT.fetch_add(1, Ordering::Relaxed);
     }
-    *open.place.lock() = Place::default();
+    *open.place.lock() = FilePlace::default();
     // SAFETY: the slot was free, and no other thread can find it yet.
     unsafe { *open.opened.get() = Some(way) };
-    Ok(File { number: index as u32 + 1 })
+    Ok(OpenFileRef { number: index as u32 + 1 })
 }
 
 /// Takes a free slot, with a reference; returns `None` if there is none.
-fn take_place() -> Option<usize> {
+fn take_slot() -> Option<usize> {
     let take = |index: &usize| {
         let references = &OPEN[*index].references;
         references.load(Ordering::Relaxed) == 0 && alone::exchange(references, 0, 1).is_ok()
     };
-    let freed = FREED.load(Ordering::Relaxed) as usize;
+    let freed = FREED_SLOT.load(Ordering::Relaxed) as usize;
     if take(&freed) {
         return Some(freed);
     }
-    let start = HINT.load(Ordering::Relaxed) as usize;
+    let start = NEXT_SLOT.load(Ordering::Relaxed) as usize;
     let index = (0..OPEN_MAX).map(|step| (start + step) % OPEN_MAX).find(take)?;
-    HINT.store((index + 1) as u32, Ordering::Relaxed);
+    NEXT_SLOT.store((index + 1) as u32, Ordering::Relaxed);
     Some(index)
 }
 
 /// Removes the extra state of an `O_PATH` open file, or of one that was made without a name.
 #[cold]
-fn forget_special(open: &OpenFile, flags: i32) {
+fn forget_special_state(open: &OpenDescription, flags: i32) {
     if flags & libc::O_PATH != 0 {
-        ALONE.fetch_sub(1, Ordering::Relaxed);
+        O_PATH_COUNT.fetch_sub(1, Ordering::Relaxed);
     } else if !open.place.lock().is_gone
         && let Some(session) = open.session()
     {
-        unnamed::forget(session, InodeId(open.inode.load(Ordering::Relaxed)));
+        unnamed::forget_unnamed(session, InodeId(open.inode.load(Ordering::Relaxed)));
     }
 }
 
 /// Closes an open file after its last reference is gone.
-fn close_last(number: u32) {
+fn finish_close(number: u32) {
     let open = &OPEN[number as usize - 1];
     let flags = open.flags.load(Ordering::Relaxed) as i32;
     if flags & (libc::O_PATH | TMPFILE) != 0 {
-        forget_special(open, flags);
+        forget_special_state(open, flags);
     }
     // SAFETY: the last reference is gone, and no thread takes the slot before this is done.
     let way = unsafe { (*open.opened.get()).take() };
@@ -517,5 +527,5 @@ fn close_last(number: u32) {
     if let (Some(session), Some(way)) = (open.session(), way) {
         session.fs.close_open(way);
     }
-    FREED.store(number - 1, Ordering::Relaxed);
+    FREED_SLOT.store(number - 1, Ordering::Relaxed);
 }

@@ -13,9 +13,9 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
 
-use super::apply::{Layout, PAGE, TRAMPOLINES_AT};
-use super::kept::Kept;
-use super::{Library, Site};
+use super::apply::{PAGE, PatchLayout, TRAMPOLINES_AT};
+use super::kept::KeptFile;
+use super::{Library, PatchSite};
 use crate::arch::{ashlar_entry, system_call};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ASHLIMG1");
@@ -26,14 +26,14 @@ const DISTANCE: i64 = -(1 << 30);
 
 /// The head of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Head {
+struct ImageHead {
     distance: i64,
     code_from: u64,
     code_bytes: u64,
     trampolines_bytes: u64,
 }
 
-impl Head {
+impl ImageHead {
     const BYTES: usize = 40;
 
     fn encode(self) -> [u8; PAGE] {
@@ -58,7 +58,7 @@ impl Head {
 }
 
 /// Writes the image of a library with jumps at these sites, which are as planned.
-pub(super) fn store(library: &Library, sites: &[&Site], kept: &Kept) {
+pub(super) fn store_image(library: &Library, sites: &[&PatchSite], kept: &KeptFile) {
     let (Some(code), Some(room)) = (library.pages(), library.base.checked_add_signed(DISTANCE as isize)) else {
         return;
     };
@@ -66,13 +66,13 @@ pub(super) fn store(library: &Library, sites: &[&Site], kept: &Kept) {
     if library.code.len() != 1 || sites.is_empty() {
         return;
     }
-    let layout = Layout::new(library, sites, room);
+    let layout = PatchLayout::new(library, sites, room);
     // SAFETY: the pages are code of the loaded library, and readable.
     let mut patched = unsafe { std::slice::from_raw_parts(code.start as *const u8, code.len()) }.to_vec();
     for (window, jump) in &layout.jumps {
         patched[window - code.start..][..jump.len()].copy_from_slice(jump);
     }
-    let head = Head {
+    let head = ImageHead {
         distance: DISTANCE,
         code_from: (code.start - library.base) as u64,
         code_bytes: code.len() as u64,
@@ -87,15 +87,15 @@ pub(super) fn store(library: &Library, sites: &[&Site], kept: &Kept) {
 /// No other thread may run yet.
 ///
 /// There may be no image, its file system may allow no programs, or a mapping may lie at the trampolines' address.
-pub(super) fn map(library: &Library, kept: &Kept) -> bool {
-    try_map(library, kept).is_some()
+pub(super) fn map_image(library: &Library, kept: &KeptFile) -> bool {
+    try_map_image(library, kept).is_some()
 }
 
-fn try_map(library: &Library, kept: &Kept) -> Option<()> {
+fn try_map_image(library: &Library, kept: &KeptFile) -> Option<()> {
     let (file, length) = kept.open()?;
-    let mut bytes = [0; Head::BYTES];
+    let mut bytes = [0; ImageHead::BYTES];
     file.read_exact_at(&mut bytes, 0).ok()?;
-    let head = Head::decode(&bytes)?;
+    let head = ImageHead::decode(&bytes)?;
     let code = library.pages()?;
     let is_for_it = head.code_from == (code.start - library.base) as u64 && head.code_bytes == code.len() as u64;
     if !is_for_it || head.file_bytes() != Some(length) || head.trampolines_bytes % PAGE as u64 != 0 {
@@ -157,12 +157,13 @@ mod tests {
 
     #[test]
     fn a_head_is_read_as_it_was_written() {
-        let head = Head { distance: DISTANCE, code_from: 0x2_6000, code_bytes: 342 << 12, trampolines_bytes: 9 << 12 };
+        let head =
+            ImageHead { distance: DISTANCE, code_from: 0x2_6000, code_bytes: 342 << 12, trampolines_bytes: 9 << 12 };
         let bytes = head.encode();
-        assert_eq!(Head::decode(bytes[..Head::BYTES].try_into().expect("its length")), Some(head));
+        assert_eq!(ImageHead::decode(bytes[..ImageHead::BYTES].try_into().expect("its length")), Some(head));
         let mut other = bytes;
         other[7] = b'0';
-        assert_eq!(Head::decode(other[..Head::BYTES].try_into().expect("its length")), None);
-        assert_eq!(Head { code_bytes: u64::MAX, ..head }.file_bytes(), None);
+        assert_eq!(ImageHead::decode(other[..ImageHead::BYTES].try_into().expect("its length")), None);
+        assert_eq!(ImageHead { code_bytes: u64::MAX, ..head }.file_bytes(), None);
     }
 }

@@ -27,13 +27,13 @@ fn hex(bytes: &[u8]) -> impl Iterator<Item = u8> {
 
 /// One such file, which may not exist yet.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct KeptFile {
     path: PathBuf,
 }
 
-impl Kept {
+impl KeptFile {
     /// Returns the file for a build, in a directory; the content also depends on the build `also`.
-    pub(super) fn at(directory: &CStr, build_id: &[u8], also: Option<&[u8]>) -> Option<Self> {
+    pub(super) fn for_build(directory: &CStr, build_id: &[u8], also: Option<&[u8]>) -> Option<Self> {
         let is_one = |id: &[u8]| !id.is_empty() && id.len() <= BUILD_ID_MAX;
         if !is_one(build_id) || !also.is_none_or(is_one) {
             return None;
@@ -57,14 +57,14 @@ impl Kept {
     /// Opens the file, if it exists and is trusted; returns it with its length.
     pub(crate) fn open(&self) -> Option<(File, u64)> {
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&self.path).ok()?;
-        believed(file)
+        trust_file(file)
     }
 
     /// Opens the file to change it in place, and creates it if need be; if that fails, opens it to read.
-    pub(crate) fn change(&self) -> Option<File> {
+    pub(crate) fn open_to_change(&self) -> Option<File> {
         let mut how = OpenOptions::new();
         how.read(true).write(true).create(true).mode(PERMISSIONS).custom_flags(libc::O_NOFOLLOW);
-        let file = how.open(&self.path).ok().and_then(believed).or_else(|| self.open());
+        let file = how.open(&self.path).ok().and_then(trust_file).or_else(|| self.open());
         file.map(|(file, _)| file)
     }
 
@@ -102,7 +102,7 @@ impl Kept {
 }
 
 /// Returns a file with its length, if the program may trust its owner and permissions.
-fn believed(file: File) -> Option<(File, u64)> {
+fn trust_file(file: File) -> Option<(File, u64)> {
     let metadata = file.metadata().ok()?;
     // SAFETY: the call takes no arguments, and can't fail.
     let user = unsafe { libc::geteuid() };
@@ -116,10 +116,10 @@ mod tests {
 
     #[test]
     fn a_file_is_named_by_the_builds() {
-        let name = |also: Option<&[u8]>| Kept::at(c"/plans", &[0x0a, 0xff], also).map(|kept| kept.path);
+        let name = |also: Option<&[u8]>| KeptFile::for_build(c"/plans", &[0x0a, 0xff], also).map(|kept| kept.path);
         assert_eq!(name(None), Some("/plans/0aff".into()));
         assert_eq!(name(Some(&[0x10])), Some("/plans/0aff-10".into()));
         assert_eq!(name(Some(&[])), None);
-        assert!(Kept::at(c"/plans", &[0; BUILD_ID_MAX + 1], None).is_none());
+        assert!(KeptFile::for_build(c"/plans", &[0; BUILD_ID_MAX + 1], None).is_none());
     }
 }

@@ -15,7 +15,7 @@ const RETURN: u8 = 0xc3;
 const LENGTH_MAX: usize = 16;
 
 /// Returns the address of the dynamic linker's function.
-pub(super) fn address() -> Option<usize> {
+pub(super) fn loader_function() -> Option<usize> {
     // SAFETY: it takes a string, and looks for its address among the symbols of the loaded objects.
     let debug = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_r_debug".as_ptr()) } as usize;
     if debug == 0 {
@@ -30,23 +30,23 @@ pub(super) fn address() -> Option<usize> {
 ///
 /// No other thread may run yet.
 pub(crate) fn watch_loader(function: extern "C" fn()) {
-    let Some(at) = address() else { return };
+    let Some(at) = loader_function() else { return };
     let Some(linker) = library_of(at) else { return };
     let is_inside = linker.code.iter().any(|code| code.contains(&at) && at + LENGTH_MAX <= code.end);
     // SAFETY: the bytes lie in loaded code.
-    if is_inside && is_empty(unsafe { std::slice::from_raw_parts(at as *const u8, LENGTH_MAX) }) {
-        apply::divert(&linker, at, function as *const () as usize);
+    if is_inside && is_empty_function(unsafe { std::slice::from_raw_parts(at as *const u8, LENGTH_MAX) }) {
+        apply::put_jump(&linker, at, function as *const () as usize);
     }
 }
 
 /// Returns whether a function returns at once, with room for a jump before the next one.
 ///
 /// It uses no decoder, whose tables take as long as half of a program's start.
-fn is_empty(bytes: &[u8]) -> bool {
+fn is_empty_function(bytes: &[u8]) -> bool {
     let code = bytes.strip_prefix(ENDBR64).unwrap_or(bytes);
     let Some(mut rest) = code.strip_prefix(&[RETURN]) else { return false };
     while bytes.len() - rest.len() < JUMP_BYTES {
-        match padding(rest) {
+        match padding_length(rest) {
             Some(length) if length <= rest.len() => rest = &rest[length..],
             _ => return false,
         }
@@ -55,7 +55,7 @@ fn is_empty(bytes: &[u8]) -> bool {
 }
 
 /// Returns the length of an instruction that does nothing, or that is never reached.
-fn padding(bytes: &[u8]) -> Option<usize> {
+fn padding_length(bytes: &[u8]) -> Option<usize> {
     let prefixes = bytes.iter().take_while(|byte| matches!(byte, 0x66 | 0x2e)).count();
     let length = match bytes[prefixes..] {
         [0x90 | 0xcc, ..] => 1,
@@ -83,18 +83,18 @@ mod tests {
             bytes.resize(LENGTH_MAX, padding);
             bytes
         };
-        assert!(is_empty(&padded(&[0xc3], 0x90)) && is_empty(&padded(&[0xc3], 0xcc)));
-        assert!(is_empty(&[0xc3, 0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0, 0x0f, 0x1f, 0x40, 0]));
-        assert!(is_empty(&padded(&[0xf3, 0x0f, 0x1e, 0xfa, 0xc3], 0x48)), "its own five bytes do");
-        assert!(!is_empty(&padded(&[0xc3], 0x48)), "another function begins");
-        assert!(!is_empty(&padded(&[0xcc, 0xc3], 0x90)), "a debugger has stopped there");
-        assert!(!is_empty(&padded(&[0x31, 0xc0, 0xc3], 0x90)));
+        assert!(is_empty_function(&padded(&[0xc3], 0x90)) && is_empty_function(&padded(&[0xc3], 0xcc)));
+        assert!(is_empty_function(&[0xc3, 0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0, 0x0f, 0x1f, 0x40, 0]));
+        assert!(is_empty_function(&padded(&[0xf3, 0x0f, 0x1e, 0xfa, 0xc3], 0x48)), "its own five bytes do");
+        assert!(!is_empty_function(&padded(&[0xc3], 0x48)), "another function begins");
+        assert!(!is_empty_function(&padded(&[0xcc, 0xc3], 0x90)), "a debugger has stopped there");
+        assert!(!is_empty_function(&padded(&[0x31, 0xc0, 0xc3], 0x90)));
     }
 
     #[test]
     fn the_dynamic_linker_of_this_machine_can_be_watched() {
-        let at = address().expect("told");
+        let at = loader_function().expect("the linker has it");
         // SAFETY: the function is loaded, and its segment does not end there.
-        assert!(is_empty(unsafe { std::slice::from_raw_parts(at as *const u8, LENGTH_MAX) }));
+        assert!(is_empty_function(unsafe { std::slice::from_raw_parts(at as *const u8, LENGTH_MAX) }));
     }
 }

@@ -7,8 +7,8 @@ use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::{Mutex, OnceLock};
 
-use super::kept::Kept;
-use super::{Library, apply, known_plan, loader, scan, visit};
+use super::kept::KeptFile;
+use super::{Library, apply, known_plan, loader, scan, visit_objects};
 use crate::arch::{ashlar_entry, keep_wide_registers};
 
 /// A loaded object.
@@ -31,43 +31,43 @@ struct KnownObjects {
 
 /// The settings for patching objects.
 #[derive(Clone, Copy, Debug)]
-struct Manner {
+struct PatchSettings {
     plans: Option<&'static CStr>,
     is_wanted: fn(i32) -> bool,
 }
 
 static OBJECTS: Mutex<KnownObjects> = Mutex::new(KnownObjects { all: Vec::new(), changes: None });
-static MANNER: OnceLock<Manner> = OnceLock::new();
+static SETTINGS: OnceLock<PatchSettings> = OnceLock::new();
 
 /// Makes the calls of all loaded objects jump to the entry, if `is_wanted` accepts their numbers.
 ///
 /// No other thread may run yet.
 pub(crate) fn catch_objects(plans: Option<&'static CStr>, is_wanted: fn(i32) -> bool) {
     // It is set once.
-    let _ = MANNER.set(Manner { plans, is_wanted });
+    let _ = SETTINGS.set(PatchSettings { plans, is_wanted });
     catch_later_objects();
 }
 
 /// Patches objects that were loaded since, whose code has not run yet.
 pub(crate) fn catch_later_objects() {
-    let Some(manner) = MANNER.get() else { return };
+    let Some(manner) = SETTINGS.get() else { return };
     // The dynamic linker's own lock lets one thread through at a time. In a process that was forked meanwhile, this
     // lock may stay held forever.
     let Ok(mut objects) = OBJECTS.try_lock() else { return };
-    let new = objects.renew();
-    let linker = if new.is_empty() { None } else { loader::address() };
+    let new = objects.refresh();
+    let linker = if new.is_empty() { None } else { loader::loader_function() };
     for (headers, library) in new {
-        let room = if is_left_alone(&library, linker) { None } else { catch(&library, manner) };
+        let room = if must_stay_unpatched(&library, linker) { None } else { patch_object(&library, manner) };
         objects.insert(KnownObject { headers, room, is_loaded: true });
     }
 }
 
 impl KnownObjects {
     /// Finds which objects are loaded: returns new ones, and removes the records of unloaded ones.
-    fn renew(&mut self) -> Vec<(usize, Library)> {
+    fn refresh(&mut self) -> Vec<(usize, Library)> {
         let mut found = Vec::new();
         let mut is_first = true;
-        visit(|info| {
+        visit_objects(|info| {
             let changes = Some((info.dlpi_adds, info.dlpi_subs));
             if std::mem::take(&mut is_first) {
                 if self.changes == changes {
@@ -85,7 +85,7 @@ impl KnownObjects {
         });
         self.all.retain(|object| {
             if !object.is_loaded {
-                object.room.iter().for_each(apply::release);
+                object.room.iter().for_each(apply::release_room);
             }
             object.is_loaded
         });
@@ -109,23 +109,23 @@ impl KnownObjects {
 ///
 /// libc is patched already. The dynamic linker and this library use descriptors of their own. The kernel's object
 /// (vDSO) stays the kernel's. Code of the Go compiler calls the kernel on stacks that have no room for the entry.
-fn is_left_alone(library: &Library, linker: Option<usize>) -> bool {
+fn must_stay_unpatched(library: &Library, linker: Option<usize>) -> bool {
     // SAFETY: it takes a number, and reads the kernel's data from the process's start.
     let kernels = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) } as usize;
     let others = [libc::gnu_get_libc_version as *const () as usize, ashlar_entry as *const () as usize];
     library.is_go
         || library.base == kernels
         || others.into_iter().chain(linker).any(|address| library.holds(address))
-        || scan::is_plainly_quiet(library)
+        || scan::is_small_without_calls(library)
 }
 
 /// Patches an object; returns the address range of its trampolines, if it has any.
-fn catch(library: &Library, manner: &Manner) -> Option<Range<usize>> {
-    let kept = manner.plans.and_then(|plans| Kept::at(plans, &library.build_id, None));
+fn patch_object(library: &Library, manner: &PatchSettings) -> Option<Range<usize>> {
+    let kept = manner.plans.and_then(|plans| KeptFile::for_build(plans, &library.build_id, None));
     // Without a build id, no later process could recognise it.
     let plan = kept.map_or_else(|| scan(library), |kept| known_plan(library, &kept));
-    let sites = apply::sites(library, &plan, manner.is_wanted);
-    let room = apply::apply(library, &sites)?;
+    let sites = apply::sites_to_patch(library, &plan, manner.is_wanted);
+    let room = apply::patch_in_place(library, &sites)?;
     keep_wide_registers();
     Some(room)
 }

@@ -8,7 +8,7 @@
 use std::os::unix::fs::FileExt;
 
 use super::Library;
-use super::kept::{BUILD_ID_MAX, Kept};
+use super::kept::{BUILD_ID_MAX, KeptFile};
 
 /// The longest window of instructions that is patched, in bytes.
 pub(crate) const WINDOW_MAX: usize = 32;
@@ -22,22 +22,22 @@ const SITES_MAX: usize = 4096;
 
 /// One system call that can be patched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Site {
+pub(crate) struct PatchSite {
     /// The start of the window, from the library's base.
     pub(crate) offset: u32,
-    /// The call's number, or [`Site::ANY_NUMBER`].
+    /// The call's number, or [`PatchSite::ANY_NUMBER`].
     pub(crate) number: i32,
     /// Bytes of the window.
     pub(crate) length: u8,
     /// The offset of `syscall` in the window.
     pub(crate) call: u8,
-    /// The offset of a displacement in the window that is relative to the code, or [`Site::NO_DISPLACEMENT`].
+    /// The offset of a displacement in the window that is relative to the code, or [`PatchSite::NO_DISPLACEMENT`].
     pub(crate) displacement: u8,
     /// The window as the scan found it.
     pub(crate) bytes: [u8; WINDOW_MAX],
 }
 
-impl Site {
+impl PatchSite {
     /// The number is unknown before the call.
     pub(crate) const ANY_NUMBER: i32 = -1;
     /// Nothing in the window is relative.
@@ -76,7 +76,7 @@ pub(crate) struct Plan {
     /// The build id of the library.
     pub(crate) build_id: Vec<u8>,
     /// The sites.
-    pub(crate) sites: Vec<Site>,
+    pub(crate) sites: Vec<PatchSite>,
 }
 
 impl Plan {
@@ -92,7 +92,7 @@ impl Plan {
     }
 
     /// Loads the plan that is kept for a library.
-    pub(super) fn load(kept: &Kept, library: &Library) -> Option<Self> {
+    pub(super) fn load(kept: &KeptFile, library: &Library) -> Option<Self> {
         let (file, length) = kept.open()?;
         if length > (HEAD_BYTES + SITES_MAX * SITE_BYTES) as u64 {
             return None;
@@ -104,7 +104,7 @@ impl Plan {
     }
 
     /// Stores the plan. If that fails, the next program scans again.
-    pub(super) fn store(&self, kept: &Kept) {
+    pub(super) fn store(&self, kept: &KeptFile) {
         kept.store(&self.encode());
     }
 
@@ -116,7 +116,7 @@ impl Plan {
         if bytes.get(..8)? != MAGIC || build_id != library.build_id || bytes.len() != HEAD_BYTES + count * SITE_BYTES {
             return None;
         }
-        let sites = bytes[HEAD_BYTES..].chunks_exact(SITE_BYTES).map(Site::decode).collect::<Option<_>>()?;
+        let sites = bytes[HEAD_BYTES..].chunks_exact(SITE_BYTES).map(PatchSite::decode).collect::<Option<_>>()?;
         Some(Self { build_id: build_id.to_vec(), sites })
     }
 }

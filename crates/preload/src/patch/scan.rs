@@ -5,7 +5,7 @@ use std::ops::Range;
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use super::apply::JUMP_BYTES;
-use super::{Library, Plan, Site, WINDOW_MAX, frames};
+use super::{Library, PatchSite, Plan, WINDOW_MAX, frames};
 
 /// The instruction `syscall`.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -34,24 +34,24 @@ impl Targets {
 /// between functions, the decoder recovers within a few instructions, and its errors there don't look like such a call.
 pub(crate) fn scan(library: &Library) -> Plan {
     let mut sites = Vec::new();
-    if looks_quiet(library) {
+    if has_no_call_bytes(library) {
         return Plan { build_id: library.build_id.clone(), sites };
     }
     let functions = frames::functions(library).filter(|functions| !functions.is_empty());
     let mut targets = Vec::new();
     let mut calls: Vec<(Vec<Instruction>, usize)> = Vec::new();
-    for part in parts(library, functions.as_deref().unwrap_or(&library.code)) {
-        collect(bytes_of(&part), part.start as u64, &mut targets, &mut calls);
+    for part in parts_with_calls(library, functions.as_deref().unwrap_or(&library.code)) {
+        decode_part(bytes_of(&part), part.start as u64, &mut targets, &mut calls);
     }
     if functions.is_some() {
         // All branches within the functions are collected by now.
-        collect_from_afar(library, &calls, &mut targets);
+        collect_far_branches(library, &calls, &mut targets);
     }
     targets.sort_unstable();
     let targets = Targets(targets);
     for (instructions, at) in &calls {
         let site = plan_site(library, instructions, *at, &targets);
-        sites.extend(site.filter(|site| functions.is_some() || site.number != Site::ANY_NUMBER));
+        sites.extend(site.filter(|site| functions.is_some() || site.number != PatchSite::ANY_NUMBER));
     }
     Plan { build_id: library.build_id.clone(), sites }
 }
@@ -59,14 +59,14 @@ pub(crate) fn scan(library: &Library) -> Plan {
 /// Returns whether a library has little code, without the bytes of a system call.
 ///
 /// For so little code, this check takes less time than opening a file.
-pub(super) fn is_plainly_quiet(library: &Library) -> bool {
+pub(super) fn is_small_without_calls(library: &Library) -> bool {
     let bytes: usize = library.code.iter().map(ExactSizeIterator::len).sum();
-    bytes <= LITTLE_CODE && looks_quiet(library)
+    bytes <= LITTLE_CODE && has_no_call_bytes(library)
 }
 
 /// Returns whether nothing in a library looks like a system call.
-fn looks_quiet(library: &Library) -> bool {
-    library.code.iter().all(|code| find(bytes_of(code), SYSCALL).is_none())
+fn has_no_call_bytes(library: &Library) -> bool {
+    library.code.iter().all(|code| find_bytes(bytes_of(code), SYSCALL).is_none())
 }
 
 /// Returns a part of a library's code as bytes.
@@ -76,18 +76,18 @@ fn bytes_of<'a>(part: &Range<usize>) -> &'a [u8] {
 }
 
 /// Returns those parts of a library's code, in order, that contain the bytes of a system call.
-fn parts(library: &Library, all: &[Range<usize>]) -> Vec<Range<usize>> {
+fn parts_with_calls(library: &Library, all: &[Range<usize>]) -> Vec<Range<usize>> {
     let mut parts: Vec<Range<usize>> = Vec::new();
     for code in &library.code {
         let bytes = bytes_of(code);
         let mut from = 0;
-        while let Some(found) = find(&bytes[from..], SYSCALL) {
+        while let Some(found) = find_bytes(&bytes[from..], SYSCALL) {
             let at = code.start + from + found;
             from += found + 1;
             let behind = all.partition_point(|part| part.start <= at);
             let Some(part) = all[..behind].last() else { continue };
             let end = all.get(behind).map_or(code.end, |next| next.start.min(code.end));
-            let part = if part.contains(&at) { part.clone() } else { lengthened(part, end) };
+            let part = if part.contains(&at) { part.clone() } else { extend_function(part, end) };
             if part.contains(&at) && parts.last() != Some(&part) {
                 parts.push(part);
             }
@@ -99,7 +99,7 @@ fn parts(library: &Library, all: &[Range<usize>]) -> Vec<Range<usize>> {
 /// Extends a function by the code that it runs into after its end, at most up to `end`.
 ///
 /// The table's entry of libc's `clone` ends where the new thread has no caller.
-fn lengthened(function: &Range<usize>, end: usize) -> Range<usize> {
+fn extend_function(function: &Range<usize>, end: usize) -> Range<usize> {
     let goes_on = |instruction: &Instruction| {
         instruction.mnemonic() == Mnemonic::Syscall
             || matches!(instruction.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch)
@@ -120,7 +120,7 @@ fn lengthened(function: &Range<usize>, end: usize) -> Range<usize> {
 /// Collects the targets of four-byte branches in all of the code, if they are near a system call.
 ///
 /// A compiler puts the rarely used part of a function elsewhere. Each byte may begin a branch here, so some are none.
-fn collect_from_afar(library: &Library, calls: &[(Vec<Instruction>, usize)], targets: &mut Vec<u64>) {
+fn collect_far_branches(library: &Library, calls: &[(Vec<Instruction>, usize)], targets: &mut Vec<u64>) {
     let around = calls.iter().filter_map(|(window, _)| Some(window.first()?.ip()..window.last()?.next_ip()));
     let mut around: Vec<Range<u64>> = around.collect();
     around.sort_unstable_by_key(|window| window.start);
@@ -144,7 +144,7 @@ fn collect_from_afar(library: &Library, calls: &[(Vec<Instruction>, usize)], tar
     }
 }
 
-fn find(bytes: &[u8], what: [u8; 2]) -> Option<usize> {
+fn find_bytes(bytes: &[u8], what: [u8; 2]) -> Option<usize> {
     // SAFETY: both are as long as stated.
     let found = unsafe { libc::memmem(bytes.as_ptr().cast(), bytes.len(), what.as_ptr().cast(), what.len()) };
     (!found.is_null()).then(|| found as usize - bytes.as_ptr() as usize)
@@ -153,7 +153,7 @@ fn find(bytes: &[u8], what: [u8; 2]) -> Option<usize> {
 /// Decodes a part of the code.
 ///
 /// It collects the targets of its branches, and its system calls with their neighbours.
-fn collect(bytes: &[u8], start: u64, targets: &mut Vec<u64>, calls: &mut Vec<(Vec<Instruction>, usize)>) {
+fn decode_part(bytes: &[u8], start: u64, targets: &mut Vec<u64>, calls: &mut Vec<(Vec<Instruction>, usize)>) {
     let mut decoder = Decoder::with_ip(64, bytes, start, DecoderOptions::NONE);
     let mut before: Vec<Instruction> = Vec::new();
     let mut open: Vec<(Vec<Instruction>, usize)> = Vec::new();
@@ -199,8 +199,8 @@ fn is_relative(instruction: &Instruction) -> bool {
 /// Plans the best window around a system call, into which no branch leads.
 ///
 /// That is the window with the fewest instructions, before the call rather than after it.
-fn plan_site(library: &Library, instructions: &[Instruction], at: usize, targets: &Targets) -> Option<Site> {
-    let number = number_of(&instructions[..at], instructions[at].ip(), targets);
+fn plan_site(library: &Library, instructions: &[Instruction], at: usize, targets: &Targets) -> Option<PatchSite> {
+    let number = number_before_call(&instructions[..at], instructions[at].ip(), targets);
     if number == Some(SIGRETURN) {
         return None;
     }
@@ -208,7 +208,9 @@ fn plan_site(library: &Library, instructions: &[Instruction], at: usize, targets
     for first in (at.saturating_sub(NEIGHBOURS)..=at).rev() {
         for last in at..instructions.len() {
             let window = &instructions[first..=last];
-            if best.is_none_or(|(first, last)| window.len() <= last - first) && fits(window, first, at, targets) {
+            if best.is_none_or(|(first, last)| window.len() <= last - first)
+                && is_usable_window(window, first, at, targets)
+            {
                 best = Some((first, last));
             }
         }
@@ -220,15 +222,15 @@ fn plan_site(library: &Library, instructions: &[Instruction], at: usize, targets
     let relative = window.iter().find(|instruction| is_relative(instruction));
     let displacement = match relative {
         Some(instruction) => displacement_at(instruction)? + (instruction.ip() - start) as usize,
-        None => Site::NO_DISPLACEMENT,
+        None => PatchSite::NO_DISPLACEMENT,
     };
     let mut bytes = [0; WINDOW_MAX];
     // SAFETY: the instructions were decoded from there.
     let code = unsafe { std::slice::from_raw_parts(start as *const u8, length) };
     bytes.get_mut(..length)?.copy_from_slice(code);
-    Some(Site {
+    Some(PatchSite {
         offset: (start as usize - library.base) as u32,
-        number: number.unwrap_or(Site::ANY_NUMBER),
+        number: number.unwrap_or(PatchSite::ANY_NUMBER),
         length: length as u8,
         call: (instructions[at].ip() - start) as u8,
         displacement: displacement as u8,
@@ -236,7 +238,7 @@ fn plan_site(library: &Library, instructions: &[Instruction], at: usize, targets
     })
 }
 
-fn fits(window: &[Instruction], first: usize, at: usize, targets: &Targets) -> bool {
+fn is_usable_window(window: &[Instruction], first: usize, at: usize, targets: &Targets) -> bool {
     let length: usize = window.iter().map(Instruction::len).sum();
     let moved = window.iter().enumerate().filter(|(index, _)| first + index != at);
     (JUMP_BYTES..=WINDOW_MAX).contains(&length)
@@ -257,7 +259,7 @@ fn displacement_at(instruction: &Instruction) -> Option<usize> {
 }
 
 /// Returns the number of the call, if it is set just before the call.
-fn number_of(before: &[Instruction], call: u64, targets: &Targets) -> Option<i32> {
+fn number_before_call(before: &[Instruction], call: u64, targets: &Targets) -> Option<i32> {
     let mut next = call;
     for instruction in before.iter().rev() {
         if targets.contains(next) || instruction.flow_control() != FlowControl::Next || instruction.next_ip() != next {
@@ -304,10 +306,10 @@ mod tests {
         for number in [libc::SYS_openat, libc::SYS_clone, libc::SYS_clone3, libc::SYS_execve, libc::SYS_exit] {
             assert!(has(number), "{number}");
         }
-        assert!(has(Site::ANY_NUMBER.into()), "the function that makes any call");
+        assert!(has(PatchSite::ANY_NUMBER.into()), "the function that makes any call");
         assert!(!has(libc::SYS_rt_sigreturn));
         let restorer = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
-        let is_it = |site: &Site| {
+        let is_it = |site: &PatchSite| {
             let window = library.base + site.offset as usize + usize::from(site.call) - 7;
             bytes_of(&(window..window + restorer.len())) == restorer
         };
@@ -327,7 +329,7 @@ mod tests {
     fn bytes_within_an_instruction_are_no_call() {
         // mov eax, 0x050f0001; ret
         let library = object(&[0xb8, 0x01, 0x00, 0x0f, 0x05, 0xc3, 0x90, 0x90]);
-        assert!(!looks_quiet(&library) && scan(&library).sites.is_empty());
+        assert!(!has_no_call_bytes(&library) && scan(&library).sites.is_empty());
     }
 
     #[test]
@@ -335,7 +337,7 @@ mod tests {
         // mov eax, 56; syscall; ret; nop, of which a table names the first five bytes
         let code = [0xb8_u8, 0x38, 0, 0, 0, 0x0f, 0x05, 0xc3, 0x90];
         let start = code.as_ptr() as usize;
-        assert_eq!(lengthened(&(start..start + 5), start + code.len()), start..start + 8);
-        assert_eq!(lengthened(&(start..start + 8), start + code.len()), start..start + 8, "it has returned");
+        assert_eq!(extend_function(&(start..start + 5), start + code.len()), start..start + 8);
+        assert_eq!(extend_function(&(start..start + 8), start + code.len()), start..start + 8, "it has returned");
     }
 }
