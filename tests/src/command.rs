@@ -1,4 +1,4 @@
-//! Running commands: output kept, time limited, failures reported in full.
+//! Runs commands: keeps their output, limits their time, reports failures in full.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{Outcome, tried};
 
-/// No command of a test takes longer, on two slow cores.
+/// The longest time a command of a test may take, on two slow cores.
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// The result of a command.
@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 pub struct Done {
     /// The command line, for messages.
     pub line: String,
-    /// How it ended.
+    /// Its exit status.
     pub status: ExitStatus,
     /// Its standard output.
     pub output: String,
@@ -27,14 +27,14 @@ pub struct Done {
 }
 
 impl Done {
-    /// Everything about it, for a message.
+    /// Everything about the result, for a message.
     #[must_use]
     pub fn describe(&self) -> String {
         let cut = |text: &str| {
             let lines: Vec<_> = text.lines().collect();
             lines[lines.len().saturating_sub(40)..].join("\n")
         };
-        // Scripts are long; their beginning tells which one it was.
+        // Scripts are long; their beginning shows which one it was.
         let line: String = self.line.chars().take(200).collect();
         format!("'{line}' ended with {}\n{}\n{}", self.status, cut(&self.output), cut(&self.errors))
     }
@@ -44,7 +44,7 @@ impl Done {
         if self.status.success() { Ok(self) } else { Err(self.describe()) }
     }
 
-    /// Fails unless it ended with `code` and complained of all `words`.
+    /// Fails unless it ended with `code` and its standard error contains all `words`.
     pub fn failure(self, code: i32, words: &[&str]) -> Outcome<Self> {
         if self.status.code() != Some(code) {
             return Err(format!("expected exit status {code}: {}", self.describe()));
@@ -56,10 +56,10 @@ impl Done {
     }
 }
 
-/// Variables that a `make` above hands on to those below, which then talk of levels and directories.
+/// Variables that an outer `make` passes on. With them, an inner `make` prints levels and directories.
 const FROM_MAKE: [&str; 3] = ["MAKEFLAGS", "MAKELEVEL", "MFLAGS"];
 
-/// Runs a command to its end. Whether `make` has called the tests makes no difference to it.
+/// Runs a command to its end, in the same way with and without an outer `make`.
 pub fn run(command: &mut Command) -> Outcome<Done> {
     let line = line_of(command);
     for name in FROM_MAKE {
@@ -85,7 +85,7 @@ pub fn finish(mut child: Child, line: String) -> Outcome<Done> {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
             if let Some(mut from) = from {
-                // Output before an error is shown.
+                // Output before a read error is still shown.
                 let _ = from.read_to_end(&mut bytes);
             }
             String::from_utf8_lossy(&bytes).into_owned()
@@ -97,12 +97,12 @@ pub fn finish(mut child: Child, line: String) -> Outcome<Done> {
     Ok(Done { line, status, output: text(output), errors: text(errors) })
 }
 
-/// Waits for a child, and kills it where it takes longer than `limit`.
+/// Waits for a child, and kills it if it takes longer than `limit`.
 pub fn wait(child: &mut Child, limit: Duration) -> Outcome<ExitStatus> {
     if let Some(status) = wait_for(child, limit)? {
         return Ok(status);
     }
-    // It is a child of ours, so its number is still its own.
+    // The child is not reaped yet, so its number is still its own.
     let _ = child.kill();
     let _ = child.wait();
     Err(format!("not done after {} s, so it was killed", limit.as_secs()))
@@ -154,7 +154,7 @@ pub fn is_alive(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-/// Whether a status tells of an end by SIGKILL.
+/// Whether a status says that SIGKILL ended the process.
 #[must_use]
 pub fn was_killed(status: ExitStatus) -> bool {
     status.signal() == Some(Signal::KILL.as_raw())

@@ -1,4 +1,4 @@
-//! Which tests there are, which are run, and what is said of them.
+//! Lists tests, runs them, and reports their results.
 
 use std::io::Read;
 use std::process::{Command, ExitCode, Stdio};
@@ -9,19 +9,19 @@ use ashlar_types::RING_SWITCH;
 use crate::mount::clear_behind;
 use crate::{Outcome, command, number, tried};
 
-/// A test: its name, what it takes, and what it does.
+/// A test: its name, what it may take, and its function.
 #[derive(Clone, Copy, Debug)]
 pub struct Test {
-    /// Its name: the story in a few words, group first (`kill/…`).
+    /// Its name: group first (`kill/…`), then subject, condition and result.
     pub name: &'static str,
     /// The test.
     pub run: fn() -> Outcome<Verdict>,
 }
 
-/// How a test that did not fail ended.
+/// The result of a test that did not fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It passed; with what it measured or counted, where that is worth a word.
+    /// It passed; with a measurement or count, if that is worth a word.
     Passed(String),
     /// It can't run here, and why.
     Skipped(String),
@@ -32,29 +32,29 @@ pub fn passed() -> Outcome<Verdict> {
     Ok(Verdict::Passed(String::new()))
 }
 
-/// No test takes longer, on two slow cores; loops that are made longer bring their own number.
+/// The longest time of a test, on two slow cores; longer loops set their own number.
 const LIMIT_SECONDS: u64 = 1200;
-/// The word that makes this program run one test, in the process that is asked.
-const ALONE: &str = "--alone";
-/// The exit status of a test that can't run here, as automake has it.
+/// The argument that makes this program run one test in its own process.
+const ONE_TEST: &str = "--one-test";
+/// The exit status of a test that can't run here, as in automake.
 const SKIPPED: i32 = 77;
 
-/// The main function of a program of tests: `[--list] [WORD…]`. Runs those whose names contain one of the words. Those
-/// whose names begin with one of `by_rings` are run with FUSE over io_uring, too, where the kernel has that.
-pub fn main(tests: &[Test], by_rings: &[&str]) -> ExitCode {
+/// The main function of a program of tests: `[--list] [WORD…]`. Runs the tests whose names contain one of the words. If
+/// the kernel has FUSE over io_uring, tests whose names begin with one of `io_uring_groups` run with that, too.
+pub fn main(tests: &[Test], io_uring_groups: &[&str]) -> ExitCode {
     let words: Vec<_> = std::env::args().skip(1).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--list"] => {
             tests.iter().for_each(|test| println!("{}", test.name));
             ExitCode::SUCCESS
         }
-        [ALONE, name] => tests.iter().find(|test| test.name == name).map_or(ExitCode::from(2), alone),
-        _ => run(tests, by_rings, &words),
+        [ONE_TEST, name] => tests.iter().find(|test| test.name == name).map_or(ExitCode::from(2), run_here),
+        _ => run(tests, io_uring_groups, &words),
     }
 }
 
-/// Runs one test here. Its words go to standard output, its verdict is the exit status.
-fn alone(test: &Test) -> ExitCode {
+/// Runs one test in this process. Its words go to standard output; its verdict is the exit status.
+fn run_here(test: &Test) -> ExitCode {
     match (test.run)() {
         Ok(Verdict::Passed(words)) => {
             print!("{words}");
@@ -71,11 +71,11 @@ fn alone(test: &Test) -> ExitCode {
     }
 }
 
-/// Runs a test in a process of its own: one that hangs in the kernel can't hold up the others.
-fn outcome(test: &Test) -> Outcome<Verdict> {
+/// Runs a test in a process of its own, so that one that hangs in the kernel does not delay the others.
+fn run_in_process(test: &Test) -> Outcome<Verdict> {
     let program = std::env::current_exe().map_err(tried("finding this program"))?;
     let mut command = Command::new(program);
-    let child = command.args([ALONE, test.name]).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let child = command.args([ONE_TEST, test.name]).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
     let mut child = child.map_err(tried("starting the test"))?;
     let words = child.stdout.take().map(|mut output| {
         std::thread::spawn(move || {
@@ -89,9 +89,9 @@ fn outcome(test: &Test) -> Outcome<Verdict> {
     let Some(status) = command::wait_for(&mut child, limit)? else {
         // A process in a call on a mount can't even be killed before that mount's process is dead.
         clear_behind(child.id());
-        // Its end is what is waited for, however it ends.
+        // Only its end matters here, not its status.
         let _ = command::wait(&mut child, Duration::ZERO);
-        return Err(format!("not done after {} s, so it was ended", limit.as_secs()));
+        return Err(format!("not done after {} s, so it was killed", limit.as_secs()));
     };
     let words = words.and_then(|thread| thread.join().ok()).unwrap_or_default();
     match status.code() {
@@ -102,7 +102,7 @@ fn outcome(test: &Test) -> Outcome<Verdict> {
     }
 }
 
-/// The kernel's switch for FUSE over io_uring, where it has one: it's as it was when this goes.
+/// The kernel's switch for FUSE over io_uring, if it has one. A drop restores the earlier setting.
 struct RingSwitch(Vec<u8>);
 
 impl RingSwitch {
@@ -110,10 +110,10 @@ impl RingSwitch {
         let before = std::fs::read(RING_SWITCH).ok()?;
         let switch = Self(before);
         // A user that may not switch it may not mount either.
-        switch.turn(false).then_some(switch)
+        switch.set(false).then_some(switch)
     }
 
-    fn turn(&self, on: bool) -> bool {
+    fn set(&self, on: bool) -> bool {
         std::fs::write(RING_SWITCH, if on { "Y" } else { "N" }).is_ok()
     }
 }
@@ -135,12 +135,12 @@ struct Results {
 }
 
 impl Results {
-    /// Runs a test, and says how it ended. `how` says in what way, where there are several.
+    /// Runs a test, and prints its result. `how` names the way that requests take, if there are several.
     fn add(&mut self, test: &Test, how: &str) {
         let strict = std::env::var_os("CI").is_some_and(|value| !value.is_empty());
         let name = format!("{}{how}", test.name);
         let start = Instant::now();
-        let outcome = outcome(test);
+        let outcome = run_in_process(test);
         let seconds = start.elapsed().as_secs_f64();
         match outcome {
             Ok(Verdict::Passed(words)) => {
@@ -162,22 +162,22 @@ impl Results {
     }
 }
 
-/// Runs the tests that are wanted with requests from the device; where the kernel has FUSE over io_uring, then those
-/// with that whose names begin with one of `by_rings`.
-fn run(tests: &[Test], by_rings: &[&str], filters: &[String]) -> ExitCode {
+/// Runs the selected tests with requests from the device. If the kernel has FUSE over io_uring, then runs those tests
+/// with that whose names begin with one of `io_uring_groups`.
+fn run(tests: &[Test], io_uring_groups: &[&str], filters: &[String]) -> ExitCode {
     let wanted = |test: &&Test| filters.is_empty() || filters.iter().any(|filter| test.name.contains(filter.as_str()));
     let mut results = Results::default();
     let switch = RingSwitch::find();
     tests.iter().filter(wanted).for_each(|test| results.add(test, ""));
-    if switch.as_ref().is_some_and(|switch| switch.turn(true)) {
-        let is_again = |test: &&Test| by_rings.iter().any(|begin| test.name.starts_with(begin));
-        tests.iter().filter(wanted).filter(is_again).for_each(|test| results.add(test, " (over io_uring)"));
+    if switch.as_ref().is_some_and(|switch| switch.set(true)) {
+        let is_selected = |test: &&Test| io_uring_groups.iter().any(|begin| test.name.starts_with(begin));
+        tests.iter().filter(wanted).filter(is_selected).for_each(|test| results.add(test, " (over io_uring)"));
     }
     let Results { passed, skipped, failed } = results;
     if !failed.is_empty() {
         println!("\nfailed:\n  {}", failed.join("\n  "));
     }
     println!("\n{passed} passed, {} failed, {skipped} skipped", failed.len());
-    // Nothing run is no success: a filter that matches nothing is a mistake.
+    // A filter that matches nothing is a mistake, so an empty run is no success.
     if failed.is_empty() && passed + skipped > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

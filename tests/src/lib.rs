@@ -2,13 +2,13 @@
 //!
 //! Purpose: show on the real `ashlar` command, with real mounts and real kills, what the crates' own tests show in
 //! parts. This library holds what the programs in `src/bin` share: running commands, mounting, and the *ledger*, a
-//! random workload whose every acknowledged update is written down outside the mount.
+//! random workload with a journal of every acknowledged update outside the mount.
 //!
 //! Invariants:
-//! - A test that can't run where it is says *skipped* and why; with `CI` set, that counts as a failure.
-//! - Processes are ended by their numbers, and only those that a test has started.
+//! - A test that can't run here says *skipped* and why; with `CI` set, that counts as a failure.
+//! - A test ends processes by their numbers, and only those that it has started.
 //!
-//! Non-goals: looking inside. Nothing here uses the crates: what is tested is what is installed.
+//! Non-goals: looking inside. The suite tests the installed programs, not the crates.
 //!
 //! Source: `docs/testing.md`.
 #![forbid(unsafe_code)]
@@ -37,12 +37,12 @@ macro_rules! ensure {
     };
 }
 
-/// For `map_err`: what was tried.
+/// For `map_err`: prefixes an error with the attempted action.
 pub fn tried<E: std::fmt::Display>(what: impl std::fmt::Display) -> impl FnOnce(E) -> String {
     move |error| format!("{what}: {error}")
 }
 
-/// A directory for temporary files that every user may search: some programs insist on a user of their own.
+/// A directory for temporary files that every user may search: some programs require a user of their own.
 pub fn open_directory(prefix: &str) -> Outcome<tempfile::TempDir> {
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o711);
     let made = tempfile::Builder::new().prefix(prefix).permissions(permissions).tempdir();

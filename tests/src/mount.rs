@@ -1,4 +1,4 @@
-//! Mounting, killing and checking the real thing.
+//! Mounts, kills and checks the real `ashlar`.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use crate::command::{Done, eventually, is_alive, kill, run};
 use crate::reference::unmount;
 use crate::{Outcome, ensure, open_directory, tried};
 
-/// The longest that anything in the background takes to come up or to end.
+/// The longest time that a background process may take to start or to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// No test mounts an arena more often.
+/// The most mounts that a test makes of one arena.
 const MOUNTS_MAX: usize = 4;
 
 /// The `ashlar` command: `ASHLAR` in the environment, or the one beside this program.
@@ -28,26 +28,26 @@ pub fn program() -> PathBuf {
     beside.unwrap_or_else(|| "ashlar".into())
 }
 
-/// `ashlar` with arguments, not yet run. The caller's environment on arenas does not count.
+/// `ashlar` with arguments, not yet run, and without the caller's `ASHLAR_ARENA`.
 pub fn ashlar<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     let mut command = Command::new(program());
     command.args(arguments).env_remove("ASHLAR_ARENA");
     command
 }
 
-/// How a program gets to the files of a mount.
+/// How a program reaches the files of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Front {
     /// Through the kernel and FUSE.
     Mount,
-    /// Through LibFS in its own process, `ashlar run`: after the first calls, as a user has it.
+    /// Through LibFS in its own process, `ashlar run`, after the first calls: the default for users.
     Run,
     /// As `Run`, from the first call on.
     RunAtOnce,
 }
 
 impl Front {
-    /// A program, not yet run, that gets to files this way. The file system must be mounted.
+    /// A program, not yet run, that reaches files this way. The file system must be mounted.
     pub fn command<S: AsRef<OsStr>>(self, program: S) -> Command {
         match self {
             Self::Mount => Command::new(program),
@@ -63,7 +63,7 @@ impl Front {
     }
 }
 
-/// Why nothing can be mounted here; `None` where it can.
+/// Why nothing can be mounted here; `None` if mounting works.
 #[must_use]
 pub fn obstacle() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
@@ -75,13 +75,13 @@ pub fn obstacle() -> Option<String> {
     None
 }
 
-/// With what the names of directories begin that the process `pid` makes for its arenas and mounts.
+/// The beginning of the names of directories that process `pid` makes for its arenas and mounts.
 #[must_use]
 pub fn prefix(pid: u32) -> String {
     format!("ashlar-test-{pid}-")
 }
 
-/// The processes on whose command line there is a text.
+/// The processes whose command line contains a text.
 fn processes_naming(text: &str) -> Vec<u32> {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|process| {
         let words = std::fs::read(process.path().join("cmdline")).ok()?;
@@ -91,7 +91,7 @@ fn processes_naming(text: &str) -> Vec<u32> {
     processes.collect()
 }
 
-/// Clears up behind a test that was killed: what it has started, mounted and made has its prefix in its name.
+/// Removes the leftovers of a killed test: its processes, mounts and directories have its prefix in their names.
 pub fn clear_behind(pid: u32) {
     let prefix = prefix(pid);
     let _ = kill_all(&processes_naming(&prefix));
@@ -116,17 +116,17 @@ pub enum Medium {
     Disk,
 }
 
-/// An arena of a test's own, with places to mount it. All of it goes when it is dropped.
+/// An arena of a test's own, with directories to mount it on. A drop removes all of it.
 #[derive(Debug)]
-pub struct Site {
+pub struct TestArena {
     directory: TempDir,
     arena: PathBuf,
     _memory: Option<TempDir>,
     size: &'static str,
 }
 
-impl Site {
-    /// A place for an arena of `size`; nothing is mounted yet.
+impl TestArena {
+    /// A test arena of `size`, not yet mounted.
     pub fn new(medium: Medium, size: &'static str) -> Outcome<Self> {
         let directory = open_directory(&prefix(std::process::id()))?;
         let memory = match medium {
@@ -140,13 +140,13 @@ impl Site {
         Ok(Self { directory, arena, _memory: memory, size })
     }
 
-    /// A place for an arena in a directory of the caller's.
+    /// A test arena in a directory of the caller's.
     pub fn within(place: &Path, size: &'static str) -> Outcome<Self> {
         let directory = open_directory(&prefix(std::process::id()))?;
         Ok(Self { directory, arena: place.join("arena"), _memory: None, size })
     }
 
-    /// The same, with a first mount.
+    /// A test arena with a first mount.
     pub fn mounted(medium: Medium, size: &'static str) -> Outcome<Self> {
         let site = Self::new(medium, size)?;
         site.mount(0)?;
@@ -165,7 +165,7 @@ impl Site {
         self.directory.path()
     }
 
-    /// Where mount `number` is.
+    /// The directory of mount `number`.
     #[must_use]
     pub fn point(&self, number: usize) -> PathBuf {
         self.directory.path().join(format!("mount{number}"))
@@ -176,7 +176,7 @@ impl Site {
         run(ashlar(arguments).arg("--arena").arg(&self.arena))
     }
 
-    /// Mounts at place `number`.
+    /// Mounts at directory `number`.
     pub fn mount(&self, number: usize) -> Outcome<Done> {
         let point = self.point(number);
         match std::fs::create_dir(&point) {
@@ -188,12 +188,12 @@ impl Site {
         self.ashlar(&["mount", "--size", self.size, &point.display().to_string()])?.success()
     }
 
-    /// Unmounts place `number`.
+    /// Unmounts directory `number`.
     pub fn umount(&self, number: usize) -> Outcome<Done> {
         run(ashlar(&["umount"]).arg(self.point(number)))?.success()
     }
 
-    /// Whether any process there is has the arena on its command line.
+    /// Whether any process has the arena on its command line.
     #[must_use]
     pub fn is_named(&self) -> bool {
         !processes_naming(&self.arena.display().to_string()).is_empty()
@@ -206,7 +206,7 @@ impl Site {
         report["arenas"].get(0).cloned().ok_or_else(|| format!("no arena in {report}"))
     }
 
-    /// One of SharedFS's counters.
+    /// The value of one of SharedFS's counters.
     pub fn counter(&self, name: &str) -> Outcome<u64> {
         let status = self.status()?;
         let counters = status["daemon"]["counters"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -214,7 +214,7 @@ impl Site {
         found.ok_or_else(|| format!("no counter {name} in {status}"))
     }
 
-    /// The process of SharedFS.
+    /// The process number of SharedFS.
     pub fn daemon(&self) -> Outcome<u32> {
         let status = self.status()?;
         let pid = status["daemon"]["pid"].as_u64().ok_or_else(|| format!("no daemon runs: {status}"))?;
@@ -229,7 +229,7 @@ impl Site {
         Ok(mounts.filter_map(|session| session["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())).collect())
     }
 
-    /// The processes behind the mounts as they have written themselves down, whether a daemon answers or not.
+    /// The processes behind the mounts by their own records, whether or not a daemon answers.
     fn recorded(&self) -> Vec<u32> {
         let records = std::fs::read_dir("/run/ashlar").into_iter().flatten().flatten();
         let records =
@@ -239,21 +239,21 @@ impl Site {
         ours.filter_map(|record| u32::try_from(record["pid"].as_u64()?).ok()).collect()
     }
 
-    /// Kills SharedFS, and waits until another one answers in its place. A supervisor gives up on one that dies again
-    /// and again within a second of its start, so it gets that second first.
+    /// Kills SharedFS, and waits until another one answers in its place. A supervisor gives up if SharedFS dies again
+    /// and again within a second of its start, so SharedFS gets that second first.
     pub fn kill_daemon(&self) -> Outcome {
         self.let_daemon_run()?;
         self.kill_daemon_at_once()
     }
 
-    /// Waits until SharedFS has run for so long that its death is not held against it.
+    /// Waits until SharedFS has run so long that the supervisor does not count its death as an early one.
     pub fn let_daemon_run(&self) -> Outcome {
         eventually("the daemon has run for a second", PATIENCE, || {
             self.status().is_ok_and(|status| status["daemon"]["uptime_seconds"].as_u64() >= Some(1))
         })
     }
 
-    /// As [`Self::kill_daemon`], however short a time it has run.
+    /// Does the same as [`Self::kill_daemon`], however short a time SharedFS has run.
     pub fn kill_daemon_at_once(&self) -> Outcome {
         let before = self.daemon()?;
         kill(before)?;
@@ -267,7 +267,7 @@ impl Site {
         kill_all(&processes)
     }
 
-    /// Kills everything at once: supervisor, SharedFS, LibFS, in one go.
+    /// Kills supervisor, SharedFS and LibFS in one go.
     pub fn kill_everything(&self) -> Outcome {
         let daemon = self.daemon()?;
         let mut processes: Vec<_> = parent(daemon).into_iter().chain([daemon]).collect();
@@ -275,8 +275,8 @@ impl Site {
         kill_all(&processes)
     }
 
-    /// Kills whatever is there of it, whether a daemon answers or not.
-    pub fn kill_all_there_is(&self) -> Outcome {
+    /// Kills all processes of the arena, whether or not a daemon answers.
+    pub fn kill_leftovers(&self) -> Outcome {
         let mut processes = self.recorded();
         if let Ok(daemon) = self.daemon() {
             processes.extend(parent(daemon).into_iter().chain([daemon]));
@@ -284,7 +284,7 @@ impl Site {
         kill_all(&processes)
     }
 
-    /// Takes away mounts, dead or alive.
+    /// Removes mounts, dead or alive.
     pub fn clear_mounts(&self) {
         for number in 0..MOUNTS_MAX {
             while is_mount_point(&self.point(number)) {
@@ -302,7 +302,7 @@ impl Site {
         lines[lines.len().saturating_sub(SHOWN)..].join("\n")
     }
 
-    /// Checks the arena, in use or not; fails unless it's clean. Gives the counts.
+    /// Checks the arena, in use or not; fails unless it's clean. Returns the counts.
     pub fn check(&self) -> Outcome<Value> {
         let done = self.ashlar(&["fsck", "--json"])?;
         if !done.status.success() {
@@ -314,11 +314,11 @@ impl Site {
     }
 }
 
-impl Drop for Site {
+impl Drop for TestArena {
     fn drop(&mut self) {
         // A failed test may leave anything behind: mounts that hang, daemons that run. Processes end first, by their
         // numbers. The following tests report leftovers that can't be ended, when they find them.
-        let _ = self.kill_all_there_is();
+        let _ = self.kill_leftovers();
         self.clear_mounts();
     }
 }
@@ -335,7 +335,7 @@ fn is_mount_point(path: &Path) -> bool {
 
 fn kill_all(processes: &[u32]) -> Outcome {
     for &pid in processes {
-        // One that is gone already is as dead as it shall be.
+        // A process that is gone already needs no kill.
         let _ = kill(pid);
     }
     eventually("the killed processes are gone", PATIENCE, || !processes.iter().any(|&pid| is_alive(pid)))

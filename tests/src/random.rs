@@ -25,7 +25,7 @@ impl Random {
         self.draw() % bound
     }
 
-    /// Whether it is one of `many`, on average.
+    /// Returns true once in `many` calls, on average.
     pub fn one_in(&mut self, many: u64) -> bool {
         self.below(many) == 0
     }
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_names_a_sequence_for_ever() {
+    fn seed_names_fixed_sequence() {
         // The first numbers of the published reference implementation for seed 1234567.
         let mut random = Random::new(1_234_567);
         assert_eq!([random.draw(), random.draw()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);

@@ -1,5 +1,7 @@
-//! Random operations on the ranges of one file, against a model in memory: what fsx does, and collapsing, inserting,
-//! zeroing and looking for holes besides, which that does not know.
+//! Random operations on the ranges of one file, compared with a model.
+//!
+//! They include those of fsx, and also those that fsx does not know: collapsing, inserting, zeroing and looking for
+//! holes. The model is in memory.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -13,27 +15,27 @@ use rustix::io::Errno;
 use crate::random::Random;
 use crate::{Outcome, ensure, tried};
 
-/// The file never grows beyond this.
+/// The file's size limit.
 const SIZE_MAX: u64 = 256 << 10;
-/// No operation takes more than this at once.
+/// The longest range of an operation.
 const LENGTH_MAX: u64 = 32 << 10;
 /// Collapsing and inserting take whole blocks.
 const BLOCK: u64 = 4096;
-/// After so many operations all of the file is compared.
+/// After this many operations the whole file is compared.
 const COMPARED_EVERY: u64 = 500;
 
 /// The operations on ranges that only some file systems have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Knows {
+pub enum RangeSupport {
     /// Everything.
     All,
-    /// All but collapsing and inserting, which the kernel does not hand on to FUSE file systems.
+    /// All but collapsing and inserting, which the kernel passes on to no FUSE file system.
     NoShifting,
-    /// Neither those nor zeroing, as tmpfs.
+    /// Neither those nor zeroing, as on tmpfs.
     Little,
 }
 
-/// A process that reads and writes through a shared mapping, since mapping is no safe Rust.
+/// A process that reads and writes through a shared mapping: safe Rust can't map.
 #[derive(Debug)]
 struct Mapper {
     child: Child,
@@ -41,7 +43,7 @@ struct Mapper {
     output: BufReader<ChildStdout>,
 }
 
-/// A file under test, and what it should hold.
+/// A file under test, and its expected content.
 #[derive(Debug)]
 struct Subject {
     path: PathBuf,
@@ -51,12 +53,18 @@ struct Subject {
     random: Random,
 }
 
-/// Runs `operations` random operations that `seed` names on a new file at `path`, and leaves the file. `after` is
-/// called after each; the canary spoils the file there.
+/// Runs `operations` random operations that `seed` names on a new file at `path`, and leaves the file. Calls `after`
+/// after each operation; the canary spoils the file there.
 ///
 /// # Errors
-/// The first operation after which the file is not what it should be.
-pub fn run(path: &Path, seed: u64, operations: u64, knows: Knows, after: impl Fn(u64, &File)) -> Outcome<Vec<u8>> {
+/// The first operation after which the file differs from the model.
+pub fn run(
+    path: &Path,
+    seed: u64,
+    operations: u64,
+    knows: RangeSupport,
+    after: impl Fn(u64, &File),
+) -> Outcome<Vec<u8>> {
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).map_err(tried("creating"))?;
     let mapper = Mapper::start(path)?;
     let mut subject = Subject { path: path.to_owned(), file, model: Vec::new(), mapper, random: Random::new(seed) };
@@ -74,7 +82,7 @@ pub fn run(path: &Path, seed: u64, operations: u64, knows: Knows, after: impl Fn
     Ok(std::mem::take(&mut subject.model))
 }
 
-/// Fails, and says where, unless bytes that were read at `offset` are those of the model.
+/// Fails, and names the place, unless bytes that were read at `offset` equal those of the model.
 fn compare(found: &[u8], model: &[u8], offset: u64) -> Outcome {
     ensure!(found.len() == model.len(), "{} bytes at {offset}, not {}", found.len(), model.len());
     match found.iter().zip(model).position(|(one, two)| one != two) {
@@ -93,8 +101,8 @@ fn compare(found: &[u8], model: &[u8], offset: u64) -> Outcome {
 }
 
 impl Subject {
-    /// Makes one operation, and tells in words which.
-    fn step(&mut self, knows: Knows) -> Outcome<String> {
+    /// Makes one operation, and describes it in words.
+    fn step(&mut self, knows: RangeSupport) -> Outcome<String> {
         let size = self.model.len() as u64;
         let offset = self.random.below(SIZE_MAX - LENGTH_MAX);
         let length = 1 + self.random.below(LENGTH_MAX);
@@ -108,9 +116,9 @@ impl Subject {
             42..50 if size > 0 => self.map_read(within, length),
             50..57 => self.truncate(self.random.clone().below(SIZE_MAX)),
             57..64 => self.punch(offset, length),
-            64..71 if knows != Knows::Little => self.zero(offset, length, keeps_size),
-            71..78 if knows == Knows::All => self.collapse(within / BLOCK * BLOCK, blocks),
-            78..85 if knows == Knows::All => self.insert(within / BLOCK * BLOCK, blocks),
+            64..71 if knows != RangeSupport::Little => self.zero(offset, length, keeps_size),
+            71..78 if knows == RangeSupport::All => self.collapse(within / BLOCK * BLOCK, blocks),
+            78..85 if knows == RangeSupport::All => self.insert(within / BLOCK * BLOCK, blocks),
             85..91 => self.copy(within, length, offset),
             91..94 => self.reopen(),
             94..96 => self.file.sync_all().map_err(tried("fsync")).map(|()| "fsync".into()),
@@ -118,7 +126,7 @@ impl Subject {
         }
     }
 
-    /// Puts bytes into the model, which grows where it must.
+    /// Puts bytes into the model, which grows if necessary.
     fn put(&mut self, offset: u64, bytes: &[u8]) {
         let (start, end) = (offset as usize, offset as usize + bytes.len());
         self.model.resize(self.model.len().max(end), 0);
@@ -203,7 +211,7 @@ impl Subject {
         Ok(format!("zeroing {length} bytes at {offset}, keeping the size: {keeps_size}"))
     }
 
-    /// Collapsing must end before the end of the file, and is refused otherwise.
+    /// Collapsing must end before the end of the file; otherwise it must be refused.
     fn collapse(&mut self, offset: u64, length: u64) -> Outcome<String> {
         let result = fallocate(&self.file, FallocateFlags::COLLAPSE_RANGE, offset, length);
         if offset + length >= self.model.len() as u64 {
@@ -231,7 +239,7 @@ impl Subject {
         Ok(format!("inserting {length} bytes at {offset}"))
     }
 
-    /// Copies within the file; ranges that overlap are refused.
+    /// Copies within the file; a copy of overlapping ranges must be refused.
     fn copy(&mut self, from: u64, length: u64, to: u64) -> Outcome<String> {
         let length = self.inside(from, length).len() as u64;
         let (mut source, mut target) = (from, to);
@@ -260,7 +268,7 @@ impl Subject {
         Ok("opening it again".into())
     }
 
-    /// Holes hold zeros, and data are found wherever there is anything else.
+    /// Checks that holes hold zeros, and that all other bytes are found as data.
     fn look_for_holes(&self, offset: u64) -> Outcome<String> {
         let size = self.model.len() as u64;
         let is_zero =
@@ -303,7 +311,7 @@ impl Mapper {
 
 impl Drop for Mapper {
     fn drop(&mut self) {
-        // It is a child of ours that holds nothing.
+        // The child holds nothing that needs a clean end.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -320,14 +328,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_that_works_passes() {
+    fn tmpfs_passes() {
         let (_directory, path) = file();
-        let model = run(&path, 1, 2000, Knows::Little, |_, _| ()).expect("tmpfs works");
+        let model = run(&path, 1, 2000, RangeSupport::Little, |_, _| ()).expect("tmpfs works");
         assert_eq!(std::fs::read(path).expect("read"), model);
     }
 
     #[test]
-    fn a_byte_that_changes_by_itself_is_seen() {
+    fn spoilt_byte_is_found() {
         let (_directory, path) = file();
         let spoil = |number: u64, file: &File| {
             let size = file.metadata().expect("stat").len();
@@ -337,12 +345,12 @@ mod tests {
                 file.write_all_at(&[byte[0] ^ 1], size / 2).expect("written");
             }
         };
-        let error = run(&path, 1, 2000, Knows::Little, spoil).expect_err("spoilt");
+        let error = run(&path, 1, 2000, RangeSupport::Little, spoil).expect_err("spoilt");
         assert!(error.contains("wrong") || error.contains("data") || error.contains("hole"), "{error}");
     }
 
     #[test]
-    fn the_first_wrong_byte_is_named() {
+    fn comparison_names_first_wrong_byte() {
         assert!(compare(b"abcd", b"abcd", 7).is_ok());
         let error = compare(b"abxd", b"abcd", 7).expect_err("different");
         assert!(error.contains("byte 9 is 0x78, not 0x63") && error.contains("1 of 4"), "{error}");

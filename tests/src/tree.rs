@@ -1,4 +1,4 @@
-//! The content of a directory, to be compared with an expectation.
+//! Reads the content of a directory, and compares it with an expectation.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::{Outcome, tried};
 
-/// The kind of what a rename has left at the old name.
+/// The kind of node that a rename has left at the old name.
 pub const WHITEOUT: &str = "whiteout";
 
 /// One name in a tree.
@@ -39,7 +39,7 @@ pub fn read(root: &Path) -> Outcome<Tree> {
     let mut tree = Tree::new();
     let mut inodes = BTreeMap::new();
     read_into(root, "", &mut tree)?;
-    // First names are given in order of names, whatever the order of the directory was.
+    // First names follow the order of names, whatever the order of the directory was.
     let files: Vec<_> =
         tree.iter().filter(|(_, node)| matches!(node, Node::File { .. })).map(|(name, _)| name.clone()).collect();
     for name in files {
@@ -88,7 +88,7 @@ fn read_into(root: &Path, below: &str, tree: &mut Tree) -> Outcome {
     Ok(())
 }
 
-/// The first difference between two trees, as a sentence; `None` where there is none.
+/// The first difference between two trees, as a sentence; `None` if they are equal.
 #[must_use]
 pub fn difference(expected: &Tree, found: &Tree) -> Option<String> {
     for (path, node) in expected {
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_of_difference_is_seen() {
+    fn difference_names_every_kind() {
         let directory = tempfile::tempdir().expect("a directory");
         let root = directory.path();
         fs::create_dir(root.join("d")).expect("made");

@@ -1,5 +1,7 @@
-//! `ashlar-session SOCKET DIRECTORY`: a LibFS session of its caller, beside the mount that the directory stands on. It
-//! executes the lines on its standard input, and answers each with a line: the result, or the symbol of an error.
+//! `ashlar-session SOCKET DIRECTORY`: a LibFS session that obeys its caller.
+//!
+//! The session runs beside the mount that the directory stands on. It executes the lines on its standard input, and
+//! answers each with a line: the result, or the symbol of an error.
 //!
 //! ```text
 //! open NAME                   an inode number   opens a file of the root directory, without checking its own rights
@@ -67,7 +69,7 @@ fn serve(session: &Arc<LibFs>, directory: &File, line: &str) -> Result<String, E
             let flags = u32::try_from(number(flags)?).map_err(|_| Errno::EINVAL)?;
             let file = session.materialise(directory.as_fd(), InodeId(number(inode)?), flags)?;
             let mut text = String::new();
-            // Where it was opened for writing only, there is nothing to be read.
+            // A file that is open only for writing gives nothing to read.
             let _ = File::from(file).read_to_string(&mut text);
             Ok(text)
         }

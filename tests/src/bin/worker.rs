@@ -1,4 +1,4 @@
-//! `ashlar-worker POINT`: makes random operations on a mount, round by round, as its standard input says.
+//! `ashlar-worker POINT`: makes random operations on a mount, round by round.
 #![forbid(unsafe_code)]
 
 use std::path::Path;

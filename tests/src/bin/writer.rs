@@ -1,4 +1,6 @@
-//! `ashlar-writer DIRECTORY JOURNAL SEED COUNT`: the ledger's writer, a process of its own so that it can be killed.
+//! `ashlar-writer DIRECTORY JOURNAL SEED COUNT`: the ledger's writer.
+//!
+//! It is a process of its own, so that it can be killed.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
@@ -14,7 +16,7 @@ fn main() -> ExitCode {
         eprintln!("ashlar-writer: SEED and COUNT are numbers");
         return ExitCode::from(2);
     };
-    // The model knows permission bits as they were asked for.
+    // The model has the permission bits that were requested, so the umask must not change them.
     rustix::process::umask(rustix::fs::Mode::empty());
     match ashlar_tests::ledger::writer::run(Path::new(directory), Path::new(journal), seed, count) {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,4 +1,4 @@
-//! Holding what stands in a directory against the journal.
+//! Compares the content of a directory with the journal.
 
 use std::fs;
 use std::path::Path;
@@ -9,33 +9,33 @@ use crate::random::Random;
 use crate::tree::{self, Tree};
 use crate::{Outcome, ensure, tried};
 
-/// From where on states are accepted.
+/// The first state that is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// Everything that was acknowledged: after kills.
+    /// After kills: the state after everything that was acknowledged.
     Acknowledged,
-    /// Everything up to the last fsync that was acknowledged while the journal was no longer than this: after a power
-    /// cut, at whose beginning it had that length. The cut takes time on a machine that goes on, and an fsync that
-    /// returns meanwhile has no meaning: with the power, the machine would have gone before it could.
+    /// After a power cut: the state after the last fsync that was acknowledged while the journal was no longer than
+    /// this, its length when the cut began. The cut takes time while the machine runs on. An fsync that returns
+    /// meanwhile has no meaning: a machine without power would have stopped before it could return.
     FsyncWithin {
-        /// Bytes of the journal.
+        /// Length of the journal in bytes.
         journal_bytes: usize,
     },
 }
 
-/// The result.
+/// The result of a check.
 #[derive(Clone, Debug)]
 pub struct Verdict {
-    /// Calls that had returned.
+    /// The number of calls that had returned.
     pub acknowledged: u64,
-    /// Calls whose effects are there: a prefix.
+    /// The number of calls whose effects are there: a prefix.
     pub survived: u64,
     /// The tree there now, for the next round.
     pub tree: Tree,
 }
 
-/// Checks that `root` holds the state after a prefix of the workload that `seed` names, begun on `before`: one that
-/// contains all that `bound` asks for.
+/// Checks that `root` holds the state after a prefix of a workload. `seed` names the workload, which began on `before`.
+/// The prefix must contain everything that `bound` requires.
 pub fn check(root: &Path, journal: &Path, before: &Tree, seed: u64, bound: Bound) -> Outcome<Verdict> {
     let text = fs::read_to_string(journal).map_err(tried("reading the journal"))?;
     let (begun, acknowledged) = read_journal(&text)?;
@@ -49,16 +49,16 @@ pub fn check(root: &Path, journal: &Path, before: &Tree, seed: u64, bound: Bound
             acknowledged.iter().rposition(|operation| matches!(operation, Operation::Fsync(_))).map_or(0, |at| at + 1)
         }
     };
-    // The latest state that fits: operations that change nothing, such as fsync, make several the same. The last
-    // operation may be a write of which the kernel has made several, by pages.
-    let last = fitting(&start, &operations, least, &found).last().copied();
-    match last.or_else(|| torn(&start, &operations, least, &found)).as_ref() {
+    // The latest state that fits: operations that change nothing, such as fsync, repeat a state. The kernel may have
+    // split the last operation, a write, into several by pages.
+    let last = fitting_counts(&start, &operations, least, &found).last().copied();
+    match last.or_else(|| find_partial_write(&start, &operations, least, &found)).as_ref() {
         Some(&survived) => Ok(Verdict { acknowledged: acknowledged as u64, survived: survived as u64, tree: found }),
         None => Err(explain(&start, &operations, &found, least, acknowledged)),
     }
 }
 
-/// The operations that the journal names, drawn anew.
+/// The operations in the journal, drawn anew.
 fn draw(start: &Model, seed: u64, begun: &[String]) -> Outcome<Vec<Operation>> {
     let (mut model, mut random) = (start.clone(), Random::new(seed));
     let mut operations = Vec::with_capacity(begun.len());
@@ -74,8 +74,8 @@ fn draw(start: &Model, seed: u64, begun: &[String]) -> Outcome<Vec<Operation>> {
     Ok(operations)
 }
 
-/// After how many operations, `least` or more, the state is what was found.
-fn fitting(start: &Model, operations: &[Operation], least: usize, found: &Tree) -> Vec<usize> {
+/// The numbers of operations, `least` or more, after which the state equals the found one.
+fn fitting_counts(start: &Model, operations: &[Operation], least: usize, found: &Tree) -> Vec<usize> {
     let mut model = start.clone();
     let mut fitting = Vec::new();
     for count in 0..=operations.len() {
@@ -89,10 +89,10 @@ fn fitting(start: &Model, operations: &[Operation], least: usize, found: &Tree) 
     fitting
 }
 
-/// After how many operations, `least` or more, the state is what was found but for the next one, a write that was not
-/// acknowledged (or not synced): through FUSE the kernel makes one request of it for each run of pages that it has at
-/// hand, so it may be done up to the end of a page.
-fn torn(start: &Model, operations: &[Operation], least: usize, found: &Tree) -> Option<usize> {
+/// The number of operations, `least` or more, after which the state equals the found one except for the next operation:
+/// a write that was not acknowledged (or not synced). Through FUSE, the kernel makes one request of it for each run of
+/// pages that it has, so the write may be done up to the end of a page.
+fn find_partial_write(start: &Model, operations: &[Operation], least: usize, found: &Tree) -> Option<usize> {
     let mut model = start.clone();
     for (count, operation) in operations.iter().enumerate() {
         if count >= least && model.pieces(operation).iter().any(|piece| piece.tree() == *found) {
@@ -104,7 +104,7 @@ fn torn(start: &Model, operations: &[Operation], least: usize, found: &Tree) -> 
 }
 
 fn explain(start: &Model, operations: &[Operation], found: &Tree, least: usize, acknowledged: usize) -> String {
-    if let Some(&count) = fitting(start, &operations[..least], 0, found).last() {
+    if let Some(&count) = fitting_counts(start, &operations[..least], 0, found).last() {
         let lost = &operations[count];
         return format!(
             "lost updates: {count} survived, {acknowledged} were acknowledged, {least} must be there; first lost: {lost:?}"
@@ -123,7 +123,7 @@ fn acknowledged_within(text: &str, bytes: usize) -> usize {
     whole_lines.lines().filter(|line| line.split(' ').next() == Some(END)).count()
 }
 
-/// The words of the operations begun, and how many of them were acknowledged.
+/// The words of the operations that began, and how many of them were acknowledged.
 fn read_journal(text: &str) -> Outcome<(Vec<String>, usize)> {
     let (mut begun, mut acknowledged) = (Vec::new(), 0);
     for line in text.lines() {
@@ -135,10 +135,14 @@ fn read_journal(text: &str) -> Outcome<(Vec<String>, usize)> {
             }
             (Some(END), Some(_), None) => acknowledged += 1,
             (Some(FAILED), ..) => return Err(format!("a call of the workload failed: {line}")),
-            _ => return Err(format!("the journal has a torn line: {line}")),
+            _ => return Err(format!("the journal has a line that is no entry: {line}")),
         }
     }
-    ensure!(begun.len() == acknowledged || begun.len() == acknowledged + 1, "the journal is torn");
+    ensure!(
+        begun.len() == acknowledged || begun.len() == acknowledged + 1,
+        "the journal has {acknowledged} ends of {} begun calls",
+        begun.len()
+    );
     Ok((begun, acknowledged))
 }
 
@@ -147,11 +151,11 @@ mod tests {
     use super::*;
     use crate::ledger::writer;
 
-    /// The checker bites: a planted loss, a planted change of order and a planted torn write are all seen.
+    /// The checker finds a planted loss, a planted change of order and a planted partial write.
     #[test]
-    fn lost_reordered_and_torn_updates_are_seen() {
+    fn checker_finds_lost_reordered_partial_updates() {
         rustix::process::umask(rustix::fs::Mode::empty());
-        // Other temporary directories may lie on an overlay, which takes no whiteouts.
+        // Other temporary directories may lie on an overlay, which does not allow whiteouts.
         let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
         let journal = directory.path().join("journal");
         let (mut model, mut random) = (Model::default(), Random::new(11));
@@ -170,7 +174,7 @@ mod tests {
             fs::create_dir(&root).expect("made");
             for operation in operations[..count].iter().enumerate().filter(|(n, _)| Some(*n) != skipped).map(|it| it.1)
             {
-                // Operations behind one that was left out may fail; only the state counts.
+                // Operations after the omitted one may fail; only the state counts.
                 let _ = writer::perform(&root, operation);
             }
             root
@@ -189,7 +193,7 @@ mod tests {
         let before_fsync = text.find(&format!("{END} {fsync}\n")).expect("acknowledged");
         assert!(verdict(&cut, Bound::FsyncWithin { journal_bytes: before_fsync }).is_ok());
 
-        // One whose loss nothing later covers up.
+        // An operation whose loss no later operation covers up.
         let whole = tree::read(&directory.path().join("root-None-400")).expect("read");
         let gap =
             (0..operations.len()).rev().filter(|&n| matches!(operations[n], Operation::Append(..))).find_map(|n| {

@@ -1,4 +1,4 @@
-//! The operations, and what they do to a tree: the reference that the file system is held against.
+//! The operations, and their effects on a tree: the reference for the file system.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use crate::tree::{Node, Tree, WHITEOUT};
 const NAMES: u64 = 12;
 /// Files stay below this size.
 const FILE_BYTES_MAX: usize = 192 << 10;
-/// A write stays below what the kernel hands on in one request.
+/// A write stays below the size that the kernel passes on in one request.
 const WRITE_BYTES_MAX: u64 = 48 << 10;
 /// The kernel's unit of cached file content.
 const PAGE_BYTES: usize = 4096;
-/// Entries in the whole tree, beyond which more is removed than made.
+/// Entries in the whole tree; with more, more are removed than made.
 const ENTRIES_MAX: usize = 60;
 
 /// One operation, with paths below the workload's directory.
@@ -21,19 +21,19 @@ const ENTRIES_MAX: usize = 60;
 pub enum Operation {
     /// Makes an empty file.
     Create(String, u32),
-    /// Writes bytes that the seed stands for, at an offset.
+    /// Writes the bytes that a seed names, at an offset.
     Write(String, usize, usize, u64),
     /// Writes them at the end.
     Append(String, usize, u64),
     /// Sets the size.
     Truncate(String, usize),
-    /// Renames; what stands at the new name is replaced.
+    /// Renames, and replaces any node at the new name.
     Rename(String, String),
     /// Renames, and leaves a whiteout at the old name.
     RenameAndLeave(String, String),
     /// Exchanges two names.
     Exchange(String, String),
-    /// Makes a further name for a file.
+    /// Makes another name for a file.
     Link(String, String),
     /// Makes a symbolic link.
     Symlink(String, String),
@@ -49,7 +49,7 @@ pub enum Operation {
     Fsync(String),
 }
 
-/// The bytes that a seed stands for.
+/// The bytes that a seed names.
 #[must_use]
 pub fn bytes(seed: u64, count: usize) -> Vec<u8> {
     Random::new(seed).bytes(count)
@@ -78,7 +78,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// The model of a tree that is there. `None` where it holds what no workload makes.
+    /// The model of an existing tree. `None` if the tree holds a node that no workload makes.
     #[must_use]
     pub fn from_tree(tree: &Tree) -> Option<Self> {
         let mut model = Self::default();
@@ -239,7 +239,7 @@ impl Model {
         }
     }
 
-    /// The states in which a write may be that is done up to the end of a page, and not whole.
+    /// The states after a write that is done up to the end of a page, and not whole.
     #[must_use]
     pub fn pieces(&self, operation: &Operation) -> Vec<Self> {
         let (path, offset, count, seed) = match operation {
@@ -292,7 +292,7 @@ impl Model {
         }
     }
 
-    /// Takes out a name and all below it, with paths relative to it.
+    /// Takes out a name and all names below it, with paths relative to it.
     fn take(&mut self, path: &str) -> Vec<(String, Entry)> {
         let names: Vec<_> = self.entries.keys().filter(|name| *name == path || is_below(name, path)).cloned().collect();
         names
@@ -320,7 +320,7 @@ impl Model {
         let root = String::new();
         directories.push(&root);
         let directory = *random.pick(&directories)?;
-        // Two levels are enough to move things between.
+        // Two levels are enough for moves between levels.
         if directory.matches('/').count() >= 2 {
             return None;
         }
@@ -346,7 +346,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_of_operation_is_drawn_and_a_seed_names_a_run() {
+    fn seed_draws_every_operation_reproducibly() {
         let run = |seed| {
             let (mut model, mut random, mut drawn) = (Model::default(), Random::new(seed), Vec::new());
             for _ in 0..3000 {
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_may_be_done_up_to_the_end_of_a_page_and_nowhere_else() {
+    fn partial_write_ends_at_page_boundary() {
         let mut model = Model::default();
         model.apply(&Operation::Create("f".into(), 0o600));
         model.apply(&Operation::Write("f".into(), 0, 100, 1));
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_and_its_tree_are_the_same() {
+    fn model_from_tree_equals_model() {
         let (mut model, mut random) = (Model::default(), Random::new(3));
         for _ in 0..1000 {
             let operation = model.draw(&mut random);

@@ -1,4 +1,4 @@
-//! Performing the workload, and writing down what was acknowledged.
+//! Performs the workload, and records what was acknowledged.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -11,15 +11,15 @@ use super::model::{Model, Operation, bytes};
 use crate::random::Random;
 use crate::{Outcome, tree, tried};
 
-/// The journal's mark of a call that was made.
+/// The journal's mark of a call that began.
 pub const BEGIN: &str = "begin";
 /// The journal's mark of a call that returned without an error.
 pub const END: &str = "end";
-/// The journal's mark of a call that failed, which no call of the workload may.
+/// The journal's mark of a call that failed; no call of the workload may fail.
 pub const FAILED: &str = "failed";
 
-/// Runs `count` operations in `directory`, from the state that stands there, and appends to `journal`. The journal is
-/// outside the file system under test, and its lines are written by one call each, so that a kill leaves whole lines.
+/// Runs `count` operations in `directory`, from the state that it holds, and appends to `journal`. The journal is
+/// outside the file system under test. One call writes each of its lines, so a kill leaves whole lines.
 pub fn run(directory: &Path, journal: &Path, seed: u64, count: u64) -> Outcome {
     let mut model = Model::from_tree(&tree::read(directory)?).ok_or("the directory holds what no workload makes")?;
     let mut journal =
@@ -48,7 +48,7 @@ pub fn perform(root: &Path, operation: &Operation) -> std::io::Result<()> {
             drop(file);
         }
         Operation::Write(path, offset, count, seed) => {
-            // One call, so that it is done whole or not at all; a short count would be an error of its own.
+            // One call, so that it is done whole or not at all; a short count is an error.
             let data = bytes(*seed, *count);
             let written = open(path)?.write_at(&data, *offset as u64)?;
             return whole(written, *count);
@@ -85,9 +85,9 @@ mod tests {
     use crate::ledger::checker::{Bound, check};
 
     #[test]
-    fn the_workload_leaves_what_the_model_says() {
+    fn workload_leaves_tree_of_model() {
         rustix::process::umask(rustix::fs::Mode::empty());
-        // Other temporary directories may lie on an overlay, which takes no whiteouts.
+        // Other temporary directories may lie on an overlay, which does not allow whiteouts.
         let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
         let (root, journal) = (directory.path().join("root"), directory.path().join("journal"));
         fs::create_dir(&root).expect("made");

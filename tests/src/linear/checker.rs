@@ -6,13 +6,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use super::model::{Model, Picture, Progress};
 use super::operation::{Event, Operation};
 
-/// States that a search looks at, beyond which it gives up. Rounds are so short that thousands are many.
+/// The most states that a search visits before it gives up. Rounds are so short that thousands are many.
 const STATES_MAX: usize = 4_000_000;
 
 /// The operations of one worker, in its order.
 pub type History = Vec<Event>;
 
-/// Where a search is: how many operations of each worker are done, how far the next ones are, and the state.
+/// A point of a search: how many operations of each worker are done, how far the next ones are, and the state.
 #[derive(Clone, Debug, Hash)]
 struct Point {
     next: Vec<usize>,
@@ -20,8 +20,8 @@ struct Point {
     model: Model,
 }
 
-/// Looks for an order of all operations that agrees with the clock, gives the recorded answers, and ends in a state
-/// that looks like `end`. Returns how many states it took.
+/// Searches for an order of all operations that agrees with the clock, gives the recorded answers, and ends in a state
+/// that looks like `end`. Returns how many states it visited.
 ///
 /// # Errors
 /// The operations that fit no order, in words for people.
@@ -62,8 +62,8 @@ fn hash(point: &Point) -> u64 {
     hasher.finish()
 }
 
-/// The points that one step of one worker leads to. A step may come next if no operation that is not done had returned
-/// before its own was called.
+/// The points after one step of one worker. A step may come next if no unfinished operation had returned before its own
+/// was called.
 fn steps(histories: &[History], point: &Point) -> Vec<Point> {
     let mut ready: Vec<(usize, &Event)> = histories
         .iter()
@@ -91,7 +91,7 @@ fn steps(histories: &[History], point: &Point) -> Vec<Point> {
     steps
 }
 
-/// A round that has no order, for people: every operation, those of the longest order that was found marked.
+/// A round without an order, for people: every operation, with those of the longest order found marked.
 fn explain(histories: &[History], furthest: &Point, end: &Picture) -> String {
     let mut events: Vec<(usize, usize, &Event)> = histories
         .iter()

@@ -1,14 +1,14 @@
-//! The file system that workers are held against: directories, names, links, contents, and nothing else.
+//! The reference for workers: directories, names, links and contents, nothing else.
 
 use std::collections::BTreeMap;
 
 use rustix::io::Errno;
 
-use super::operation::{Answer, DIRECTORIES, Move, NAMES, Operation, Place};
+use super::operation::{Answer, DIRECTORIES, EntryName, Move, NAMES, Operation};
 
 /// The target of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Node {
+pub enum Target {
     /// A directory, by its number in the model.
     Directory(usize),
     /// A file, by its inode number.
@@ -17,8 +17,8 @@ pub enum Node {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Directory {
-    entries: [Option<Node>; NAMES.len()],
-    /// None for the round's own, which no worker moves.
+    entries: [Option<Target>; NAMES.len()],
+    /// `None` for the round's own directory, which no worker moves.
     parent: Option<usize>,
     is_removed: bool,
     was_moved: bool,
@@ -30,7 +30,7 @@ struct File {
     links: u32,
 }
 
-/// The target of one path, as it can be seen from outside.
+/// The target of one path, as seen from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// A directory.
@@ -42,7 +42,7 @@ pub enum Seen {
 /// The content of a round's directory, by path.
 pub type Picture = BTreeMap<String, Seen>;
 
-/// A state.
+/// A state of the reference file system.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Model {
     directories: Vec<Directory>,
@@ -56,8 +56,8 @@ pub enum Progress {
     #[default]
     Begun,
     /// A name was looked up, and led here.
-    Found(Node),
-    /// A listing has found these names as it shows them.
+    Found(Target),
+    /// A listing has read these names in the state that it shows.
     Listed(u8),
 }
 
@@ -67,16 +67,16 @@ impl Default for Model {
     fn default() -> Self {
         let mut model = Self { directories: vec![Directory::default()], files: BTreeMap::new() };
         for (directory, name) in DIRECTORIES {
-            // The places are different ones, so none is taken.
-            let _ = model.make_directory(Place(directory, name));
+            // The places differ, so none is taken.
+            let _ = model.make_directory(EntryName(directory, name));
         }
         model
     }
 }
 
 impl Model {
-    /// The states after one more step of an operation that gave `answer`, and how far it is then; `None` where it's
-    /// done. No state at all where it can't have given that answer now.
+    /// The states after one more step of an operation that gave `answer`, and how far it is then; `None` if it's done.
+    /// Returns no state if the operation can't have given that answer now.
     #[must_use]
     pub fn step(&self, operation: &Operation, answer: &Answer, progress: Progress) -> Vec<(Self, Option<Progress>)> {
         let mut steps = Vec::new();
@@ -100,10 +100,10 @@ impl Model {
             },
             (Operation::Link(_, to), Progress::Found(node)) => {
                 let mut after = self.clone();
-                // Any of several reasons may be given.
+                // If several reasons apply, the answer may name any of them.
                 let refused = match node {
-                    Node::Directory(_) => *answer == error(Errno::PERM),
-                    Node::File(file) => *answer == error(Errno::NOENT) && self.links(file) == 0,
+                    Target::Directory(_) => *answer == error(Errno::PERM),
+                    Target::File(file) => *answer == error(Errno::NOENT) && self.links(file) == 0,
                 };
                 if refused || answer_of(after.link(node, *to)) == *answer {
                     steps.push((after, None));
@@ -136,7 +136,7 @@ impl Model {
         steps
     }
 
-    /// Makes an operation of one step.
+    /// Makes an operation that has one step.
     fn apply(&mut self, operation: &Operation) -> Answer {
         match operation {
             Operation::MakeDirectory(place) => answer_of(self.make_directory(*place)),
@@ -144,8 +144,8 @@ impl Model {
             Operation::Unlink(place) => answer_of(self.unlink(*place)),
             Operation::Open(place) => match self.look_up(*place) {
                 None => error(Errno::NOENT),
-                Some(Node::Directory(_)) => error(Errno::ISDIR),
-                Some(Node::File(file)) => Answer::File(file),
+                Some(Target::Directory(_)) => error(Errno::ISDIR),
+                Some(Target::File(file)) => Answer::File(file),
             },
             Operation::Write(file, offset, text) => {
                 self.write(*file, *offset, text.as_bytes());
@@ -165,7 +165,7 @@ impl Model {
                 self.files.entry(*file).or_default().content.resize(*size, 0);
                 Answer::Done
             }
-            Operation::StatOpen(file) => self.attributes(Node::File(*file)),
+            Operation::StatOpen(file) => self.attributes(Target::File(*file)),
             // A create needs the number that its answer brings; the others take several steps.
             Operation::Create(_)
             | Operation::Rename(..)
@@ -175,16 +175,16 @@ impl Model {
         }
     }
 
-    /// The states after an exclusive create that gave `answer`: the number of the new file is known from there only.
+    /// The states after an exclusive create that gave `answer`: only the answer names the number of the new file.
     #[must_use]
-    pub fn step_create(&self, place: Place, answer: &Answer) -> Option<Self> {
+    pub fn step_create(&self, place: EntryName, answer: &Answer) -> Option<Self> {
         let mut after = self.clone();
         if self.may_be_stale(&Operation::Create(place), answer) {
             return Some(after);
         }
         match (self.may_make(place), answer) {
             (Ok(()), Answer::File(file)) if !self.files.contains_key(file) => {
-                after.directories[place.0].entries[place.1] = Some(Node::File(*file));
+                after.directories[place.0].entries[place.1] = Some(Target::File(*file));
                 after.files.insert(*file, File { content: Vec::new(), links: 1 });
                 Some(after)
             }
@@ -193,7 +193,7 @@ impl Model {
         }
     }
 
-    fn look_up(&self, Place(directory, name): Place) -> Option<Node> {
+    fn look_up(&self, EntryName(directory, name): EntryName) -> Option<Target> {
         self.directories[directory].entries[name]
     }
 
@@ -211,25 +211,25 @@ impl Model {
         content[offset..offset + bytes.len()].copy_from_slice(bytes);
     }
 
-    fn attributes(&self, node: Node) -> Answer {
+    fn attributes(&self, node: Target) -> Answer {
         match node {
-            Node::Directory(_) => Answer::Directory,
-            Node::File(number) => Answer::Attributes(number, self.content(number).len(), self.links(number)),
+            Target::Directory(_) => Answer::Directory,
+            Target::File(number) => Answer::Attributes(number, self.content(number).len(), self.links(number)),
         }
     }
 
-    fn may_make(&self, place: Place) -> Result {
+    fn may_make(&self, place: EntryName) -> Result {
         if self.directories[place.0].is_removed {
             return Err(Errno::NOENT);
         }
         if self.look_up(place).is_some() { Err(Errno::EXIST) } else { Ok(()) }
     }
 
-    fn make_directory(&mut self, place: Place) -> Result {
+    fn make_directory(&mut self, place: EntryName) -> Result {
         self.may_make(place)?;
         let number = self.directories.len();
         self.directories.push(Directory { parent: Some(place.0), ..Directory::default() });
-        self.directories[place.0].entries[place.1] = Some(Node::Directory(number));
+        self.directories[place.0].entries[place.1] = Some(Target::Directory(number));
         Ok(())
     }
 
@@ -237,10 +237,10 @@ impl Model {
         self.directories[directory].entries.iter().all(Option::is_none)
     }
 
-    fn remove_directory(&mut self, place: Place) -> Result {
+    fn remove_directory(&mut self, place: EntryName) -> Result {
         match self.look_up(place).ok_or(Errno::NOENT)? {
-            Node::File(_) => Err(Errno::NOTDIR),
-            Node::Directory(number) if !self.is_empty(number) => Err(Errno::NOTEMPTY),
+            Target::File(_) => Err(Errno::NOTDIR),
+            Target::Directory(number) if !self.is_empty(number) => Err(Errno::NOTEMPTY),
             node => {
                 self.drop_node(node);
                 self.directories[place.0].entries[place.1] = None;
@@ -249,9 +249,9 @@ impl Model {
         }
     }
 
-    fn unlink(&mut self, place: Place) -> Result {
+    fn unlink(&mut self, place: EntryName) -> Result {
         match self.look_up(place).ok_or(Errno::NOENT)? {
-            Node::Directory(_) => Err(Errno::ISDIR),
+            Target::Directory(_) => Err(Errno::ISDIR),
             node => {
                 self.drop_node(node);
                 self.directories[place.0].entries[place.1] = None;
@@ -261,10 +261,10 @@ impl Model {
     }
 
     /// Releases the target of a removed name.
-    fn drop_node(&mut self, node: Node) {
+    fn drop_node(&mut self, node: Target) {
         match node {
-            Node::Directory(number) => self.directories[number].is_removed = true,
-            Node::File(number) => {
+            Target::Directory(number) => self.directories[number].is_removed = true,
+            Target::File(number) => {
                 if let Some(file) = self.files.get_mut(&number) {
                     file.links -= 1;
                 }
@@ -272,16 +272,16 @@ impl Model {
         }
     }
 
-    fn link(&mut self, node: Node, to: Place) -> Result {
+    fn link(&mut self, node: Target, to: EntryName) -> Result {
         self.may_make(to)?;
-        let Node::File(number) = node else { return Err(Errno::PERM) };
+        let Target::File(number) = node else { return Err(Errno::PERM) };
         let file = self.files.get_mut(&number).filter(|file| file.links > 0).ok_or(Errno::NOENT)?;
         file.links += 1;
         self.directories[to.0].entries[to.1] = Some(node);
         Ok(())
     }
 
-    fn rename(&mut self, from: Place, to: Place, how: Move) -> Result {
+    fn rename(&mut self, from: EntryName, to: EntryName, how: Move) -> Result {
         let node = self.look_up(from).ok_or(Errno::NOENT)?;
         if self.directories[to.0].is_removed {
             return Err(Errno::NOENT);
@@ -294,14 +294,14 @@ impl Model {
             return Err(*refused);
         }
         match (target, how) {
-            (Some(Node::Directory(number)), Move::Replace) if !self.is_empty(number) => return Err(Errno::NOTEMPTY),
+            (Some(Target::Directory(number)), Move::Replace) if !self.is_empty(number) => return Err(Errno::NOTEMPTY),
             (Some(target), Move::Replace) => self.drop_node(target),
             _ => {}
         }
         self.directories[from.0].entries[from.1] = target.filter(|_| how == Move::Exchange);
         self.directories[to.0].entries[to.1] = Some(node);
         for (moved, parent) in [(Some(node), to.0), (target.filter(|_| how == Move::Exchange), from.0)] {
-            if let Some(Node::Directory(number)) = moved {
+            if let Some(Target::Directory(number)) = moved {
                 self.directories[number].parent = Some(parent);
                 self.directories[number].was_moved = true;
             }
@@ -309,43 +309,48 @@ impl Model {
         Ok(())
     }
 
-    /// Why a rename of `node` may be refused for the new name and the directories above it, without a look at the old
-    /// name. Any of several reasons may be given.
-    fn refusals(&self, node: Node, from: Place, to: Place, how: Move) -> Vec<Errno> {
+    /// The errors with which a rename of `node` may be refused because of the new name and the directories above it.
+    /// The old name is not resolved for that. If several reasons apply, the answer may name any of them.
+    fn refusals(&self, node: Target, from: EntryName, to: EntryName, how: Move) -> Vec<Errno> {
         let target = self.look_up(to);
-        let is_above = |node: Option<Node>, directory: usize| matches!(node, Some(Node::Directory(number)) if self.is_within(directory, number));
+        let is_above = |node: Option<Target>, directory: usize| matches!(node, Some(Target::Directory(number)) if self.is_within(directory, number));
         let reasons = [
             (how == Move::NoReplace && target.is_some(), Errno::EXIST),
             (how == Move::Exchange && target.is_none(), Errno::NOENT),
             (is_above(Some(node), to.0), Errno::INVAL),
             (is_above(target, from.0), if how == Move::Exchange { Errno::INVAL } else { Errno::NOTEMPTY }),
             (
-                how == Move::Replace && matches!((node, target), (Node::Directory(_), Some(Node::File(_)))),
+                how == Move::Replace && matches!((node, target), (Target::Directory(_), Some(Target::File(_)))),
                 Errno::NOTDIR,
             ),
-            (how == Move::Replace && matches!((node, target), (Node::File(_), Some(Node::Directory(_)))), Errno::ISDIR),
+            (
+                how == Move::Replace && matches!((node, target), (Target::File(_), Some(Target::Directory(_)))),
+                Errno::ISDIR,
+            ),
         ];
         reasons.into_iter().filter(|(applies, _)| *applies).map(|(_, errno)| errno).collect()
     }
 
     /// Whether a kernel may take a directory for one above another: it stood there before it was moved, or a directory
     /// above it was. A process that works in an open directory does not look up its new place.
-    fn may_seem_above(&self, node: Option<Node>, directory: usize) -> bool {
+    fn may_seem_above(&self, node: Option<Target>, directory: usize) -> bool {
         let mut at = Some(directory);
         while let Some(number) = at {
             if self.directories[number].was_moved {
-                return matches!(node, Some(Node::Directory(_)));
+                return matches!(node, Some(Target::Directory(_)));
             }
             at = self.directories[number].parent;
         }
         false
     }
 
-    /// The kernel of one mount does not learn that another has moved a directory before it looks the new name up. That
-    /// look-up fails, and nothing has happened, where the kernel can't move its own entry at that moment, as in the
-    /// middle of a rename (`ESTALE`), or where it would have to put a directory below itself first (`ELOOP`). Until
-    /// then it may also refuse a rename for a cycle that is none any more. Every network file system has that: the
-    /// kernel alone knows these entries.
+    /// Whether an answer may come from a kernel that does not know of another mount's move.
+    ///
+    /// The kernel of one mount learns that another has moved a directory only when it looks the new name up. That
+    /// look-up may fail, and then nothing has happened. It fails with `ESTALE` if the kernel can't move its own entry
+    /// at that moment, as in the middle of a rename. It fails with `ELOOP` if the kernel would have to put a directory
+    /// below itself first. Until then the kernel may also refuse a rename for a former cycle. Every network file system
+    /// has that: the kernel alone knows these entries.
     fn may_be_stale(&self, operation: &Operation, answer: &Answer) -> bool {
         let places = match operation {
             Operation::Rename(from, to, _) | Operation::Link(from, to) => vec![*from, *to],
@@ -357,7 +362,7 @@ impl Model {
             | Operation::Stat(place) => vec![*place],
             _ => Vec::new(),
         };
-        let was_moved = |place: &Place| matches!(self.look_up(*place), Some(Node::Directory(number)) if self.directories[number].was_moved);
+        let was_moved = |place: &EntryName| matches!(self.look_up(*place), Some(Target::Directory(number)) if self.directories[number].was_moved);
         if let Operation::Rename(from, to, how) = operation {
             let above_new = self.may_seem_above(self.look_up(*from), to.0) && *answer == error(Errno::INVAL);
             let errno = if *how == Move::Exchange { Errno::INVAL } else { Errno::NOTEMPTY };
@@ -380,8 +385,8 @@ impl Model {
         false
     }
 
-    /// One look at all names of a directory that the listing shows as they are now. Each name may be looked at at a
-    /// moment of its own, as POSIX leaves it open.
+    /// Reads once all names of a directory that are now as the listing shows them. POSIX lets a listing read each name
+    /// at a moment of its own.
     fn list(&self, directory: usize, answer: &Answer, progress: Progress) -> Option<(Self, Option<Progress>)> {
         let all = (1 << NAMES.len()) - 1;
         let before = if let Progress::Listed(seen) = progress { seen } else { 0 };
@@ -392,7 +397,7 @@ impl Model {
             }
             _ => return None,
         };
-        let is_so = |name: usize| self.look_up(Place(directory, name)).is_some() == (shown >> name & 1 == 1);
+        let is_so = |name: usize| self.look_up(EntryName(directory, name)).is_some() == (shown >> name & 1 == 1);
         let seen = (0..NAMES.len()).filter(|&name| is_so(name)).fold(before, |seen, name| seen | 1 << name);
         match seen {
             seen if seen == all => Some((self.clone(), None)),
@@ -414,11 +419,11 @@ impl Model {
             let path = format!("{above}{name}");
             match node {
                 None => {}
-                Some(Node::Directory(number)) => {
+                Some(Target::Directory(number)) => {
                     self.draw(number, &format!("{path}/"), picture);
                     picture.insert(path, Seen::Directory);
                 }
-                Some(Node::File(number)) => {
+                Some(Target::File(number)) => {
                     picture.insert(path, Seen::File(number, self.links(number), text_of(self.content(number))));
                 }
             }
@@ -426,7 +431,7 @@ impl Model {
     }
 }
 
-/// Whether an answer tells of a kernel that could not follow a directory's move.
+/// Whether an answer comes from a kernel that could not follow a directory's move.
 #[must_use]
 pub fn is_stale(answer: &Answer) -> bool {
     [Errno::STALE, Errno::LOOP].iter().any(|errno| error(*errno) == *answer)

@@ -12,38 +12,38 @@ pub const HANDLES: usize = DIRECTORIES.len() + 1;
 
 /// A name in a directory that workers hold open: number of the directory, number of the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Place(pub usize, pub usize);
+pub struct EntryName(pub usize, pub usize);
 
-/// How a name is to be moved.
+/// The kind of a rename.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Move {
     /// Replaces the target of the new name.
     Replace,
-    /// Nothing may stand at the new name.
+    /// Fails if the new name exists.
     NoReplace,
-    /// The two change places.
+    /// Exchanges the two names.
     Exchange,
 }
 
-/// An operation. Files that are open go by their inode numbers.
+/// An operation. Open files are named by their inode numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operation {
-    /// Makes a file that must not be there, and opens it.
-    Create(Place),
+    /// Makes a file that must not exist yet, and opens it.
+    Create(EntryName),
     /// Opens a file.
-    Open(Place),
+    Open(EntryName),
     /// Makes a directory.
-    MakeDirectory(Place),
+    MakeDirectory(EntryName),
     /// Removes an empty directory.
-    RemoveDirectory(Place),
+    RemoveDirectory(EntryName),
     /// Removes a file's name.
-    Unlink(Place),
-    /// Moves a name.
-    Rename(Place, Place, Move),
-    /// Makes a further name for a file.
-    Link(Place, Place),
-    /// Asks what a name leads to.
-    Stat(Place),
+    Unlink(EntryName),
+    /// Renames.
+    Rename(EntryName, EntryName, Move),
+    /// Makes another name for a file.
+    Link(EntryName, EntryName),
+    /// Asks for the attributes of a name's target.
+    Stat(EntryName),
     /// Lists a directory.
     List(usize),
     /// Writes text at an offset.
@@ -54,22 +54,22 @@ pub enum Operation {
     Read(u64, usize, usize),
     /// Sets the size.
     Truncate(u64, usize),
-    /// Asks for size and links.
+    /// Asks for size and links of an open file.
     StatOpen(u64),
 }
 
 /// The answer of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// It is done.
+    /// The operation succeeded.
     Done,
     /// A file: its inode number.
     File(u64),
     /// Text that was read; zeros stand as `.`.
     Text(String),
-    /// The names in a directory, a bit each.
+    /// The names in a directory, one bit each.
     Names(u8),
-    /// It is a directory.
+    /// The target is a directory.
     Directory,
     /// A file: inode number, size, links.
     Attributes(u64, usize, u32),
@@ -82,7 +82,7 @@ pub enum Answer {
 pub struct Event {
     /// When it was called, in nanoseconds of the monotonic clock.
     pub called: u64,
-    /// When it had returned.
+    /// When it returned, by the same clock.
     pub returned: u64,
     /// The operation.
     pub operation: Operation,

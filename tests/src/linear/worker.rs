@@ -1,7 +1,8 @@
-//! A worker: a process of its own, so that it can be stopped, that makes the random operations of a round.
+//! A worker: a process that makes the random operations of a round.
 //!
-//! It reads `DIRECTORY SEED COUNT` from its standard input, opens the directories of that round, answers `ready`, waits
-//! for `go`, and prints an event a line, and `done`.
+//! It is a process of its own, so that it can be stopped. It reads `DIRECTORY SEED COUNT` from its standard input,
+//! opens the directories of that round, and answers `ready`. Then it waits for `go`, and prints one event a line, and
+//! `done`.
 
 use std::io::{BufWriter, Write};
 use std::mem::MaybeUninit;
@@ -13,18 +14,18 @@ use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::model::{error, text_of};
-use super::operation::{Answer, DIRECTORIES, Event, HANDLES, Move, NAMES, Operation, Place};
+use super::operation::{Answer, DIRECTORIES, EntryName, Event, HANDLES, Move, NAMES, Operation};
 use crate::random::Random;
 use crate::{Outcome, tried};
 
 /// Files that a worker holds open at once.
 const OPEN_MAX: usize = 2;
-/// Writes begin below this, …
+/// Writes begin below this offset, …
 const OFFSET_MAX: u64 = 40;
-/// … and files stay far below a page: a write is one request then, and one update.
+/// … and files stay far below a page, so that a write is one request and one update.
 const SIZE_MAX: u64 = 80;
 
-/// How a file is open. Each goes another way through the kernel.
+/// How a file is open. Each mode takes another path through the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opened {
     Update,
@@ -96,7 +97,7 @@ impl Round {
         Ok(Self { directories, open: Vec::new(), random: Random::new(seed), texts: 0, mark })
     }
 
-    /// Draws an operation, makes it, and notes when.
+    /// Draws an operation, performs it, and records the times.
     fn step(&mut self) -> Outcome<Event> {
         let operation = self.draw();
         let how = [Opened::Update, Opened::Update, Opened::Append, Opened::AppendOnly][self.random.below(4) as usize];
@@ -111,13 +112,13 @@ impl Round {
         Ok(Event { called, returned: now(), operation, answer })
     }
 
-    fn place(&mut self) -> Place {
-        Place(self.random.below(HANDLES as u64) as usize, self.random.below(NAMES.len() as u64) as usize)
+    fn place(&mut self) -> EntryName {
+        EntryName(self.random.below(HANDLES as u64) as usize, self.random.below(NAMES.len() as u64) as usize)
     }
 
     fn text(&mut self) -> String {
         self.texts += 1;
-        // Every text is another one, so that what is read says which write it comes from.
+        // Every text differs from all others, so that a read shows which write it comes from.
         format!("{}{}", self.mark, self.texts).repeat(1 + self.random.below(6) as usize)
     }
 
@@ -148,7 +149,7 @@ impl Round {
         }
     }
 
-    fn at(&self, place: Place) -> (&OwnedFd, &'static str) {
+    fn at(&self, place: EntryName) -> (&OwnedFd, &'static str) {
         (&self.directories[place.0], NAMES[place.1])
     }
 
@@ -209,7 +210,7 @@ impl Round {
         })
     }
 
-    fn open_file(&mut self, place: Place, how: Opened, make: OFlags) -> Answer {
+    fn open_file(&mut self, place: EntryName, how: Opened, make: OFlags) -> Answer {
         let flags = match how {
             Opened::Update => OFlags::RDWR,
             Opened::Append => OFlags::RDWR | OFlags::APPEND,
@@ -221,7 +222,7 @@ impl Round {
         let numbered = opened.and_then(|file| rustix::fs::fstat(&file).map(|stat| (file, stat.st_ino)));
         match numbered {
             Ok((file, number)) => {
-                // One descriptor a file: what is done to it goes by its number.
+                // One descriptor a file: operations name an open file by its number.
                 self.open.retain(|open| open.number != number);
                 self.open.push(Open { file, number, how });
                 Answer::File(number)
@@ -239,7 +240,7 @@ fn attributes(stat: &rustix::fs::Stat) -> Answer {
     }
 }
 
-/// POSIX lets a write be shorter than asked for; one within a page never is.
+/// POSIX allows a short write; one within a page never is short.
 fn written(result: rustix::io::Result<usize>, text: &str) -> Outcome<Answer> {
     match result {
         Ok(count) if count == text.len() => Ok(Answer::Done),
@@ -248,7 +249,7 @@ fn written(result: rustix::io::Result<usize>, text: &str) -> Outcome<Answer> {
     }
 }
 
-/// Lists a directory from its beginning on, through the descriptor that was opened before it may have been moved.
+/// Lists a directory from its beginning on, through a descriptor that was opened before a move could happen.
 fn list(directory: impl AsFd) -> Outcome<Answer> {
     if let Err(errno) = rustix::fs::seek(&directory, SeekFrom::Start(0)) {
         return Ok(error(errno));

@@ -1,10 +1,11 @@
-//! `ashlar-bench applications [WORD…]`: whole programs on a disk's file system, in memory, on a mount of Ashlar, and on
-//! one under `ashlar run`, in one run; only jobs whose names contain one of the words.
+//! `ashlar-bench applications [WORD…]`: times whole programs in four places.
 //!
-//! Each job runs in all places, one after the other, for several rounds, each round beginning with another place. A
-//! job's inputs are made before, in memory, and are the same for all. Its findings (files, rows, operations) must be
-//! the same in all places, so that no failure is measured. The method and the last figures stand in
-//! `docs/benchmarks.md`.
+//! The places are a disk's file system, memory, a mount of Ashlar, and one under `ashlar run`, all in one run. Only
+//! jobs whose names contain one of the words run.
+//!
+//! Each job runs in all places, one after the other, for several rounds; each round begins with another place. A job's
+//! inputs are made before, in memory, and are the same for all. Its findings (files, rows, operations) must be the same
+//! in all places, so that no failure is measured. The method and the last figures stand in `docs/benchmarks.md`.
 
 mod jobs;
 mod places;
@@ -18,25 +19,25 @@ use ashlar_tests::{Outcome, tried};
 use tempfile::TempDir;
 
 use jobs::{JOBS, Job, Turn};
-use places::Places;
+use places::JobPlaces;
 use table::Table;
 
-/// Rounds, where `--repeat` says nothing else: odd, so that a median is one of the measured times.
+/// Rounds without `--repeat`: odd, so that a median is one of the measured times.
 const ROUNDS: u64 = 3;
 const USAGE: &str =
     "usage: ashlar-bench applications [WORD…] [--repeat N] [--medium memory|disk] [--disk DIR] [--smallest] [--json]";
 
-/// How much the jobs do.
+/// The amount of a job's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// The conditions that figures are taken with.
+    /// The amount for figures.
     Usual,
-    /// As little as shows that everything works. Nothing is waited for, so the figures say nothing.
+    /// Just enough to show that everything works. The benchmark waits for nothing, so the figures mean nothing.
     Smallest,
 }
 
 impl Size {
-    /// A number of things to do.
+    /// The number that applies to this size.
     pub const fn of(self, usual: u64, smallest: u64) -> u64 {
         match self {
             Self::Usual => usual,
@@ -101,17 +102,17 @@ impl Options {
     }
 }
 
-/// Measures, and gives what is to be printed.
+/// Measures, and returns the text to print.
 pub fn main(arguments: &mut dyn Iterator<Item = String>) -> Outcome<String> {
     let options = Options::parse(arguments)?;
     let jobs = options.jobs()?;
     if let Some(reason) = obstacle() {
         return Err(format!("nothing can be mounted here: {reason}"));
     }
-    let places = Places::mounted(options.medium, &options.disk, options.size)?;
+    let places = JobPlaces::mounted(options.medium, &options.disk, options.size)?;
     let mut table = Table::new(&places, options.rounds);
     for job in jobs {
-        // In memory, whatever is measured: to read it is the same for all.
+        // In memory for every place: reading the inputs costs the same for all.
         let inputs = TempDir::with_prefix_in("ashlar-bench-", "/dev/shm").map_err(tried("making a directory"))?;
         if let Err(reason) = job.prepare(inputs.path(), options.size) {
             eprintln!("{} can't be measured: {reason}", job.name);
@@ -121,7 +122,7 @@ pub fn main(arguments: &mut dyn Iterator<Item = String>) -> Outcome<String> {
         for round in 0..options.rounds {
             for place in places.in_turn(round) {
                 eprintln!("round {} of {}: {} on {}", round + 1, options.rounds, job.name, place.name);
-                let measured = Turn::new(job, place, &places, inputs.path(), options.size)?.take()?;
+                let measured = Turn::new(job, place, &places, inputs.path(), options.size)?.run()?;
                 for one in measured {
                     table.add(place.name, one)?;
                 }

@@ -22,24 +22,24 @@ const LARGE: usize = 1 << 20;
 /// The total of the small and the large reads and writes.
 const SMALL_TOTAL: usize = 64 << 20;
 const LARGE_TOTAL: usize = 256 << 20;
-/// Files of the tree, where the limit of open files allows as many, and how many of them share a directory.
+/// Files of the tree, if the limit of open files allows as many, and the number of files in a directory.
 const TREE_FILES: usize = 20_000;
 const TREE_FANOUT: usize = 20;
 
 /// A measured time.
 #[derive(Clone, Debug)]
 pub struct Time {
-    /// The action.
-    pub what: &'static str,
-    /// In which unit it counts.
+    /// The measured action.
+    pub action: &'static str,
+    /// The unit that it counts.
     pub unit: &'static str,
     /// Units a second.
     pub speed: f64,
-    /// Whether it is held against the bar.
+    /// Whether the bar applies to it.
     pub bar: bool,
 }
 
-/// A case: works in an empty directory, and says what it measured.
+/// A case: works in an empty directory, and returns its measurements.
 pub type Case = fn(&Path, &Fixture) -> Outcome<Vec<Time>>;
 
 /// The cases.
@@ -76,8 +76,8 @@ impl Fixture {
     }
 }
 
-/// Makes an archive, `tree.tar`, of a tree of so many files under version control, the same every time but for git's
-/// times.
+/// Makes an archive, `tree.tar`, of a tree of so many files under version control. Only git's times differ between two
+/// archives.
 pub fn make_archive(directory: &Path, files: usize) -> Outcome {
     let tree = directory.join("tree");
     let mut random = Random::new(1);
@@ -100,16 +100,16 @@ pub fn make_archive(directory: &Path, files: usize) -> Outcome {
     shell(directory, script)?.success().map(|_| ())
 }
 
-/// Times something that is `units` long.
+/// Times an action of `units` units.
 fn time(
-    what: &'static str,
+    action: &'static str,
     (units, unit): (f64, &'static str),
     bar: bool,
     work: impl FnOnce() -> Outcome,
 ) -> Outcome<Time> {
     let started = Instant::now();
     work()?;
-    Ok(Time { what, unit, speed: units / started.elapsed().as_secs_f64(), bar })
+    Ok(Time { action, unit, speed: units / started.elapsed().as_secs_f64(), bar })
 }
 
 fn small_files(directory: &Path, _: &Fixture) -> Outcome<Vec<Time>> {
@@ -155,17 +155,17 @@ fn transfers(directory: &Path, length: usize, total: usize, names: &[&'static st
     let megabytes = (total as f64 / 1e6, "MB/s");
     let [written, overwritten, read, again] = *names;
     let mut times = Vec::new();
-    for (what, bar) in [(written, true), (overwritten, false)] {
+    for (action, bar) in [(written, true), (overwritten, false)] {
         let work = || {
             let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
             let mut file = opened.map_err(tried("opening"))?;
             (0..total / length).try_for_each(|_| file.write_all(&data).map_err(tried("writing")))
         };
-        times.push(time(what, megabytes, bar, work)?);
+        times.push(time(action, megabytes, bar, work)?);
     }
     let mut file = File::open(&path).map_err(tried("opening"))?;
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).map_err(tried("dropping pages"))?;
-    for what in [read, again] {
+    for action in [read, again] {
         let work = || {
             file.rewind().map_err(tried("rewinding"))?;
             for _ in 0..total / length {
@@ -174,7 +174,7 @@ fn transfers(directory: &Path, length: usize, total: usize, names: &[&'static st
             }
             Ok(())
         };
-        times.push(time(what, megabytes, true, work)?);
+        times.push(time(action, megabytes, true, work)?);
     }
     Ok(times)
 }
@@ -182,7 +182,7 @@ fn transfers(directory: &Path, length: usize, total: usize, names: &[&'static st
 fn tree(directory: &Path, fixture: &Fixture) -> Outcome<Vec<Time>> {
     let files = (fixture.files as f64, "files/s");
     let archive = fixture.archive().display().to_string();
-    // The commands are waited for here and not by the tests' library, which looks only every 20 ms.
+    // This waits for the commands itself: the tests' library polls only every 20 ms.
     let run = |line: &[&str]| {
         let (program, arguments) = line.split_first().ok_or("no command")?;
         let done = Command::new(program).args(arguments).current_dir(directory).output();

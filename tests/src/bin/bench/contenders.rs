@@ -1,11 +1,13 @@
-//! The contenders: Ashlar on a `memory` arena, pass-through FUSE file systems over tmpfs, and tmpfs itself.
+//! The contenders: Ashlar, pass-through FUSE file systems, and tmpfs itself.
+//!
+//! Ashlar has a `memory` arena; the pass-through file systems lie over tmpfs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use ashlar_tests::command::{call, eventually, run};
-use ashlar_tests::mount::{Medium, Site};
+use ashlar_tests::mount::{Medium, TestArena};
 use ashlar_tests::reference::unmount;
 use ashlar_tests::{Outcome, tried};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -13,10 +15,9 @@ use tempfile::TempDir;
 
 use crate::settle::settle;
 
-/// How long a mount may take to appear.
+/// The longest time until a mount appears.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How `passthrough_ll` is mounted: for all users, whose permissions the kernel checks, as Ashlar and bindfs always
-/// are.
+/// The mount options of `passthrough_ll`: for all users, whose permissions the kernel checks, as for Ashlar and bindfs.
 const OPTIONS: &str = "allow_other,default_permissions";
 /// Open files that `passthrough_ll` may have: more than the inodes of any case.
 const OPEN_FILES: u64 = 200_000;
@@ -32,7 +33,7 @@ pub struct Contender {
     pub root: PathBuf,
 }
 
-/// A pass-through file system, served by a process of ours.
+/// A pass-through file system, served by a process of this benchmark.
 #[derive(Debug)]
 struct Passthrough {
     process: Child,
@@ -42,7 +43,7 @@ struct Passthrough {
 impl Drop for Passthrough {
     fn drop(&mut self) {
         unmount(&self.root);
-        // It ends with its mount; if it does not, it is still a child of ours.
+        // The process ends with its mount; if not, it is not reaped yet, so its number is still its own.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -51,16 +52,16 @@ impl Drop for Passthrough {
 /// All of them, mounted.
 #[derive(Debug)]
 pub struct Contenders {
-    site: Site,
+    site: TestArena,
     all: Vec<Contender>,
     _passthroughs: Vec<Passthrough>,
     _places: TempDir,
 }
 
 impl Contenders {
-    /// Mounts whatever is there to be measured.
+    /// Mounts all contenders that are available.
     pub fn mounted() -> Outcome<Self> {
-        let site = Site::mounted(Medium::Memory, ARENA)?;
+        let site = TestArena::mounted(Medium::Memory, ARENA)?;
         let places = TempDir::with_prefix_in("ashlar-bench-", "/dev/shm").map_err(tried("making a directory"))?;
         let mut all = vec![Contender { name: "ashlar", root: site.point(0) }];
         let mut passthroughs = Vec::new();
@@ -94,17 +95,17 @@ impl Contenders {
         Ok(Self { site, all, _passthroughs: passthroughs, _places: places })
     }
 
-    /// Names, the one to compare with second.
+    /// The contenders' names, the one to compare with second.
     pub fn names(&self) -> Vec<&'static str> {
         self.all.iter().map(|contender| contender.name).collect()
     }
 
-    /// Where Ashlar is mounted.
-    pub const fn ashlar(&self) -> &Site {
+    /// The mounted Ashlar.
+    pub const fn ashlar(&self) -> &TestArena {
         &self.site
     }
 
-    /// All of them, each round beginning with another.
+    /// All contenders; each round begins with another.
     pub fn in_turn(&self, round: u64) -> impl Iterator<Item = &Contender> {
         let first = round as usize % self.all.len();
         self.all[first..].iter().chain(&self.all[..first])
@@ -156,8 +157,8 @@ fn build_passthrough_ll(into: &Path) -> Outcome<PathBuf> {
     Ok(into.join("passthrough_ll_program"))
 }
 
-/// Raises the limit of open files as far as this process may, and says what it is: `passthrough_ll` holds a descriptor
-/// for every inode that the kernel knows.
+/// Raises the limit of open files as far as this process may, and returns it: `passthrough_ll` holds a descriptor for
+/// every inode that the kernel knows.
 pub fn allow_open_files() -> Outcome<usize> {
     let wish = |maximum| Rlimit { current: Some(maximum), maximum: Some(maximum) };
     let now = getrlimit(Resource::Nofile).maximum.unwrap_or(OPEN_FILES);

@@ -1,9 +1,11 @@
-//! `ashlar-bench [--json] [WORD…]`: what the file system costs through FUSE, against pass-through FUSE file systems
-//! over tmpfs, in one run; only cases whose names contain one of the words.
+//! `ashlar-bench [--json] [WORD…]`: measures the file system through FUSE.
 //!
-//! Every case runs on every contender, one after the other, and that for several rounds, so that whatever else the
-//! machine does falls on all alike. A figure is the median over the rounds; a ratio is the median of the rounds'
-//! ratios. The method and the last figures stand in `docs/benchmarks.md`.
+//! It compares Ashlar with pass-through FUSE file systems over tmpfs, in one run. Only cases whose names contain one of
+//! the words run.
+//!
+//! Every case runs on every contender, one after the other, for several rounds, so that other work of the machine
+//! affects all alike. A figure is the median over the rounds; a ratio is the median of the rounds' ratios. The method
+//! and the last figures stand in `docs/benchmarks.md`.
 //!
 //! `ashlar-bench applications` is another benchmark: whole programs, beside a disk's file system and tmpfs.
 #![forbid(unsafe_code)]
@@ -25,7 +27,7 @@ use cases::{CASES, Fixture};
 use contenders::Contenders;
 use report::Report;
 
-/// Rounds, where `ASHLAR_BENCH_ROUNDS` says nothing else: odd, so that a median is one of the measured times.
+/// Rounds without `ASHLAR_BENCH_ROUNDS`: odd, so that a median is one of the measured times.
 const ROUNDS: u64 = 5;
 
 fn main() -> ExitCode {
@@ -60,7 +62,7 @@ fn run(words: &[String]) -> Outcome<Report> {
     eprintln!("the tree has {} files", fixture.files);
     let contenders = Contenders::mounted()?;
     let mut report = Report::new(&contenders);
-    report.note_memory("idle, just mounted", &memory::private_bytes(contenders.ashlar())?);
+    report.record_memory("idle, just mounted", &memory::private_bytes(contenders.ashlar())?);
     let rounds = number("ASHLAR_BENCH_ROUNDS", ROUNDS);
     let chosen = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
     for round in 0..rounds {
@@ -68,10 +70,10 @@ fn run(words: &[String]) -> Outcome<Report> {
             for contender in contenders.in_turn(round) {
                 eprintln!("round {} of {rounds}: {name} on {}", round + 1, contender.name);
                 let directory = contender.root.join("bench");
-                let what = |error| format!("{name} on {}: {error}", contender.name);
-                std::fs::create_dir(&directory).map_err(|error| what(error.to_string()))?;
-                let times = case(&directory, &fixture).map_err(what)?;
-                std::fs::remove_dir_all(&directory).map_err(|error| what(error.to_string()))?;
+                let action = |error| format!("{name} on {}: {error}", contender.name);
+                std::fs::create_dir(&directory).map_err(|error| action(error.to_string()))?;
+                let times = case(&directory, &fixture).map_err(action)?;
+                std::fs::remove_dir_all(&directory).map_err(|error| action(error.to_string()))?;
                 contenders.settle()?;
                 for time in times {
                     report.add(contender.name, round, time);
@@ -79,6 +81,6 @@ fn run(words: &[String]) -> Outcome<Report> {
             }
         }
     }
-    report.note_memory("idle, after the cases", &memory::private_bytes(contenders.ashlar())?);
+    report.record_memory("idle, after the cases", &memory::private_bytes(contenders.ashlar())?);
     Ok(report)
 }

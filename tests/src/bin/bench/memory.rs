@@ -1,14 +1,14 @@
 //! Private memory of Ashlar's processes.
 
-use ashlar_tests::mount::Site;
+use ashlar_tests::mount::TestArena;
 use ashlar_tests::{Outcome, tried};
 
-/// The private memory of each process: its name and bytes. Memory that is mapped from the arena is the arena's.
-pub fn private_bytes(site: &Site) -> Outcome<Vec<(String, u64)>> {
+/// The private memory of each process: its name and bytes. Memory that is mapped from the arena belongs to the arena.
+pub fn private_bytes(site: &TestArena) -> Outcome<Vec<(String, u64)>> {
     let daemon = site.daemon()?;
     let supervisor = field(daemon, "PPid:")?;
     let mut all = vec![("daemon".to_owned(), anonymous(daemon)?)];
-    // Of an orphaned daemon the parent is process 1, which is not Ashlar's.
+    // The parent of an orphaned daemon is process 1, which is not Ashlar's.
     if supervisor > 1 {
         all.push(("supervisor".to_owned(), anonymous(supervisor as u32)?));
     }

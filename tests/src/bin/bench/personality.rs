@@ -1,12 +1,13 @@
-//! `ashlar-bench personality NAME DIRECTORY FILES LOOPS`: the workloads *varmail* and *fileserver* of Filebench,
-//! threads of one process on a set of files, with the parameters of Filebench's own descriptions
-//! (`workloads/varmail.f`, `fileserver.f`; Filebench is not in Debian).
+//! `ashlar-bench personality NAME DIRECTORY FILES LOOPS`: Filebench's workloads.
 //!
-//! Not as in Filebench: every thread goes round a fixed number of times, where Filebench goes round for a minute; a
-//! file is in one thread's hands at a time; and what is read is compared with what was written, at its ends and in its
-//! length. The set may be smaller.
+//! The workloads are *varmail* and *fileserver*: threads of one process on a set of files, with the parameters of
+//! Filebench's own descriptions (`workloads/varmail.f`, `fileserver.f`; Filebench is not in Debian).
 //!
-//! It makes four fifths of the files (Filebench: `prealloc=80`), says so in a line, waits for a line, and then
+//! Differences from Filebench: every thread goes round a fixed number of times, and not for a minute. Only one thread
+//! at a time uses a file. Each read is compared with the written bytes, at its ends and in its length. The set may be
+//! smaller.
+//!
+//! The program makes four fifths of the files (Filebench: `prealloc=80`), prints a line, waits for a line, and then
 //! measures.
 
 mod files;
@@ -21,17 +22,17 @@ use serde_json::json;
 
 use files::{Files, TRANSFER};
 
-/// The most that is appended at a time, and so the mean of twice that.
+/// The longest append; the mean is half of it.
 const APPEND_MAX: u64 = 16 << 10;
-/// Operations that a thread does in one round, Filebench's flow operations.
+/// A function that makes one round of a thread. Returns its number of operations, Filebench's flow operations.
 type Round = fn(&Files, &mut Random, &mut [u8]) -> Outcome<u64>;
 
-/// Filebench's description.
+/// A workload by Filebench's description.
 struct Personality {
     name: &'static str,
     threads: u64,
     mean_length: u64,
-    /// Files of a directory.
+    /// Files in a directory.
     directory_width: u64,
     round: Round,
 }
@@ -41,7 +42,7 @@ const PERSONALITIES: [Personality; 2] = [
     Personality { name: "fileserver", threads: 50, mean_length: 128 << 10, directory_width: 20, round: fileserver },
 ];
 
-/// Measures, and gives what is to be printed.
+/// Measures, and returns the text to print.
 pub fn main(arguments: &mut dyn Iterator<Item = String>) -> Outcome<String> {
     let arguments: Vec<_> = arguments.collect();
     let [name, directory, files, loops] = arguments.as_slice() else {
@@ -55,7 +56,7 @@ pub fn main(arguments: &mut dyn Iterator<Item = String>) -> Outcome<String> {
 
 impl Personality {
     fn run(&self, directory: &Path, count: u64, loops: u64) -> Outcome<String> {
-        // Each thread has at most one file at a time, and one more must be there to be taken.
+        // Each thread uses at most one file at a time, and one more must be free to take.
         ensure!(count / 5 > self.threads, "{} takes more than {} files", self.name, self.threads * 5);
         let files = Files::make(directory, count, self.directory_width, self.mean_length)?;
         println!("ready");
@@ -67,7 +68,7 @@ impl Personality {
                 let (files, round) = (&files, self.round);
                 scope.spawn(move || {
                     let mut random = Random::new(seed);
-                    // One for the whole time, as Filebench's threads have (`memsize`).
+                    // One buffer for the whole time, as Filebench's threads have (`memsize`).
                     let mut buffer = vec![0; TRANSFER];
                     (0..loops).try_fold(0, |done, _| Ok::<_, String>(done + round(files, &mut random, &mut buffer)?))
                 })
@@ -104,8 +105,7 @@ fn varmail(files: &Files, random: &mut Random, buffer: &mut [u8]) -> Outcome<u64
     Ok(13)
 }
 
-/// Makes a file and writes it; opens one and appends; opens one and reads it; deletes one; looks at one. Each is
-/// closed.
+/// Makes a file and writes it; opens one and appends; opens one and reads it; deletes one; stats one. Each is closed.
 fn fileserver(files: &Files, random: &mut Random, buffer: &mut [u8]) -> Outcome<u64> {
     let mut made = files.take(false, random)?;
     made.create()?;

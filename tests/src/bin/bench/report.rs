@@ -1,20 +1,20 @@
-//! Medians and ratios.
+//! Medians and ratios of the contenders.
 
 use serde_json::{Value, json};
 
 use crate::cases::Time;
 use crate::contenders::Contenders;
 
-/// A speed below this part of the bar's is pointed at.
+/// The table marks a speed below this part of the bar's.
 const BAR: f64 = 0.8;
 
-/// One line: what was measured, and how fast each contender was in each round.
+/// One line of the table: the action, and each contender's speed in each round.
 #[derive(Debug)]
 struct Line {
-    what: &'static str,
+    action: &'static str,
     unit: &'static str,
     bar: bool,
-    /// By contender and round.
+    /// Speeds by contender and round.
     speeds: Vec<Vec<f64>>,
 }
 
@@ -27,28 +27,28 @@ pub struct Report {
 }
 
 impl Report {
-    /// Nothing measured yet.
+    /// An empty report.
     pub fn new(contenders: &Contenders) -> Self {
         Self { names: contenders.names(), lines: Vec::new(), memory: Vec::new() }
     }
 
-    /// Notes what a contender took. Within a round every contender has its turn, so the rounds of all line up.
+    /// Records a contender's speed. Within a round every contender has its turn, so the rounds of all line up.
     pub fn add(&mut self, name: &str, _round: u64, time: Time) {
         let Some(contender) = self.names.iter().position(|known| *known == name) else { return };
-        let at = self.lines.iter().position(|line| line.what == time.what).unwrap_or_else(|| {
+        let at = self.lines.iter().position(|line| line.action == time.action).unwrap_or_else(|| {
             let speeds = vec![Vec::new(); self.names.len()];
-            self.lines.push(Line { what: time.what, unit: time.unit, bar: time.bar, speeds });
+            self.lines.push(Line { action: time.action, unit: time.unit, bar: time.bar, speeds });
             self.lines.len() - 1
         });
         self.lines[at].speeds[contender].push(time.speed);
     }
 
-    /// Notes how much private memory the processes have.
-    pub fn note_memory(&mut self, when: &'static str, processes: &[(String, u64)]) {
+    /// Records the processes' private memory.
+    pub fn record_memory(&mut self, when: &'static str, processes: &[(String, u64)]) {
         self.memory.push((when, processes.to_vec()));
     }
 
-    /// For people.
+    /// The report for people.
     pub fn table(&self) -> String {
         let mut text = format!("{:34} {:8}", "", "");
         for name in &self.names {
@@ -56,7 +56,7 @@ impl Report {
         }
         text += &format!("   ashlar : {} (of the rounds)\n", self.names[1]);
         for line in &self.lines {
-            text += &format!("{:34} {:8}", line.what, line.unit);
+            text += &format!("{:34} {:8}", line.action, line.unit);
             for speeds in &line.speeds {
                 text += &format!(" {:>14.0}", median(speeds));
             }
@@ -74,13 +74,13 @@ impl Report {
         text
     }
 
-    /// For machines: the medians, and every round.
+    /// The report for machines: the medians, and every round.
     pub fn json(&self) -> Value {
         let line = |line: &Line| {
             let speed = |contender: usize| json!({ "median": median(&line.speeds[contender]), "rounds": line.speeds[contender] });
             let speeds = self.names.iter().enumerate().map(|(at, name)| ((*name).to_owned(), speed(at)));
             json!({
-                "what": line.what,
+                "what": line.action,
                 "unit": line.unit,
                 "ratio": median(&ratios(line)),
                 "speeds": speeds.collect::<serde_json::Map<_, _>>(),
@@ -104,7 +104,7 @@ fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// The middle one; of an even number, the mean of the two in the middle.
+/// The value in the middle; of an even number of values, the mean of the two in the middle.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

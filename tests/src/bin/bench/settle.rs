@@ -1,11 +1,10 @@
-//! Waiting for Ashlar's background work: it must not burden the next contender.
+//! Waits for Ashlar's background work, which must not burden the next contender.
 
 use std::time::{Duration, Instant};
 
-/// Daemons have settled when they have used no processor time for so long; a digest starts 300 ms after the last
-/// update.
+/// Daemons are quiet if they have used no processor time for this long; a digest starts 300 ms after the last update.
 const QUIET: Duration = Duration::from_millis(600);
-/// … and are waited for no longer than this.
+/// The longest wait for quiet daemons.
 const QUIET_MAX: Duration = Duration::from_secs(20);
 
 /// Waits until these daemons are quiet.
@@ -16,7 +15,7 @@ pub fn settle(daemons: &[u32]) {
     while since.elapsed() < QUIET && Instant::now() < deadline {
         std::thread::sleep(QUIET / 10);
         let now = used_now();
-        // A tick now and then is a daemon looking whether there is something to do.
+        // A tick now and then is a daemon that checks for work.
         if now > used + 1 {
             (used, since) = (now, Instant::now());
         }

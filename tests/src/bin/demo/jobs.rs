@@ -1,4 +1,4 @@
-//! The jobs of the demo, and how their results are verified.
+//! The jobs of the demo, and the checks of their results.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,38 +11,38 @@ use ashlar_tests::{Outcome, ensure, tried};
 
 /// A program at work.
 pub struct Job {
-    /// Name, and directory.
+    /// The job's name, and its directory.
     pub name: &'static str,
     /// Its description for the story.
-    pub what: &'static str,
-    /// The script; it appends a line to `$JOURNAL` for each thing that was acknowledged to it.
+    pub description: &'static str,
+    /// The script; it appends a line to `$JOURNAL` for each acknowledged result.
     pub work: &'static str,
-    /// Holds what is there against the journal, and says in a sentence what was found.
+    /// Compares the results with the journal, and describes the outcome in a sentence.
     pub verify: fn(&Path, &Path) -> Outcome<String>,
 }
 
 /// The environment of every job.
 pub const PRELUDE: &str = include_str!("../../../jobs/prelude.sh");
 
-/// All of them.
+/// All jobs of the demo.
 pub const JOBS: &[Job] = &[
-    Job { name: "git", what: "a repository that grows by a commit at a time", work: GIT, verify: verify_git },
+    Job { name: "git", description: "a repository that grows by a commit at a time", work: GIT, verify: verify_git },
     Job {
         name: "sqlite",
-        what: "transfers between accounts in an SQLite database",
+        description: "transfers between accounts in an SQLite database",
         work: SQLITE,
         verify: verify_sqlite,
     },
-    Job { name: "make", what: "a C project, compiled and run over and over", work: MAKE, verify: verify_sums },
+    Job { name: "make", description: "a C project, compiled and run over and over", work: MAKE, verify: verify_sums },
     Job {
         name: "python",
-        what: "a Python job that saves its results by fsync and rename",
+        description: "a Python job that saves its results by fsync and rename",
         work: PYTHON,
         verify: verify_sums,
     },
     Job {
         name: "ledger",
-        what: "random creates, writes, renames, links and removals",
+        description: "random creates, writes, renames, links and removals",
         work: LEDGER,
         verify: verify_ledger,
     },
@@ -60,7 +60,7 @@ done
 "#;
 
 fn verify_git(directory: &Path, journal: &Path) -> Outcome<String> {
-    // A lock that a killed git leaves behind is its own doing, and its manual says to remove it.
+    // A killed git leaves a lock behind, and its manual says to remove it.
     let script = "rm -f .git/*.lock .git/refs/heads/*.lock && git fsck --strict --no-progress && git log --format=%H";
     let log = shell(directory, script)?.success()?.output;
     let commits: BTreeSet<_> = log.lines().collect();
@@ -133,7 +133,7 @@ for step in range(1000000):
 END
 "#;
 
-/// The journal holds lines as sha256sum writes them.
+/// Verifies a journal of lines in the format of sha256sum.
 fn verify_sums(directory: &Path, journal: &Path) -> Outcome<String> {
     let count = read(journal)?.lines().count();
     shell(directory, &format!("sha256sum --quiet --strict -c '{}'", journal.display()))?.success()?;
@@ -143,7 +143,7 @@ fn verify_sums(directory: &Path, journal: &Path) -> Outcome<String> {
 const LEDGER: &str = r#"exec "$WRITER" . "$JOURNAL" 42 1000000"#;
 
 fn verify_ledger(directory: &Path, journal: &Path) -> Outcome<String> {
-    // The call that was under way when everything was killed failed, as it should.
+    // The call that was under way when everything was killed failed, as expected.
     let text = read(journal)?;
     if let Some(at) = text.rfind("\nfailed ") {
         fs::write(journal, &text[..=at]).map_err(tried("writing the journal"))?;

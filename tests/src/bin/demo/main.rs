@@ -1,5 +1,6 @@
-//! `make demo`: unmodified programs at work on a mount, kills in the middle of it, and a count of what was
-//! acknowledged.
+//! `make demo`: unmodified programs on a mount, with kills in the middle.
+//!
+//! At the end it counts the acknowledged results.
 #![forbid(unsafe_code)]
 
 mod jobs;
@@ -10,7 +11,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use ashlar_tests::command::eventually;
-use ashlar_tests::mount::{Medium, Site, obstacle, program};
+use ashlar_tests::mount::{Medium, TestArena, obstacle, program};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::process::{Pid, Signal, kill_process_group};
 
@@ -52,19 +53,19 @@ struct Running {
 
 fn run() -> Outcome {
     let story = Story(Instant::now());
-    let site = Site::new(Medium::Disk, "512M")?;
+    let site = TestArena::new(Medium::Disk, "512M")?;
     println!("Ashlar demo: {}\n", program().display());
     story.say("ashlar mount: makes an arena, starts the daemon, mounts");
     print!("{}", indented(&site.mount(0)?.output));
     let mut running = JOBS.iter().map(|job| start(job, &site)).collect::<Outcome<Vec<_>>>()?;
     story.say("these work on it, and write down outside whatever was acknowledged to them:");
-    JOBS.iter().for_each(|job| println!("            {:<8} {}", job.name, job.what));
+    JOBS.iter().for_each(|job| println!("            {:<8} {}", job.name, job.description));
     eventually("every program has got something done", Duration::from_secs(60), || {
         running.iter().all(|it| lines(&it.journal) > 0)
     })?;
-    kills_of_the_daemon(&story, &site, &mut running)?;
+    kill_daemon_repeatedly(&story, &site, &mut running)?;
     std::thread::sleep(WORK);
-    the_end_of_everything(&story, &site, &mut running)?;
+    kill_everything(&story, &site, &mut running)?;
     let start = Instant::now();
     site.mount(0)?;
     story.say(&format!("mounted again, logs recovered: {} ms", start.elapsed().as_millis()));
@@ -84,7 +85,7 @@ fn indented(text: &str) -> String {
     text.lines().map(|line| format!("            {line}\n")).collect()
 }
 
-fn start(job: &'static Job, site: &Site) -> Outcome<Running> {
+fn start(job: &'static Job, site: &TestArena) -> Outcome<Running> {
     use std::os::unix::process::CommandExt;
     let directory = site.point(0).join(job.name);
     fs::create_dir(&directory).map_err(tried(format!("making {}", directory.display())))?;
@@ -111,8 +112,8 @@ fn lines(journal: &Path) -> usize {
     fs::read(journal).map_or(0, |text| text.iter().filter(|&&byte| byte == b'\n').count())
 }
 
-/// SharedFS is killed while all programs run: each of them pauses, none of them fails.
-fn kills_of_the_daemon(story: &Story, site: &Site, running: &mut [Running]) -> Outcome {
+/// Kills SharedFS while all programs run: each of them pauses, none of them fails.
+fn kill_daemon_repeatedly(story: &Story, site: &TestArena, running: &mut [Running]) -> Outcome {
     for _ in 0..KILLS {
         std::thread::sleep(WORK);
         let pid = site.daemon()?;
@@ -136,11 +137,11 @@ fn kills_of_the_daemon(story: &Story, site: &Site, running: &mut [Running]) -> O
     Ok(())
 }
 
-fn complaints(site: &Site, job: &Job) -> String {
+fn complaints(site: &TestArena, job: &Job) -> String {
     fs::read_to_string(site.outside().join(format!("{}.errors", job.name))).unwrap_or_default()
 }
 
-fn the_end_of_everything(story: &Story, site: &Site, running: &mut [Running]) -> Outcome {
+fn kill_everything(story: &Story, site: &TestArena, running: &mut [Running]) -> Outcome {
     // The file system's processes first, so that they die in the middle of the programs' calls.
     let killed = site.kill_everything();
     for it in running.iter_mut() {
@@ -153,7 +154,7 @@ fn the_end_of_everything(story: &Story, site: &Site, running: &mut [Running]) ->
     Ok(())
 }
 
-fn verify(story: &Story, site: &Site, running: &[Running]) -> Outcome {
+fn verify(story: &Story, site: &TestArena, running: &[Running]) -> Outcome {
     for it in running {
         let start = Instant::now();
         let verdict = (it.job.verify)(&site.point(0).join(it.job.name), &it.journal)

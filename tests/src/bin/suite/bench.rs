@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ashlar_tests::command::{Done, eventually, finish, run, signal};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, Site, ashlar, obstacle};
+use ashlar_tests::mount::{Medium, TestArena, ashlar, obstacle};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -53,7 +53,7 @@ fn check_numbers(line: &Value, contender: &str) -> Outcome {
 }
 
 fn side_by_side() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "512M")?;
+    let site = TestArena::mounted(Medium::Memory, "512M")?;
     let directory = site.point(0).join("directory");
     fs::create_dir(&directory).map_err(tried("mkdir"))?;
     fs::write(directory.join("file"), "content").map_err(tried("writing"))?;
@@ -137,7 +137,7 @@ fn interrupted() -> Outcome<Verdict> {
 
 fn refusals() -> Outcome<Verdict> {
     let bench = |words: &[&str]| run(ashlar(&["bench", "--rounds", "1"]).args(words));
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let point = site.point(0).display().to_string();
     bench(&[&point])?.failure(1, &["MiB", "free", "another directory"])?;
     bench(&[&point, "--cases", "nothing"])?.failure(1, &["'nothing'", "append", "readdir"])?;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use ashlar_tests::command::{Done, call, eventually, finish, run, signal};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, Site, obstacle};
+use ashlar_tests::mount::{Medium, TestArena, obstacle};
 use ashlar_tests::{Outcome, ensure, number, tried};
 use ashlar_wire::PATIENCE_VARIABLE;
 use rustix::process::Signal;
@@ -50,7 +50,7 @@ pub struct Installed {
 
 impl Installed {
     /// Installs it beside a mount.
-    pub fn new(site: &Site) -> Outcome<Self> {
+    pub fn new(site: &TestArena) -> Outcome<Self> {
         let prefix = site.outside().join("prefix");
         let program = std::env::current_exe().map_err(tried("finding this program"))?;
         let built = program.parent().and_then(Path::parent).ok_or("this program stands nowhere")?;
@@ -94,7 +94,7 @@ impl Installed {
     }
 
     /// The example in Python, not yet run.
-    fn notes(&self, site: &Site, words: &[&str]) -> Command {
+    fn notes(&self, site: &TestArena, words: &[&str]) -> Command {
         let mut command = Command::new("python3");
         command.arg(in_tree("examples/python/notes.py")).arg(site.point(0)).args(words);
         command.env("ASHLAR_LIBRARY", self.library()).env("PYTHONDONTWRITEBYTECODE", "1");
@@ -104,7 +104,7 @@ impl Installed {
 
 /// The functions that the header declares are those that the library exports, and it can be compiled as old C and as C++.
 fn header() -> Outcome<Verdict> {
-    let site = Site::new(Medium::Disk, "64M")?;
+    let site = TestArena::new(Medium::Disk, "64M")?;
     let installed = Installed::new(&site)?;
     let path = installed.prefix.join("include/ashlar.h");
     let text = fs::read_to_string(&path).map_err(tried("reading the header"))?;
@@ -135,7 +135,7 @@ fn header() -> Outcome<Verdict> {
 
 /// As the super-user and as another one, who may do less.
 fn every_call() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Disk, "256M")?;
+    let site = TestArena::mounted(Medium::Disk, "256M")?;
     let program = Installed::new(&site)?.compile("tests/capi/compare.c")?;
     fs::set_permissions(site.arena(), Permissions::from_mode(0o711)).map_err(tried("opening the arena's directory"))?;
     let mut words = Vec::new();
@@ -179,7 +179,7 @@ fn names(directory: &Path) -> Outcome<Vec<String>> {
 }
 
 fn examples() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let installed = Installed::new(&site)?;
     let program = installed.compile("examples/c/maildir.c")?;
     let maildir = |words: &[&str]| {
@@ -222,7 +222,7 @@ fn examples() -> Outcome<Verdict> {
 }
 
 fn refusals() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Disk, "64M")?;
+    let site = TestArena::mounted(Medium::Disk, "64M")?;
     let installed = Installed::new(&site)?;
     let program = installed.compile("examples/c/maildir.c")?;
     let list = |place: &Path, user: u32| {
@@ -262,7 +262,7 @@ fn hangs() -> Outcome<Verdict> {
     // Enough for a session to be opened where the machine has much else to do.
     const PATIENCE: &str = "3";
     const SOON: Duration = Duration::from_secs(30);
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let program = Installed::new(&site)?.compile("tests/capi/patient.c")?;
     let mut command = Command::new(&program);
     command.arg(site.point(0)).env(PATIENCE_VARIABLE, PATIENCE).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -287,7 +287,7 @@ fn hangs() -> Outcome<Verdict> {
 
 fn kills() -> Outcome<Verdict> {
     let rounds = number("ASHLAR_KILL_CAPI", 10);
-    let site = Site::mounted(Medium::Memory, "256M")?;
+    let site = TestArena::mounted(Medium::Memory, "256M")?;
     let program = Installed::new(&site)?.compile("tests/capi/writer.c")?;
     let mut all = 0;
     for round in 0..rounds {
@@ -306,7 +306,7 @@ fn kills() -> Outcome<Verdict> {
 }
 
 /// Has a writer write, and kills it; gives how many numbers it has said.
-fn written(site: &Site, program: &Path, directory: &str, kills_daemon: bool) -> Outcome<u64> {
+fn written(site: &TestArena, program: &Path, directory: &str, kills_daemon: bool) -> Outcome<u64> {
     let mut child = Command::new(program)
         .arg(site.point(0))
         .arg(directory)

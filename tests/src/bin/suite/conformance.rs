@@ -7,8 +7,8 @@ use std::process::Command;
 
 use ashlar_tests::command::run;
 use ashlar_tests::harness::{Test, Verdict};
-use ashlar_tests::mount::{Front, Medium, Site, obstacle};
-use ashlar_tests::ranges::{self, Knows};
+use ashlar_tests::mount::{Front, Medium, TestArena, obstacle};
+use ashlar_tests::ranges::{self, RangeSupport};
 use ashlar_tests::reference::Reference;
 use ashlar_tests::{Outcome, ensure, number, tried};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -43,7 +43,7 @@ fn pjdfstest(front: Front) -> Outcome<Verdict> {
     let reference = Reference::new(256)?;
     let second = Reference::new(64)?;
     let expected = verdicts(&program, Front::Mount, &reference.path(), &second.path(), CONFIGURATION)?;
-    let site = Site::mounted(Medium::Memory, "256M")?;
+    let site = TestArena::mounted(Medium::Memory, "256M")?;
     let mut found = verdicts(&program, front, &site.point(0), &second.path(), CONFIGURATION)?;
     let ours: Vec<_> = exceptions();
     let worse = |found: &BTreeMap<String, bool>| -> Vec<String> {
@@ -127,7 +127,7 @@ fn fsx(front: Front) -> Outcome<Verdict> {
         return Ok(Verdict::Skipped(why_not(name).unwrap_or_default()));
     };
     let (seeds, operations) = (number("ASHLAR_FSX_SEEDS", 2), number("ASHLAR_FSX_OPS", 20_000));
-    let site = Site::mounted(Medium::Memory, "256M")?;
+    let site = TestArena::mounted(Medium::Memory, "256M")?;
     let configuration = site.outside().join("fsx.toml");
     fs::write(&configuration, include_str!("../../../fsx.toml")).map_err(tried("writing the configuration"))?;
     for seed in 1..=seeds {
@@ -149,11 +149,11 @@ fn ranges() -> Outcome<Verdict> {
         return Ok(Verdict::Skipped(why));
     }
     let (seeds, operations) = (number("ASHLAR_RANGES_SEEDS", 2), number("ASHLAR_RANGES_OPS", 20_000));
-    let site = Site::mounted(Medium::Memory, "256M")?;
+    let site = TestArena::mounted(Medium::Memory, "256M")?;
     refuses_shifts(&site)?;
     for seed in 1..=seeds {
         let file = site.point(0).join(format!("ranges{seed}"));
-        let model = ranges::run(&file, seed, operations, Knows::NoShifting, |_, _| ())
+        let model = ranges::run(&file, seed, operations, RangeSupport::NoShifting, |_, _| ())
             .map_err(|error| format!("seed {seed}: {error}"))?;
         site.umount(0)?;
         site.check()?;
@@ -166,7 +166,7 @@ fn ranges() -> Outcome<Verdict> {
 }
 
 /// The kernel knows of no collapsing and inserting on FUSE. Where it learns to hand them on, they shall be among what is tried.
-fn refuses_shifts(site: &Site) -> Outcome {
+fn refuses_shifts(site: &TestArena) -> Outcome {
     let file = fs::File::create(site.point(0).join("shifts")).map_err(tried("creating"))?;
     file.set_len(1 << 16).map_err(tried("truncating"))?;
     for flags in [FallocateFlags::COLLAPSE_RANGE, FallocateFlags::INSERT_RANGE] {

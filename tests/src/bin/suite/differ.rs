@@ -8,7 +8,7 @@ use std::process::Command;
 use ashlar_tests::command::run;
 use ashlar_tests::differ::{Comparison, DifferPlace, Drawn, DrawnCalls, ServedBy, count_kinds};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, Site, obstacle};
+use ashlar_tests::mount::{Medium, TestArena, obstacle};
 use ashlar_tests::reference::{Reference, unmount};
 use ashlar_tests::{Outcome, ensure, number, tried};
 use tempfile::TempDir;
@@ -57,7 +57,7 @@ impl Drop for InMemory {
 
 /// All places.
 struct Ground {
-    site: Site,
+    site: TestArena,
     ext4: Reference,
     memory: InMemory,
     plain: PathBuf,
@@ -66,7 +66,7 @@ struct Ground {
 
 impl Ground {
     fn new() -> Outcome<Self> {
-        let site = Site::mounted(Medium::Memory, "512M")?;
+        let site = TestArena::mounted(Medium::Memory, "512M")?;
         fs::set_permissions(site.arena(), Permissions::from_mode(0o711)).map_err(tried("opening the arena"))?;
         let installed = Installed::new(&site)?;
         let sources = SOURCES.map(|name| format!("tests/differ/{name}"));

@@ -7,7 +7,7 @@ use std::thread;
 
 use ashlar_tests::command::{run, shell};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, Site, ashlar, obstacle, program};
+use ashlar_tests::mount::{Medium, TestArena, ashlar, obstacle, program};
 use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_wire::socket_of;
 use rustix::fs::{FlockOperation, flock};
@@ -79,7 +79,7 @@ fn no_device() -> Outcome<Verdict> {
 }
 
 fn no_directory() -> Outcome<Verdict> {
-    let site = Site::new(Medium::Disk, "64M")?;
+    let site = TestArena::new(Medium::Disk, "64M")?;
     let missing = site.outside().join("missing");
     site.ashlar(&["mount", &missing.display().to_string()])?.failure(1, &["no directory", "mkdir -p"])?;
     let deep = missing.join("deeper");
@@ -92,7 +92,7 @@ fn no_directory() -> Outcome<Verdict> {
 }
 
 fn mounted_already() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let point = site.point(0).display().to_string();
     site.ashlar(&["mount", &point])?.failure(1, &["mounted already", "ashlar umount"])?;
     // Still the one mount, and it works.
@@ -104,7 +104,7 @@ fn mounted_already() -> Outcome<Verdict> {
 }
 
 fn busy() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let mut child = Command::new("sleep")
         .arg("600")
         .current_dir(site.point(0))
@@ -122,7 +122,7 @@ fn busy() -> Outcome<Verdict> {
 
 /// This very process holds the arena's lock, as a check that is under way does.
 fn in_use() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     site.umount(0)?;
     let lock = fs::File::open(site.arena().join("lock")).map_err(tried("opening the lock"))?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(tried("taking the lock"))?;
@@ -135,7 +135,7 @@ fn in_use() -> Outcome<Verdict> {
 
 /// The superblock's version (bytes 8 to 11) is one that no release has written yet.
 fn wrong_version() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     site.umount(0)?;
     let superblock = site.arena().join("ARENA");
     let sound = fs::read(&superblock).map_err(tried("reading the superblock"))?;
@@ -177,7 +177,7 @@ fn no_space_to_grow() -> Outcome<Verdict> {
     // There is room for a first segment of 256 MiB, and none for a second one.
     shell(directory.path(), "mkdir small && mount -t tmpfs -o size=400M none small")?.success()?;
     let grow = || -> Outcome {
-        let site = Site::within(&small, "16M")?;
+        let site = TestArena::within(&small, "16M")?;
         site.mount(0)?;
         let free = || rustix::fs::statvfs(&small).map(|numbers| numbers.f_bavail).map_err(tried("statvfs"));
         let before = free()?;
@@ -197,7 +197,7 @@ fn no_space_to_grow() -> Outcome<Verdict> {
 }
 
 fn no_arena() -> Outcome<Verdict> {
-    let site = Site::new(Medium::Disk, "64M")?;
+    let site = TestArena::new(Medium::Disk, "64M")?;
     for words in [&["fsck"][..], &["status"], &["arena", "resize", "64M"]] {
         site.ashlar(words)?.failure(1, &["no arena in", "ashlar mount"])?;
     }
@@ -207,7 +207,7 @@ fn no_arena() -> Outcome<Verdict> {
 }
 
 fn damaged() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     site.umount(0)?;
     let superblock = site.arena().join("ARENA");
     let mut bytes = fs::read(&superblock).map_err(tried("reading the superblock"))?;
@@ -219,7 +219,7 @@ fn damaged() -> Outcome<Verdict> {
 
 /// What takes connections and answers none is a daemon that was killed just now: its arena is checked as one that is not in use.
 fn dying() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     site.umount(0)?;
     let socket = socket_of(site.arena());
     let _ = fs::remove_file(&socket);

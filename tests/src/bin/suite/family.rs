@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use ashlar_tests::command::run;
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, Site, ashlar, obstacle};
+use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, obstacle};
 use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_wire::DEFER_VARIABLE;
 use serde_json::Value;
@@ -29,7 +29,7 @@ fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
 
 /// What a script says on a mount, by each of these ways to it.
 fn told_on(size: &'static str, fronts: &[Front], script: &str) -> Outcome<Vec<String>> {
-    let site = Site::mounted(Medium::Memory, size)?;
+    let site = TestArena::mounted(Medium::Memory, size)?;
     let mut told = Vec::new();
     for front in fronts {
         let done = run(front.command("python3").args(["-c", script]).current_dir(site.point(0)))?;
@@ -45,7 +45,7 @@ fn told_on(size: &'static str, fronts: &[Front], script: &str) -> Outcome<Vec<St
 fn same() -> Outcome<Verdict> {
     const SEEDS: u32 = 3;
     const STEPS: u32 = 250;
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let script = site.outside().join("family.py");
     fs::write(&script, include_str!("../../../jobs/family.py")).map_err(tried("writing a script"))?;
     let memory = tempfile::Builder::new().prefix("ashlar-family-").tempdir_in("/dev/shm");
@@ -74,7 +74,7 @@ fn same() -> Outcome<Verdict> {
 }
 
 /// What becomes of a call of a script's, of which all processes have sessions after so many calls: how often it was accelerated and delegated.
-fn counted(site: &Site, script: &str, calls: u32, call: &str) -> Outcome<[u64; 2]> {
+fn counted(site: &TestArena, script: &str, calls: u32, call: &str) -> Outcome<[u64; 2]> {
     let report = site.outside().join("report.json");
     let file = report.display().to_string();
     let mut command = ashlar(&["run", "--report-json", "--report-to", &file, "--", "python3", "-c", script]);
@@ -112,7 +112,7 @@ for turn in range(3):
     assert os.waitpid(child, 0)[1] == 0
 assert os.lseek(file, 0, os.SEEK_CUR) == os.fstat(file).st_size == 3000
 ";
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     for call in ["write", "pwrite64"] {
         let found = counted(&site, SCRIPT, 0, call)?;
         ensure!(found == [300, 0], "300 accelerated, and no delegated {call} expected: {found:?}");
@@ -146,7 +146,7 @@ assert os.lseek(file, 0, os.SEEK_CUR) == 9000
 lines = open('file').read().split('\\n')
 assert [lines.count(what) for what in ['00000', '00001', '00002', '']] == [500, 500, 500, 1]
 ";
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let [accelerated, delegated] = counted(&site, SCRIPT, 64, "write")?;
     // The first 64 calls of each of the three, and of their parent.
     ensure!(
@@ -310,7 +310,7 @@ if child == 0:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 ";
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     for (name, text) in [("ask.py", ASK), ("script.py", SCRIPT)] {
         fs::write(site.point(0).join(name), text).map_err(tried("writing a script"))?;
     }
@@ -367,7 +367,7 @@ int main(void) {
 
 /// What a program does past the library with a file that it shares with others fails, and writes nowhere.
 fn past() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let (source, program) = (site.outside().join("past.c"), site.outside().join("past"));
     fs::write(&source, PAST).map_err(tried("writing a program"))?;
     match Command::new("gcc").args(["-O1", "-o"]).arg(&program).arg(&source).output() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ashlar_tests::command::{eventually, run, wait};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, Site, obstacle};
+use ashlar_tests::mount::{Front, Medium, TestArena, obstacle};
 use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const TAIL_AT: u64 = 192;
 
 /// The sessions of a kind, by number and whether they are fenced.
-fn sessions(site: &Site, kind: &str) -> Outcome<Vec<(u64, bool)>> {
+fn sessions(site: &TestArena, kind: &str) -> Outcome<Vec<(u64, bool)>> {
     let status = site.status()?;
     let sessions = status["daemon"]["sessions"].as_array().cloned().unwrap_or_default();
     let of_kind = sessions.iter().filter(|session| session["kind"] == kind);
@@ -36,7 +36,7 @@ fn fenced(front: Front) -> Outcome<Verdict> {
         return Ok(Verdict::Skipped(why));
     }
     for medium in [Medium::Memory, Medium::Disk] {
-        let site = Site::mounted(medium, "64M")?;
+        let site = TestArena::mounted(medium, "64M")?;
         let mut command = front.command("python3");
         command.args(["-c", include_str!("../../../jobs/fenced.py")]).arg(site.point(0));
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
@@ -114,7 +114,7 @@ if child == 0:
     sys.stdout.flush(); os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 print(os.listdir('mine'))";
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let mut answers = Vec::new();
     for (place, front) in
         [(site.outside().join("reference"), Front::Mount), (site.point(0).join("run"), Front::RunAtOnce)]

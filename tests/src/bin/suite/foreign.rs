@@ -7,7 +7,7 @@ use std::process::Command;
 
 use ashlar_tests::command::run;
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, Site, obstacle};
+use ashlar_tests::mount::{Front, Medium, TestArena, obstacle};
 use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_types::Errno;
 
@@ -44,7 +44,7 @@ fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
 }
 
 /// Compiles a program or a library with a compiler and options; `None` where it can't.
-fn compiled(site: &Site, compiler: &str, name: &str, text: &str, options: &[&str]) -> Outcome<Option<PathBuf>> {
+fn compiled(site: &TestArena, compiler: &str, name: &str, text: &str, options: &[&str]) -> Outcome<Option<PathBuf>> {
     let program = site.outside().join(name);
     let source = program.with_extension("c");
     fs::write(&source, text).map_err(tried("writing a program"))?;
@@ -52,14 +52,14 @@ fn compiled(site: &Site, compiler: &str, name: &str, text: &str, options: &[&str
     Ok(made.is_ok_and(|made| made.status.success()).then_some(program))
 }
 
-fn end(site: Site) -> Outcome<Verdict> {
+fn end(site: TestArena) -> Outcome<Verdict> {
     site.check()?;
     site.umount(0)?;
     passed()
 }
 
 fn libraries() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let file = site.point(0).join("file");
     // With a build id a plan is kept, and without one it's made each time; without tables only calls of a plain number
     // are found.
@@ -83,7 +83,7 @@ fn libraries() -> Outcome<Verdict> {
 }
 
 fn generated() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let user = compiled(&site, "gcc", "user", USER, &["-ldl"])?;
     let Some(user) = user else { return Ok(Verdict::Skipped("there is no gcc".into())) };
     let file = site.point(0).join("file");
@@ -96,7 +96,7 @@ fn generated() -> Outcome<Verdict> {
 }
 
 fn programs() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let mut absent = Vec::new();
     for (name, compiler, options) in [("musl", "musl-gcc", &[][..]), ("32-bit", "gcc", &["-m32"])] {
         let Some(program) = compiled(&site, compiler, name, SPEAKER, options)? else {
@@ -125,7 +125,7 @@ fn silent(what: &str, command: &mut Command, directory: &Path) -> Outcome<()> {
 }
 
 fn chroot() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let script = r#"set -e
         mkdir -p root/bin; cp /bin/sh root/bin/sh; cp -L /bin/true root/bin
         for library in $(ldd /bin/sh /bin/true | grep -o '/[^ :]*' | sort -u); do

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ashlar_tests::harness::{Test, Verdict};
-use ashlar_tests::mount::{Medium, Site, obstacle};
+use ashlar_tests::mount::{Medium, TestArena, obstacle};
 use ashlar_tests::random::Random;
 use ashlar_tests::{Outcome, ensure, number, tried};
 use rustix::fs::{FlockOperation, flock};
@@ -23,11 +23,11 @@ pub const TESTS: &[Test] = &[
     Test { name: "two_mounts/a_free_name_is_never_said_to_be_taken", run: || with(free_names) },
 ];
 
-fn with(test: fn(&Site) -> Outcome<String>) -> Outcome<Verdict> {
+fn with(test: fn(&TestArena) -> Outcome<String>) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
-    let site = Site::mounted(Medium::Memory, "256M")?;
+    let site = TestArena::mounted(Medium::Memory, "256M")?;
     site.mount(1)?;
     let words = test(&site)?;
     site.check()?;
@@ -57,7 +57,7 @@ fn threads(count: usize, work: impl Fn(usize) -> Outcome<u64> + Sync) -> Outcome
 }
 
 /// One thread changes something and says so, another looks through the other mount at once: content, size, names, modes.
-fn fresh(site: &Site) -> Outcome<String> {
+fn fresh(site: &TestArena) -> Outcome<String> {
     let turn = AtomicU64::new(0);
     let done = AtomicBool::new(false);
     let deadline = Instant::now() + time();
@@ -139,7 +139,7 @@ fn look(root: &Path, number: u64) -> Outcome {
 }
 
 /// Read, add one, write, under flock: on one file by all threads of both mounts.
-fn counters(site: &Site) -> Outcome<String> {
+fn counters(site: &TestArena) -> Outcome<String> {
     let counter = |mount: usize| site.point(mount).join("counter");
     fs::write(counter(0), "0").map_err(tried("writing"))?;
     let deadline = Instant::now() + time();
@@ -167,7 +167,7 @@ fn counters(site: &Site) -> Outcome<String> {
 }
 
 /// Lines appended by all threads of both mounts to one file: each is there once, whole, in its writer's order.
-fn appends(site: &Site) -> Outcome<String> {
+fn appends(site: &TestArena) -> Outcome<String> {
     let path = |mount: usize| site.point(mount).join("lines");
     File::create(path(0)).map_err(tried("creating"))?;
     let deadline = Instant::now() + time();
@@ -208,7 +208,7 @@ fn appends(site: &Site) -> Outcome<String> {
 }
 
 /// All threads try to make the same names; each name has exactly one maker.
-fn winners(site: &Site) -> Outcome<String> {
+fn winners(site: &TestArena) -> Outcome<String> {
     let next = AtomicU64::new(0);
     let wins: Vec<_> = (0..4).map(|_| AtomicU64::new(0)).collect();
     let deadline = Instant::now() + time();
@@ -240,7 +240,7 @@ fn winners(site: &Site) -> Outcome<String> {
 }
 
 /// Files wander between directories under all threads' hands; none is lost, none is doubled.
-fn names(site: &Site) -> Outcome<String> {
+fn names(site: &TestArena) -> Outcome<String> {
     const FILES: u64 = 12;
     let place = |mount: usize, directory: u64, file: u64| site.point(mount).join(format!("d{directory}/f{file}"));
     for directory in 0..3 {
@@ -277,7 +277,7 @@ fn names(site: &Site) -> Outcome<String> {
 
 /// Each thread makes, moves and links names of its own in one directory, and removes them: whatever the others do there at the
 /// same time, its names are free.
-fn free_names(site: &Site) -> Outcome<String> {
+fn free_names(site: &TestArena) -> Outcome<String> {
     let deadline = Instant::now() + time();
     let made = threads(4, |thread| {
         let root = site.point(thread % 2);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ashlar_tests::command::{eventually, was_killed};
 use ashlar_tests::harness::{Test, Verdict};
 use ashlar_tests::ledger::checker::{Bound, check};
-use ashlar_tests::mount::{Front, Medium, Site, obstacle};
+use ashlar_tests::mount::{Front, Medium, TestArena, obstacle};
 use ashlar_tests::random::Random;
 use ashlar_tests::tree::Tree;
 use ashlar_tests::{Outcome, ensure, number, tried};
@@ -88,7 +88,7 @@ fn with(kill: Kill, front: Front, variable: &str, default: u64) -> Outcome<Verdi
     let mut sum = Sum::default();
     // Half on each medium: they differ in what a digest has to wait for.
     for (medium, rounds) in [(Medium::Memory, rounds.div_ceil(2)), (Medium::Disk, rounds / 2)] {
-        let site = Site::mounted(medium, "256M")?;
+        let site = TestArena::mounted(medium, "256M")?;
         run(kill, front, &site, rounds, &mut sum)
             .map_err(|error| format!("{medium:?}: {error}\nthe daemon's log:\n{}", site.complaints()))?;
     }
@@ -99,7 +99,7 @@ fn with(kill: Kill, front: Front, variable: &str, default: u64) -> Outcome<Verdi
     )))
 }
 
-fn run(kill: Kill, front: Front, site: &Site, rounds: u64, sum: &mut Sum) -> Outcome {
+fn run(kill: Kill, front: Front, site: &TestArena, rounds: u64, sum: &mut Sum) -> Outcome {
     site.mount(1)?;
     let mut random = Random::new(number("ASHLAR_SEED", 1));
     let mut trees = vec![Tree::new(); WRITERS];
@@ -135,17 +135,17 @@ fn run(kill: Kill, front: Front, site: &Site, rounds: u64, sum: &mut Sum) -> Out
     Ok(())
 }
 
-fn directory(site: &Site, mount: usize, index: usize) -> PathBuf {
+fn directory(site: &TestArena, mount: usize, index: usize) -> PathBuf {
     site.point(mount).join(format!("w{index}"))
 }
 
-fn start(front: Front, site: &Site, index: usize, round: u64, seed: u64) -> Outcome<Writer> {
+fn start(front: Front, site: &TestArena, index: usize, round: u64, seed: u64) -> Outcome<Writer> {
     let journal = site.outside().join(format!("journal-{index}-{round}"));
     Writer::start(front, &directory(site, index % 2, index), &journal, seed.wrapping_add(index as u64))
 }
 
 /// Kills, brings back what is needed to look, and leaves no writer running.
-fn strike(kill: Kill, site: &Site, writers: &mut [Writer], random: &mut Random) -> Outcome {
+fn strike(kill: Kill, site: &TestArena, writers: &mut [Writer], random: &mut Random) -> Outcome {
     match kill {
         Kill::Application => {
             end(writers)?;

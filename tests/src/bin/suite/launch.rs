@@ -6,7 +6,7 @@ use std::process::Command;
 
 use ashlar_tests::command::{Done, run};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, Site, obstacle, program};
+use ashlar_tests::mount::{Medium, TestArena, obstacle, program};
 use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_wire::DEFER_VARIABLE;
 
@@ -95,7 +95,7 @@ struct Place {
 }
 
 impl Place {
-    fn new(site: &Site) -> Outcome<Self> {
+    fn new(site: &TestArena) -> Outcome<Self> {
         let within = |name: &str| site.outside().join(name);
         let (source, strange, records) = (within("strange.c"), within("strange"), within("records"));
         fs::write(&source, STRANGE).map_err(tried("writing a program"))?;
@@ -131,7 +131,7 @@ impl Place {
 }
 
 fn alike() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     site.mount(1)?;
     let place = Place::new(&site)?;
     // Where there is no ashlar-main, the small command can leave nothing to it.

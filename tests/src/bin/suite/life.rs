@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ashlar_tests::command::{eventually, finish, is_alive, kill, run, shell, signal, wait};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, Site, ashlar, obstacle, parent};
+use ashlar_tests::mount::{Medium, TestArena, ashlar, obstacle, parent};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::process::Signal;
@@ -65,7 +65,7 @@ fn huge_pages() -> Outcome<Verdict> {
     if said.is_empty() || said.contains("[never]") {
         return Ok(Verdict::Skipped("this machine gives programs no huge pages".into()));
     }
-    let site = Site::mounted(Medium::Memory, "256M")?;
+    let site = TestArena::mounted(Medium::Memory, "256M")?;
     let path = site.point(0).join("file");
     let content: Vec<u8> = (0..16 << 20).map(|at: u32| (at / 5) as u8).collect();
     fs::write(&path, &content).map_err(tried("writing a file"))?;
@@ -87,7 +87,7 @@ fn huge_pages() -> Outcome<Verdict> {
 }
 
 fn nothing_left() -> Outcome<Verdict> {
-    let site = Site::new(Medium::Disk, "64M")?;
+    let site = TestArena::new(Medium::Disk, "64M")?;
     let said = site.mount(0)?.output;
     for word in ["mounted", "arena", "64.0 MiB", "made now", "disk", "power loss", "daemon.log", "ashlar umount"] {
         ensure!(said.contains(word), "mount does not say '{word}':\n{said}");
@@ -112,7 +112,7 @@ fn nothing_left() -> Outcome<Verdict> {
 
 fn files_outlive() -> Outcome<Verdict> {
     for medium in [Medium::Disk, Medium::Memory] {
-        let site = Site::mounted(medium, "64M")?;
+        let site = TestArena::mounted(medium, "64M")?;
         let kind = if medium == Medium::Disk { "disk" } else { "memory" };
         ensure!(site.status()?["medium"] == kind, "{medium:?} was found to be {}", site.status()?["medium"]);
         let root = fs::metadata(site.point(0)).map_err(tried("looking at the root directory"))?;
@@ -126,7 +126,7 @@ fn files_outlive() -> Outcome<Verdict> {
         ensure!(read(&site.point(0).join("d/f"))? == "content", "the content changed");
         site.umount(0)?;
     }
-    let site = Site::new(Medium::Memory, "64M")?;
+    let site = TestArena::new(Medium::Memory, "64M")?;
     fs::create_dir(site.point(0)).map_err(tried("mkdir"))?;
     let point = site.point(0).display().to_string();
     site.ashlar(&["mount", "--size", "64M", "--emulate-pmem", &point])?.success()?;
@@ -137,7 +137,7 @@ fn files_outlive() -> Outcome<Verdict> {
 }
 
 fn hides() -> Outcome<Verdict> {
-    let site = Site::new(Medium::Memory, "64M")?;
+    let site = TestArena::new(Medium::Memory, "64M")?;
     let said = site.mount(0)?.output;
     ensure!(!said.contains("not empty"), "mount says of an empty directory:\n{said}");
     site.umount(0)?;
@@ -151,7 +151,7 @@ fn hides() -> Outcome<Verdict> {
 }
 
 fn two_mounts() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let said = site.mount(1)?.output;
     ensure!(said.contains("was running") && !said.contains("made now"), "the second mount says: {said}");
     let (one, two) = (site.point(0).join("f"), site.point(1).join("f"));
@@ -172,7 +172,7 @@ fn two_mounts() -> Outcome<Verdict> {
 }
 
 fn status() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     write(&site.point(0).join("f"), &"x".repeat(1 << 20))?;
     let text = site.ashlar(&["status"])?.success()?.output;
     let point = site.point(0).display().to_string();
@@ -196,7 +196,7 @@ fn status() -> Outcome<Verdict> {
 }
 
 fn fsck() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     shell(
         &site.point(0),
         "mkdir -p a/b; for n in $(seq 50); do head -c $((n * 999)) /dev/urandom > a/b/$n; done; ln a/b/1 a/l",
@@ -216,7 +216,7 @@ fn fsck() -> Outcome<Verdict> {
 
 /// One byte of a block is turned over in the segment: the check says so, a read fails, and nothing is made up.
 fn damage() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let marked = "the marked block of this very file ".repeat(4096);
     write(&site.point(0).join("victim"), &marked)?;
     write(&site.point(0).join("other"), "sound")?;
@@ -251,7 +251,7 @@ fn damage() -> Outcome<Verdict> {
 /// One byte of a record that is not digested yet is turned over in the session's log: under a mount that lives, and in what a
 /// dead one has left. Nobody is ever shown it, and what was digested before is whole.
 fn flipped() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     for is_dead in [false, true] {
         let (victim, other) = (site.point(0).join("victim"), site.point(0).join("other"));
         write(&other, "sound")?;
@@ -299,7 +299,7 @@ fn flipped() -> Outcome<Verdict> {
 }
 
 /// Turns a byte over wherever `needle` stands in a log; tells how often it did.
-fn flip(site: &Site, needle: &[u8]) -> Outcome<usize> {
+fn flip(site: &TestArena, needle: &[u8]) -> Outcome<usize> {
     let mut flipped = 0;
     for file in fs::read_dir(site.arena().join("sessions")).map_err(tried("listing logs"))?.flatten() {
         let path = file.path();
@@ -317,7 +317,7 @@ fn flip(site: &Site, needle: &[u8]) -> Outcome<usize> {
 }
 
 fn resize() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let point = site.point(0);
     let content = "y".repeat(1 << 20);
     for number in 0..40 {
@@ -349,7 +349,7 @@ fn resize() -> Outcome<Verdict> {
 /// later.
 fn regrow() -> Outcome<Verdict> {
     const MIB: usize = 1 << 20;
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let name = |number: u32| site.point(0).join(format!("{number}"));
     let kept = 60..70;
     for letter in *b"ONP" {
@@ -388,7 +388,7 @@ fn regrow() -> Outcome<Verdict> {
 }
 
 fn full() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "32M")?;
+    let site = TestArena::mounted(Medium::Memory, "32M")?;
     let point = site.point(0);
     let daemon = site.daemon()?;
     for round in 0..3 {
@@ -420,7 +420,7 @@ fn full() -> Outcome<Verdict> {
 /// What a deletion has freed, several can have at once: the first of them to ask leaves the others no refusal.
 fn full_and_emptied() -> Outcome<Verdict> {
     const WRITERS: usize = 8;
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let point = site.point(0);
     let file = |writer: usize, number: usize| point.join(format!("of{writer}/f{number}"));
     fs::write(point.join("room"), vec![b'r'; 2 << 20]).map_err(tried("writing"))?;
@@ -459,7 +459,7 @@ fn full_and_shared() -> Outcome<Verdict> {
         rm big
         dd if=/dev/zero of=../mount1/new bs=64K count=100 status=none
         rm ../mount1/new";
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     site.mount(1)?;
     for _ in 0..5 {
         shell(&site.point(0), SCRIPT)?.success()?;
@@ -473,7 +473,7 @@ fn full_and_shared() -> Outcome<Verdict> {
 /// Blocks of which a mount has replaced a part can be had by others, though that mount is stopped and might read the rest.
 fn full_and_stopped() -> Outcome<Verdict> {
     const BLOCKS: u64 = 1000;
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let stopped = site.mount_processes()?;
     site.mount(1)?;
     let (ours, theirs) = (site.point(0).join("ours"), site.point(1).join("theirs"));
@@ -506,7 +506,7 @@ fn full_and_stopped() -> Outcome<Verdict> {
 fn full_and_written_over() -> Outcome<Verdict> {
     const RESERVED: u64 = 4 << 20;
     for medium in [Medium::Memory, Medium::Disk] {
-        let site = Site::mounted(medium, "48M")?;
+        let site = TestArena::mounted(medium, "48M")?;
         let point = site.point(0);
         let open = |name: &str| {
             let file =
@@ -580,7 +580,7 @@ with mmap.mmap(file, 0) as mapping:
         except OSError:
             errors += 1
 print('told' if errors else 'nobody was told')";
-    let site = Site::mounted(Medium::Memory, "48M")?;
+    let site = TestArena::mounted(Medium::Memory, "48M")?;
     let done = ashlar_tests::command::run(Command::new("python3").args(["-c", SCRIPT]).current_dir(site.point(0)))?;
     ensure!(done.output.trim() == "told", "it says: {}", done.describe());
     site.umount(0)?;
@@ -589,7 +589,7 @@ print('told' if errors else 'nobody was told')";
 }
 
 fn read_only() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     write(&site.point(0).join("f"), "kept")?;
     site.umount(0)?;
     let point = site.point(0).display().to_string();
@@ -602,7 +602,7 @@ fn read_only() -> Outcome<Verdict> {
 }
 
 fn foreground() -> Outcome<Verdict> {
-    let site = Site::new(Medium::Memory, "64M")?;
+    let site = TestArena::new(Medium::Memory, "64M")?;
     fs::create_dir(site.point(0)).map_err(tried("mkdir"))?;
     let mut daemon = 0;
     for stop in [Signal::INT, Signal::TERM] {
@@ -624,7 +624,7 @@ fn foreground() -> Outcome<Verdict> {
 }
 
 /// Starts a daemon that no mount has asked for: its supervisor, and the number of SharedFS.
-fn start_daemon(site: &Site, options: &[&str]) -> Outcome<(Child, u32)> {
+fn start_daemon(site: &TestArena, options: &[&str]) -> Outcome<(Child, u32)> {
     let mut command = ashlar(&["daemon", "--size", "64M", "--arena"]);
     command.arg(site.arena()).args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let child = command.spawn().map_err(tried("starting"))?;
@@ -633,7 +633,7 @@ fn start_daemon(site: &Site, options: &[&str]) -> Outcome<(Child, u32)> {
 }
 
 fn own_daemon() -> Outcome<Verdict> {
-    let site = Site::new(Medium::Memory, "64M")?;
+    let site = TestArena::new(Medium::Memory, "64M")?;
     let (mut child, daemon) = start_daemon(&site, &[])?;
     site.mount(0)?;
     write(&site.point(0).join("f"), "x")?;
@@ -648,7 +648,7 @@ fn own_daemon() -> Outcome<Verdict> {
 
 /// A mount asks for the daemon before it opens its session: a daemon that has answered must not be gone by then.
 fn lingering() -> Outcome<Verdict> {
-    let site = Site::new(Medium::Memory, "64M")?;
+    let site = TestArena::new(Medium::Memory, "64M")?;
     let (mut child, daemon) = start_daemon(&site, &["--linger-seconds", "2"])?;
     let start = std::time::Instant::now();
     while start.elapsed() < std::time::Duration::from_secs(4) {
@@ -662,7 +662,7 @@ fn lingering() -> Outcome<Verdict> {
 
 /// Somebody removes the arena, and the mount later: the sessions' files can't be removed any more.
 fn removed() -> Outcome<Verdict> {
-    let site = Site::new(Medium::Memory, "64M")?;
+    let site = TestArena::new(Medium::Memory, "64M")?;
     let (mut child, daemon) = start_daemon(&site, &["--linger-seconds", "2"])?;
     site.mount(0)?;
     write(&site.point(0).join("f"), "x")?;
@@ -675,7 +675,7 @@ fn removed() -> Outcome<Verdict> {
 }
 
 fn died() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     write(&site.point(0).join("f"), "acknowledged")?;
     site.kill_mounts()?;
     let error = fs::read(site.point(0).join("f")).map_err(|error| error.raw_os_error());
@@ -701,7 +701,7 @@ fn died() -> Outcome<Verdict> {
 /// SharedFS is killed, and its supervisor is about to start it again when `umount` looks for one: both may, and only one can.
 fn killed_before_umount() -> Outcome<Verdict> {
     const ROUNDS: u64 = 16;
-    let site = Site::mounted(Medium::Memory, "512M")?;
+    let site = TestArena::mounted(Medium::Memory, "512M")?;
     for round in 0..ROUNDS {
         let content = format!("acknowledged {round}");
         write(&site.point(0).join("f"), &content)?;
@@ -727,7 +727,7 @@ fn killed_before_umount() -> Outcome<Verdict> {
 }
 
 fn lazy() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let mut file = fs::File::create(site.point(0).join("f")).map_err(tried("creating"))?;
     site.ashlar(&["status"])?.success()?;
     let processes = site.mount_processes()?;
@@ -744,7 +744,7 @@ fn lazy() -> Outcome<Verdict> {
 /// Private memory of the daemon and the mount process together, at rest, after work.
 fn memory() -> Outcome<Verdict> {
     const LIMIT_KIB: u64 = 64 << 10;
-    let site = Site::mounted(Medium::Memory, "512M")?;
+    let site = TestArena::mounted(Medium::Memory, "512M")?;
     shell(
         &site.point(0),
         "for n in $(seq 2000); do echo $n > f$n; done; dd if=/dev/zero of=big bs=1M count=64 status=none; rm -f f*",
@@ -769,7 +769,7 @@ fn memory() -> Outcome<Verdict> {
 
 /// A program on one mount is stopped in the middle of its work; programs on another mount go on with the same files.
 fn stopped() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "128M")?;
+    let site = TestArena::mounted(Medium::Memory, "128M")?;
     site.mount(1)?;
     let script = "while :; do for n in 1 2 3 4 5 6 7 8; do echo $n > shared$n; done; done";
     let mut child =

@@ -14,7 +14,7 @@ use ashlar_tests::harness::{Test, Verdict};
 use ashlar_tests::linear::checker::{History, check};
 use ashlar_tests::linear::model::{Model, Picture, Seen, is_stale, text_of};
 use ashlar_tests::linear::operation::{DIRECTORIES, Event, NAMES};
-use ashlar_tests::mount::{Medium, Site, obstacle};
+use ashlar_tests::mount::{Medium, TestArena, obstacle};
 use ashlar_tests::random::Random;
 use ashlar_tests::{Outcome, ensure, number, tried};
 use rustix::process::Signal;
@@ -41,7 +41,7 @@ fn linearizable(kills: bool) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
-    let site = Site::mounted(Medium::Memory, "256M")?;
+    let site = TestArena::mounted(Medium::Memory, "256M")?;
     site.mount(1)?;
     let seed = number("ASHLAR_SEED", 1);
     let deadline = Instant::now() + Duration::from_secs(number("ASHLAR_HAMMER_SECONDS", 10));
@@ -89,14 +89,14 @@ fn linearizable(kills: bool) -> Outcome<Verdict> {
 }
 
 /// What the daemon and the mounts have complained of.
-fn complaints(site: &Site) -> String {
+fn complaints(site: &TestArena) -> String {
     let logs = ["daemon.log", "mount.log"].map(|name| fs::read_to_string(site.arena().join(name)).unwrap_or_default());
     let lines = logs.iter().flat_map(|log| log.lines()).filter(|line| line.contains("ERROR") || line.contains("WARN"));
     lines.collect::<Vec<_>>().join("\n")
 }
 
 /// The processes behind the mounts, by the mounts' numbers.
-fn mount_processes(site: &Site) -> Outcome<[u32; MOUNTS]> {
+fn mount_processes(site: &TestArena) -> Outcome<[u32; MOUNTS]> {
     let status = site.status()?;
     let sessions = status["daemon"]["sessions"].as_array().cloned().unwrap_or_default();
     let process = |mount: usize| {
@@ -117,7 +117,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn start(site: &Site, number: usize) -> Outcome<Self> {
+    fn start(site: &TestArena, number: usize) -> Outcome<Self> {
         let program = std::env::current_exe().map_err(tried("finding this program"))?.with_file_name("ashlar-worker");
         let mut command = Command::new(program);
         command.arg(site.point(number % MOUNTS)).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -178,7 +178,7 @@ fn now() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-fn round(site: &Site, workers: &mut [Worker], mounts: [u32; MOUNTS], seed: u64) -> Outcome<Done> {
+fn round(site: &TestArena, workers: &mut [Worker], mounts: [u32; MOUNTS], seed: u64) -> Outcome<Done> {
     let name = format!("round{seed}");
     let root = site.point((seed % 2) as usize).join(&name);
     let mut paths = vec![root.clone()];

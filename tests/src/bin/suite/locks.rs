@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ashlar_tests::command::{call, run, signal};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, Site, obstacle};
+use ashlar_tests::mount::{Front, Medium, TestArena, obstacle};
 use ashlar_tests::random::Random;
 use ashlar_tests::reference::Reference;
 use ashlar_tests::{Outcome, ensure, number, tried};
@@ -47,11 +47,11 @@ const QUIET: Duration = Duration::from_millis(150);
 /// For what needs nobody who stands still.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
-fn with(test: fn(&Site, &Path) -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn with(test: fn(&TestArena, &Path) -> Outcome<Verdict>) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let source = site.outside().join("locker.c");
     let program = site.outside().join("locker");
     std::fs::write(&source, include_str!("../../../jobs/locker.c")).map_err(tried("writing a program"))?;
@@ -163,7 +163,7 @@ impl Drop for Locker {
 }
 
 /// Two of them.
-fn pair(site: &Site, program: &Path, (first, second): (Front, Front)) -> Outcome<(Locker, Locker)> {
+fn pair(site: &TestArena, program: &Path, (first, second): (Front, Front)) -> Outcome<(Locker, Locker)> {
     let point = site.point(0);
     Ok((Locker::start(program, first, &point)?, Locker::start(program, second, &point)?))
 }
@@ -224,7 +224,7 @@ fn said(program: &Path, seed: u64, directory: &Path, fronts: (Front, Front)) -> 
 }
 
 /// Two programs hear the same of their locks here as on a file system of the kernel's.
-fn same(site: &Site, program: &Path) -> Outcome<Verdict> {
+fn same(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     const SEEDS: u64 = 8;
     let reference = Reference::new(64)?;
     for seed in 0..SEEDS {
@@ -245,7 +245,7 @@ fn same(site: &Site, program: &Path) -> Outcome<Verdict> {
 }
 
 /// What one has locked the other can't have, and it is told who has it; and so the other way round, again and again.
-fn exclude(site: &Site, program: &Path) -> Outcome<Verdict> {
+fn exclude(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, fronts) in WAYS.into_iter().enumerate() {
         let (mut one, mut two) = pair(site, program, fronts)?;
         let name = format!("file{number}");
@@ -276,7 +276,7 @@ fn exclude(site: &Site, program: &Path) -> Outcome<Verdict> {
 }
 
 /// Who has a file alone locks it in its own memory; after somebody else has locked it, it does so again.
-fn cheap(site: &Site, program: &Path) -> Outcome<Verdict> {
+fn cheap(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     const CALLS: u64 = 20_000;
     let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, Front::Mount))?;
     let (file, same) = (one.open("bc", "file")?, two.open("bc", "file")?);
@@ -300,7 +300,7 @@ fn cheap(site: &Site, program: &Path) -> Outcome<Verdict> {
 }
 
 /// More ranges than memory is kept for, and more files: they exclude others all the same.
-fn many(site: &Site, program: &Path) -> Outcome<Verdict> {
+fn many(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     const FILES: usize = 40;
     let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, Front::RunAtOnce))?;
     for ranges in [14, 20, 31, 32, 200] {
@@ -346,7 +346,7 @@ fn many(site: &Site, program: &Path) -> Outcome<Verdict> {
 }
 
 /// A killed process's locks are gone as soon as its parent knows that it is dead; so are those of one that ends.
-fn dead(site: &Site, program: &Path) -> Outcome<Verdict> {
+fn dead(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, fronts) in WAYS.into_iter().enumerate() {
         for is_killed in [true, false] {
             let (mut one, mut two) = pair(site, program, fronts)?;
@@ -370,7 +370,7 @@ fn dead(site: &Site, program: &Path) -> Outcome<Verdict> {
 }
 
 /// Who stands still stops nobody but those who wait for its locks.
-fn stopped(site: &Site, program: &Path) -> Outcome<Verdict> {
+fn stopped(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, fronts) in WAYS.into_iter().enumerate() {
         let (mut one, mut two) = pair(site, program, fronts)?;
         let name = format!("file{number}");
@@ -394,7 +394,7 @@ fn stopped(site: &Site, program: &Path) -> Outcome<Verdict> {
 }
 
 /// Whichever descriptor of a file a process closes, and whoever has it: its locks go.
-fn closes(site: &Site, program: &Path) -> Outcome<Verdict> {
+fn closes(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     let point = site.point(0);
     for ends in
         ["close", "dup", "other", "over", "map", "again", "beyond", "late", "spawned", "inherited", "path", "none"]
@@ -467,7 +467,7 @@ fn closes(site: &Site, program: &Path) -> Outcome<Verdict> {
 }
 
 /// A file whose locks are the kernel's, and that was locked by a descriptor that can only read, is mapped and written by another one.
-fn opened(site: &Site, program: &Path) -> Outcome<Verdict> {
+fn opened(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for front in [Front::Mount, Front::RunAtOnce] {
         let mut one = Locker::start(program, front, &site.point(0))?;
         let file = one.open("bc", "file")?;
@@ -486,7 +486,7 @@ fn opened(site: &Site, program: &Path) -> Outcome<Verdict> {
 }
 
 /// A program that takes another's place has its locks, unless one of its descriptors is closed by that; a child has none.
-fn executes(site: &Site, program: &Path) -> Outcome<Verdict> {
+fn executes(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, fronts) in WAYS.into_iter().enumerate() {
         for (closes, maps, unlocks) in
             [(false, false, false), (true, false, false), (false, true, false), (false, false, true)]
@@ -543,7 +543,7 @@ fn executes(site: &Site, program: &Path) -> Outcome<Verdict> {
 }
 
 /// Who waits gets the lock when it is free, is interrupted by signals or goes on behind them, and not let into a circle.
-fn waits(site: &Site, program: &Path) -> Outcome<Verdict> {
+fn waits(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, fronts) in WAYS.into_iter().enumerate() {
         let (mut one, mut two) = pair(site, program, fronts)?;
         let (name, next) = (format!("file{number}"), format!("next{number}"));
@@ -582,7 +582,7 @@ fn waits(site: &Site, program: &Path) -> Outcome<Verdict> {
 }
 
 /// A thread waits for a lock while another one has the file, and with it the process's locks, become the kernel's: the wait goes on there.
-fn moves(site: &Site, program: &Path) -> Outcome<Verdict> {
+fn moves(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, other) in [Front::RunAtOnce, Front::Mount].into_iter().enumerate() {
         let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, other))?;
         let name = format!("file{number}");
@@ -605,7 +605,7 @@ fn moves(site: &Site, program: &Path) -> Outcome<Verdict> {
 
 /// A thread waits for a lock while another one locks as many files as memory is kept for: it gets the lock all the same, and not in the
 /// way of itself.
-fn crowded(site: &Site, program: &Path) -> Outcome<Verdict> {
+fn crowded(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, other) in [Front::RunAtOnce, Front::Mount].into_iter().enumerate() {
         let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, other))?;
         let name = format!("file{number}");
@@ -630,16 +630,16 @@ fn crowded(site: &Site, program: &Path) -> Outcome<Verdict> {
 }
 
 /// Who gives up a wait for a lock, as SharedFS does not answer, does not have it for ever where SharedFS goes on.
-fn gives_up(site: &Site, program: &Path) -> Outcome<Verdict> {
+fn gives_up(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     given_up(site, program, false)
 }
 
 /// Nor does who then closes the file, and is not answered either, but for one more descriptor of it.
-fn gives_up_twice(site: &Site, program: &Path) -> Outcome<Verdict> {
+fn gives_up_twice(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     given_up(site, program, true)
 }
 
-fn given_up(site: &Site, program: &Path, closes_early: bool) -> Outcome<Verdict> {
+fn given_up(site: &TestArena, program: &Path, closes_early: bool) -> Outcome<Verdict> {
     let (point, errors) = (site.point(0), Stdio::null());
     let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, Front::Mount))?;
     let mut hasty = Locker::start_as(program, (Front::RunAtOnce, &[(PATIENCE_VARIABLE, "1")]), &point, errors)?;
@@ -667,7 +667,7 @@ fn given_up(site: &Site, program: &Path, closes_early: bool) -> Outcome<Verdict>
 }
 
 /// A SharedFS that was killed finds the locks again: those that it had, and those that a process has itself, and stands still.
-fn restarts(site: &Site, program: &Path) -> Outcome<Verdict> {
+fn restarts(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     /// Longer than a new SharedFS waits for those who have locks.
     const GRACE: Duration = Duration::from_secs(6);
     for (number, fronts) in WAYS.into_iter().enumerate() {
@@ -702,7 +702,7 @@ fn restarts(site: &Site, program: &Path) -> Outcome<Verdict> {
 }
 
 /// Four that count in one file under its lock lose nothing, while SharedFS is killed under them, and the next one again before all have told it of their locks.
-fn counts(site: &Site, program: &Path) -> Outcome<Verdict> {
+fn counts(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     const TURNS: u64 = 6000;
     const ROUNDS: u64 = 3;
     const KILLS: u32 = 3;
@@ -740,7 +740,7 @@ fn counts(site: &Site, program: &Path) -> Outcome<Verdict> {
 }
 
 /// SQLite's own writers, some with LibFS in their processes and some through the mount.
-fn databases(site: &Site, _: &Path) -> Outcome<Verdict> {
+fn databases(site: &TestArena, _: &Path) -> Outcome<Verdict> {
     const WRITER: &str = "import sqlite3, sys
 database = sqlite3.connect(sys.argv[1], timeout=120, isolation_level=None)
 for step in range(int(sys.argv[3])):
@@ -789,7 +789,7 @@ print(*(database.execute(words).fetchone()[0] for words in
 }
 
 /// A report counts locks that LibFS has as accelerated, and those that it leaves to the kernel as delegated.
-fn reported(site: &Site, program: &Path) -> Outcome<Verdict> {
+fn reported(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     let report: PathBuf = site.outside().join("report.json");
     let script = "printf 'open bc file\\nset 3 w s 0 1\\nset 3 w s 5 1\\nget 3 w s 0 0\\nclose 3\\n' | \"$0\"
         printf 'open bc file\\nmap 3\\nset 3 w s 0 1\\nset 3 u s 0 0\\nget 3 w s 0 0\\nset 3 w s 0 1\\nexit\\n' | \"$0\"";

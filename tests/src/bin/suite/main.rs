@@ -68,7 +68,7 @@ fn main() -> ExitCode {
         synced::TESTS,
     ];
     // What rests on the way that requests come by more than other things do.
-    let by_rings = [
+    let io_uring_groups = [
         "life/",
         "conformance/",
         "kill/",
@@ -79,5 +79,5 @@ fn main() -> ExitCode {
         "programs/a_flock",
         "run/jobs_survive_the_daemon",
     ];
-    ashlar_tests::harness::main(&groups.concat(), &by_rings)
+    ashlar_tests::harness::main(&groups.concat(), &io_uring_groups)
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ashlar_tests::command::{eventually, finish, run, wait};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, Site, obstacle};
+use ashlar_tests::mount::{Front, Medium, TestArena, obstacle};
 use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.
@@ -217,7 +217,7 @@ fn put(path: &Path, bytes: &[u8]) -> Outcome {
     fs::write(path, bytes).map_err(tried(format!("writing {}", path.display())))
 }
 
-fn end(site: &Site) -> Outcome<Verdict> {
+fn end(site: &TestArena) -> Outcome<Verdict> {
     site.check()?;
     site.umount(0)?;
     passed()
@@ -304,7 +304,7 @@ os.sync()
 assert seen(last, length) == data
 print('done')
 ";
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
     for (name, seed) in [("large", 1), ("shared", 1), ("second", 2), ("third", 2)] {
         put(&root.join(name), &pattern(MIB + 300, seed))?;
@@ -319,7 +319,7 @@ print('done')
 /// A shared mapping of a program that does nothing shows each write, of itself, through the mount, and of other programs, when it returns.
 fn follows() -> Outcome<Verdict> {
     for medium in [Medium::Memory, Medium::Disk] {
-        let site = Site::mounted(medium, "64M")?;
+        let site = TestArena::mounted(medium, "64M")?;
         let root = site.point(0);
         put(&root.join("file"), &pattern(MIB, 1))?;
         // On a disk it's waited for that what was written is committed.
@@ -390,7 +390,7 @@ fn check_stored(storer: &mut Holder, reader: &mut Holder) -> Outcome {
 /// What a program stores in a shared mapping, others see at once, in whatever way they read: such as have read the file before, and such as begin then.
 fn stored() -> Outcome<Verdict> {
     for front in [Front::Mount, Front::RunAtOnce] {
-        let site = Site::mounted(Medium::Memory, "64M")?;
+        let site = TestArena::mounted(Medium::Memory, "64M")?;
         let root = site.point(0);
         put(&root.join("file"), &pattern(MIB, 1))?;
         let mut before = start(Front::RunAtOnce, &root, READER)?;
@@ -415,7 +415,7 @@ fn stored() -> Outcome<Verdict> {
 
 /// What a program under `ashlar run` writes to a file that another one has mapped shows there when the call returns, also where that one may only read.
 fn shown() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
     put(&root.join("file"), &pattern(MIB, 1))?;
     let mut writer = start(Front::RunAtOnce, &root, READER)?;
@@ -434,7 +434,7 @@ fn shown() -> Outcome<Verdict> {
 
 /// A file that was mapped while the mount was alone, and whose pages the mapping has changed then.
 fn stored_alone() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
     put(&root.join("file"), &pattern(MIB, 1))?;
     let mut storer = start(Front::Mount, &root, STORER)?;
@@ -454,7 +454,7 @@ fn stored_alone() -> Outcome<Verdict> {
 
 /// Once nobody has it mapped any more, programs that open the file serve it themselves: what they write then reaches the mount by their logs alone.
 fn ours_again() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
     put(&root.join("file"), &pattern(MIB, 1))?;
     let mut keeper = start(Front::RunAtOnce, &root, READER)?;
@@ -495,7 +495,7 @@ for line in sys.stdin:
     ctypes.memset(address + offset, value, 1)
     print('written', flush=True)
 ";
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
     put(&root.join("file"), &pattern(MIB, 1))?;
     for front in [Front::Mount, Front::RunAtOnce] {
@@ -544,7 +544,7 @@ fn fill(root: &Path) -> Outcome {
 
 /// What a program has mapped stays, though the file is written over and removed, and others fill the arena; and is free when the program is killed.
 fn kept() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
     put(&root.join("kept"), &pattern(8 * MIB, 1))?;
     let mut holder = Holder::new(&root, &["private:kept", "private:kept"])?;
@@ -565,7 +565,7 @@ fn kept() -> Outcome<Verdict> {
 
 /// A segment with blocks that a program has mapped is not taken away.
 fn resized() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "128M")?;
+    let site = TestArena::mounted(Medium::Memory, "128M")?;
     let root = site.point(0);
     site.ashlar(&["arena", "resize", "256M"])?.success()?;
     put(&root.join("first"), &vec![1; 150 * MIB])?;
@@ -587,7 +587,7 @@ fn resized() -> Outcome<Verdict> {
 
 /// SharedFS is killed while programs that do nothing have files mapped.
 fn killed() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
     put(&root.join("private"), &pattern(4 * MIB, 1))?;
     put(&root.join("shared"), &pattern(4 * MIB, 1))?;
@@ -656,7 +656,7 @@ assert not failures, failures
 assert mapped[0] > 0
 print('done')
 ";
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
     put(&root.join("file"), &[b'A'; 2 * MIB])?;
     let mut command = Front::RunAtOnce.command("python3");
@@ -702,7 +702,7 @@ again = map(os.open('file', os.O_RDONLY), length, PRIVATE)
 assert seen(again, length) == data
 print('done', flush=True)
 ";
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
     put(&root.join("file"), &pattern(MIB, 1))?;
     let script = format!("{BEGIN}\nparent = os.getpid(){script}");
@@ -755,7 +755,7 @@ for thread in threads: thread.join()
 assert not failures, failures
 print('done')
 ";
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
     put(&root.join("file"), &pattern(MIB, 1))?;
     put(&root.join("written"), &pattern(MIB, 1))?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ashlar_tests::command::{eventually, kill};
 use ashlar_tests::harness::{Test, Verdict};
-use ashlar_tests::mount::{Front, Medium, Site, obstacle};
+use ashlar_tests::mount::{Front, Medium, TestArena, obstacle};
 use ashlar_tests::{Outcome, ensure, number, tried};
 
 /// The tests of this group.
@@ -21,12 +21,12 @@ const SOON: Duration = Duration::from_secs(20);
 /// So that all are at work, and a lease has moved some hundred times.
 const WORK: Duration = Duration::from_millis(300);
 
-fn with(variable: &str, default: u64, test: fn(&Site, u64) -> Outcome) -> Outcome<Verdict> {
+fn with(variable: &str, default: u64, test: fn(&TestArena, u64) -> Outcome) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
     let kills = number(variable, default);
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     fs::write(site.point(0).join("file"), vec![0; 64 << 10]).map_err(tried("writing a file"))?;
     test(&site, kills)?;
     site.umount(0)?;
@@ -40,8 +40,9 @@ struct Workers(Vec<Child>);
 
 impl Workers {
     /// Starts some that read through the mount beside one that writes: through it, too, or under `ashlar run`, where it takes the lease from the mount.
-    fn start(site: &Site, readers: usize, writer: Front) -> Outcome<Self> {
-        let program = std::env::current_exe().map_err(tried("finding this program"))?.with_file_name("ashlar-again");
+    fn start(site: &TestArena, readers: usize, writer: Front) -> Outcome<Self> {
+        let program =
+            std::env::current_exe().map_err(tried("finding this program"))?.with_file_name("ashlar-repeat-io");
         let start = |(front, what): (Front, &str)| {
             let mut command = front.command(&program);
             command.arg(what).arg(site.point(0).join("file")).stdout(Stdio::null()).stderr(Stdio::null());
@@ -80,7 +81,7 @@ impl Drop for Workers {
 }
 
 /// One in three or so of these kills left SharedFS's process there until the programs gave up, and no other one started.
-fn daemon(site: &Site, kills: u64) -> Outcome {
+fn daemon(site: &TestArena, kills: u64) -> Outcome {
     let mut workers = Workers::start(site, 2, Front::RunAtOnce)?;
     for _ in 0..kills {
         std::thread::sleep(WORK);
@@ -92,7 +93,7 @@ fn daemon(site: &Site, kills: u64) -> Outcome {
 
 /// One in twenty or so of these kills left all who used the mount waiting for ever, and nobody knew that it was dead. Every third time SharedFS is killed as well, and the next one finds a mount
 /// that is dead, or dies before it has come back.
-fn mounts(site: &Site, kills: u64) -> Outcome {
+fn mounts(site: &TestArena, kills: u64) -> Outcome {
     (0..kills).try_for_each(|turn| {
         let mut workers = Workers::start(site, 7, Front::Mount)?;
         std::thread::sleep(WORK);
@@ -107,7 +108,7 @@ fn mounts(site: &Site, kills: u64) -> Outcome {
 }
 
 /// Nobody is left to end the mount's connection then but who mounts anew.
-fn everything(site: &Site, kills: u64) -> Outcome {
+fn everything(site: &TestArena, kills: u64) -> Outcome {
     (0..kills).try_for_each(|_| {
         let mut workers = Workers::start(site, 2, Front::RunAtOnce)?;
         std::thread::sleep(WORK);

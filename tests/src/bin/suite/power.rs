@@ -15,7 +15,7 @@ use std::time::Duration;
 use ashlar_tests::command::{eventually, wait_for};
 use ashlar_tests::harness::{Test, Verdict, passed};
 use ashlar_tests::ledger::checker::{Bound, check};
-use ashlar_tests::mount::{Front, Site, obstacle};
+use ashlar_tests::mount::{Front, TestArena, obstacle};
 use ashlar_tests::random::Random;
 use ashlar_tests::reference::Reference;
 use ashlar_tests::tree::Tree;
@@ -57,11 +57,11 @@ fn cuts() -> Outcome<Verdict> {
         return Ok(Verdict::Skipped(why));
     }
     let mut disk = Reference::new(512)?;
-    if let Some(why) = disk.uncuttable() {
+    if let Some(why) = disk.power_cut_obstacle() {
         return Ok(Verdict::Skipped(why));
     }
     let rounds = number("ASHLAR_POWER_CUTS", 4);
-    let site = Site::within(&disk.path(), "128M")?;
+    let site = TestArena::within(&disk.path(), "128M")?;
     let mut random = Random::new(number("ASHLAR_SEED", 1));
     let mut trees = vec![Tree::new(); WRITERS];
     let (mut acknowledged, mut survived, mut seen) = (0, 0, 0);
@@ -78,7 +78,7 @@ fn cuts() -> Outcome<Verdict> {
         let seed = random.draw();
         let told = |error: String| format!("round {round}, seed {seed}: {error}");
         let (cut, synced) = cut(&site, &disk, seed, Duration::from_millis(random.below(700))).map_err(told)?;
-        site.kill_all_there_is().map_err(told)?;
+        site.kill_leftovers().map_err(told)?;
         site.clear_mounts();
         disk.restore_power().map_err(told)?;
         mount(&site).map_err(told)?;
@@ -118,10 +118,10 @@ fn gone() -> Outcome<Verdict> {
         return Ok(Verdict::Skipped(why));
     }
     let mut disk = Reference::new(512)?;
-    if let Some(why) = disk.uncuttable() {
+    if let Some(why) = disk.power_cut_obstacle() {
         return Ok(Verdict::Skipped(why));
     }
-    let site = Site::within(&disk.path(), "128M")?;
+    let site = TestArena::within(&disk.path(), "128M")?;
     site.mount(0)?;
     let point = site.point(0);
     fs::write(point.join("kept"), "synced").map_err(tried("writing"))?;
@@ -137,7 +137,7 @@ fn gone() -> Outcome<Verdict> {
         .map_err(tried("starting dd"))?;
     let ended = [wait_for(&mut sync, SOON), wait_for(&mut writer, SOON)];
     let read = fs::read(point.join("kept"));
-    site.kill_all_there_is()?;
+    site.kill_leftovers()?;
     site.clear_mounts();
     let [sync, writer] = ended;
     ensure!(!sync?.ok_or("fsync hangs")?.success(), "what can't be synced is said to be");
@@ -152,11 +152,11 @@ fn gone() -> Outcome<Verdict> {
     passed()
 }
 
-fn mount(site: &Site) -> Outcome {
+fn mount(site: &TestArena) -> Outcome {
     (0..MOUNTS).try_for_each(|number| site.mount(number).map(drop))
 }
 
-fn directory(site: &Site, index: usize) -> PathBuf {
+fn directory(site: &TestArena, index: usize) -> PathBuf {
     site.point(index % MOUNTS).join(format!("w{index}"))
 }
 
@@ -174,7 +174,7 @@ fn count(path: &std::path::Path) -> Outcome<u64> {
 }
 
 /// Counts until the power goes; returns the last count that was synced before.
-fn count_in_turns(site: &Site, is_cut: &AtomicBool) -> Outcome<u64> {
+fn count_in_turns(site: &TestArena, is_cut: &AtomicBool) -> Outcome<u64> {
     let mut synced = count(&site.point(0).join(SEEN[1]))?;
     let open = |mount: usize, name: &str| OpenOptions::new().read(true).write(true).open(site.point(mount).join(name));
     let mut turn = |number: u64, files: &[[File; 2]; MOUNTS]| -> io::Result<()> {
@@ -202,14 +202,14 @@ fn count_in_turns(site: &Site, is_cut: &AtomicBool) -> Outcome<u64> {
 
 /// Lets writers work, cuts the power in the middle of it, and ends them. With each writer comes the length of its journal just
 /// before the cut, and with all of them the last count that was synced.
-fn cut(site: &Site, disk: &Reference, seed: u64, work: Duration) -> Outcome<(Vec<(Writer, usize)>, u64)> {
+fn cut(site: &TestArena, disk: &Reference, seed: u64, work: Duration) -> Outcome<(Vec<(Writer, usize)>, u64)> {
     let is_cut = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let counter = scope.spawn(|| count_in_turns(site, &is_cut));
         let cut = cut_writers(site, disk, seed, work, &is_cut);
         if cut.is_err() || !counter.is_finished() {
             // What is left of the mounts answers no more, or never failed.
-            site.kill_all_there_is()?;
+            site.kill_leftovers()?;
             site.clear_mounts();
         }
         let synced = counter.join().map_err(|_| "a thread panicked".to_owned())?;
@@ -218,7 +218,7 @@ fn cut(site: &Site, disk: &Reference, seed: u64, work: Duration) -> Outcome<(Vec
 }
 
 fn cut_writers(
-    site: &Site,
+    site: &TestArena,
     disk: &Reference,
     seed: u64,
     work: Duration,

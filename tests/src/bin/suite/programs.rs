@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ashlar_tests::command::{Done, eventually, run};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, Site, obstacle};
+use ashlar_tests::mount::{Front, Medium, TestArena, obstacle};
 use ashlar_tests::reference::Reference;
 use ashlar_tests::{Outcome, ensure, tried};
 
@@ -134,7 +134,7 @@ fn same_through(job: &Job, front: Front) -> Outcome<Verdict> {
     }
     let reference = Reference::new(512)?;
     let expected = job.run(&reference.path(), Front::Mount).map_err(tried(reference.name()))?;
-    let site = Site::mounted(Medium::Memory, "512M")?;
+    let site = TestArena::mounted(Medium::Memory, "512M")?;
     let found = job.run(&site.point(0), front).map_err(tried("Ashlar"))?;
     compare(&expected.output, &found.output)?;
     ensure!(expected.output.lines().count() > 1, "the job says nothing of what it did");
@@ -163,13 +163,13 @@ fn overlay() -> Outcome<Verdict> {
 }
 
 /// What is in a job's directory, as a mount shows it.
-fn contents(site: &Site, mount: usize, name: &str) -> Outcome<String> {
+fn contents(site: &TestArena, mount: usize, name: &str) -> Outcome<String> {
     let script = "find . -type f -print0 | sort -z | xargs -0 sha256sum";
     Ok(ashlar_tests::command::shell(&site.point(mount).join(name), script)?.success()?.output)
 }
 
 /// A second mount shows at once what programs have done past the first one.
-fn elsewhere(site: &Site, name: &str) -> Outcome {
+fn elsewhere(site: &TestArena, name: &str) -> Outcome {
     site.mount(1)?;
     let (here, there) = (contents(site, 0, name)?, contents(site, 1, name)?);
     site.umount(1)?;
@@ -177,7 +177,7 @@ fn elsewhere(site: &Site, name: &str) -> Outcome {
 }
 
 /// After another mount everything is there, byte for byte.
-fn remounted(site: &Site, name: &str) -> Outcome<usize> {
+fn remounted(site: &TestArena, name: &str) -> Outcome<usize> {
     let before = contents(site, 0, name)?;
     site.umount(0)?;
     ensure!(!site.point(0).join(name).exists(), "the files are there although nothing is mounted");
@@ -204,7 +204,7 @@ fn killed_daemon(front: Front) -> Outcome<Verdict> {
         return Ok(Verdict::Skipped(why));
     }
     let reference = Reference::new(512)?;
-    let site = Site::mounted(Medium::Memory, "512M")?;
+    let site = TestArena::mounted(Medium::Memory, "512M")?;
     let mut kills = 0;
     std::thread::scope(|scope| -> Outcome {
         let running: Vec<_> = JOBS

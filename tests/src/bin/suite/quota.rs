@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ashlar_tests::command::{Done, run, shell};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, Site, ashlar, obstacle};
+use ashlar_tests::mount::{Medium, TestArena, ashlar, obstacle};
 use ashlar_tests::{Outcome, ensure, number, tried};
 use serde_json::Value;
 
@@ -31,11 +31,11 @@ const GROUP: u32 = 54_322;
 const KIB: u64 = 1024;
 const EXDEV: i32 = 18;
 
-fn with(test: fn(&Site) -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn with(test: fn(&TestArena) -> Outcome<Verdict>) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
-    let site = Site::mounted(Medium::Memory, "128M")?;
+    let site = TestArena::mounted(Medium::Memory, "128M")?;
     // Other users must come through to the mount, and may write in its root.
     shell(site.outside(), "chmod 755 .")?.success()?;
     shell(&site.point(0), "chmod 1777 .")?.success()?;
@@ -55,7 +55,7 @@ fn as_user(directory: &Path, script: &str) -> Command {
     command
 }
 
-fn user(site: &Site, script: &str) -> Outcome<Done> {
+fn user(site: &TestArena, script: &str) -> Outcome<Done> {
     run(&mut as_user(&site.point(0), script))
 }
 
@@ -63,23 +63,23 @@ fn exceeded(done: Done) -> Outcome {
     done.failure(1, &["quota exceeded"]).map(drop)
 }
 
-fn set(site: &Site, words: &[&str]) -> Outcome<Done> {
+fn set(site: &TestArena, words: &[&str]) -> Outcome<Done> {
     site.ashlar(&[&["quota", "set"], words].concat())?.success()
 }
 
-fn set_user(site: &Site, words: &[&str]) -> Outcome<Done> {
+fn set_user(site: &TestArena, words: &[&str]) -> Outcome<Done> {
     set(site, &[&["--user", &USER.to_string()], words].concat())
 }
 
 /// What `quota show` says of somebody.
-fn shown(site: &Site, kind: &str, id: u64) -> Outcome<Value> {
+fn shown(site: &TestArena, kind: &str, id: u64) -> Outcome<Value> {
     let text = site.ashlar(&["quota", "show", "--json"])?.success()?.output;
     let all: Value = serde_json::from_str(&text).map_err(tried("reading the JSON of quota show"))?;
     let lines = all["quotas"].as_array().cloned().unwrap_or_default();
     Ok(lines.into_iter().find(|line| line["kind"] == kind && line["id"] == id).unwrap_or(Value::Null))
 }
 
-fn used(site: &Site, kind: &str, id: u64) -> Outcome<(u64, u64)> {
+fn used(site: &TestArena, kind: &str, id: u64) -> Outcome<(u64, u64)> {
     let line = shown(site, kind, id)?;
     Ok((line["space_used_bytes"].as_u64().unwrap_or(0), line["files_used"].as_u64().unwrap_or(0)))
 }
@@ -88,7 +88,7 @@ fn size(path: &Path) -> Outcome<u64> {
     Ok(fs::metadata(path).map_err(tried(format!("looking at {}", path.display())))?.len())
 }
 
-fn user_space(site: &Site) -> Outcome<Verdict> {
+fn user_space(site: &TestArena) -> Outcome<Verdict> {
     let file = site.point(0).join("f");
     set_user(site, &["--space", "1M"])?;
     // Whatever the size of the writes, what fits is written, and the rest is refused.
@@ -125,7 +125,7 @@ if libc.renameat2(-100, b\"d/1\", -100, b\"d/moved\", 4):
     sys.exit(os.strerror(ctypes.get_errno()))
 '";
 
-fn user_files(site: &Site) -> Outcome<Verdict> {
+fn user_files(site: &TestArena) -> Outcome<Verdict> {
     user(site, "mkdir d && touch d/old")?.success()?;
     set_user(site, &["--files", "10"])?;
     user(site, "cd d && touch 1 2 3 4 && mkdir 5 && ln -s x 6 && mkfifo 7 && ln 1 second-name && touch 8")?
@@ -142,7 +142,7 @@ fn user_files(site: &Site) -> Outcome<Verdict> {
     passed()
 }
 
-fn calls(site: &Site) -> Outcome<Verdict> {
+fn calls(site: &TestArena) -> Outcome<Verdict> {
     user(site, "head -c 64K /dev/zero > f")?.success()?;
     set_user(site, &["--space", "64K"])?;
     exceeded(user(site, "fallocate -l 68K g")?)?;
@@ -163,7 +163,7 @@ fn calls(site: &Site) -> Outcome<Verdict> {
     passed()
 }
 
-fn group(site: &Site) -> Outcome<Verdict> {
+fn group(site: &TestArena) -> Outcome<Verdict> {
     shell(&site.point(0), &format!("mkdir g && chgrp {GROUP} g && chmod 2777 g"))?.success()?;
     let words = ["--group", &GROUP.to_string(), "--space", "64K", "--files", "5"];
     set(site, &words)?;
@@ -179,7 +179,7 @@ fn group(site: &Site) -> Outcome<Verdict> {
     passed()
 }
 
-fn subtree(site: &Site) -> Outcome<Verdict> {
+fn subtree(site: &TestArena) -> Outcome<Verdict> {
     let (root, tree) = (site.point(0), site.point(0).join("tree"));
     let tree_name = tree.display().to_string();
     shell(
@@ -232,7 +232,7 @@ fn subtree(site: &Site) -> Outcome<Verdict> {
 }
 
 /// Random changes of a file by a user who has a limit and never comes to it. That LibFS asks for all that it uses, `with` sees.
-fn fsx(site: &Site) -> Outcome<Verdict> {
+fn fsx(site: &TestArena) -> Outcome<Verdict> {
     let Some(program) = crate::conformance::tool("fsx") else {
         return Ok(Verdict::Skipped("fsx is not built; 'scripts/tools.sh' builds it".into()));
     };
@@ -256,7 +256,7 @@ fn fsx(site: &Site) -> Outcome<Verdict> {
 }
 
 /// Two writers on two mounts fill one limit again and again: what both got is the limit, to the block.
-fn two_mounts(site: &Site) -> Outcome<Verdict> {
+fn two_mounts(site: &TestArena) -> Outcome<Verdict> {
     const LIMIT: u64 = 2048 * KIB;
     site.mount(1)?;
     set_user(site, &["--space", "2M"])?;
@@ -288,7 +288,7 @@ fn two_mounts(site: &Site) -> Outcome<Verdict> {
 }
 
 /// A writer that makes, fills and removes files until a file called `stop` is there.
-fn busy(site: &Site, number: usize) -> Outcome<Child> {
+fn busy(site: &TestArena, number: usize) -> Outcome<Child> {
     let script = format!(
         "while [ ! -e stop ]; do dd if=/dev/zero of=k{number} bs=8k count=100 || true; touch k{number}-{{1..9}} || true; \
          rm -f k{number}*; done"
@@ -298,7 +298,7 @@ fn busy(site: &Site, number: usize) -> Outcome<Child> {
     command.spawn().map_err(tried("starting a writer"))
 }
 
-fn killed(site: &Site) -> Outcome<Verdict> {
+fn killed(site: &TestArena) -> Outcome<Verdict> {
     const LIMIT: u64 = 1024 * KIB;
     site.mount(1)?;
     set_user(site, &["--space", "1M", "--files", "12"])?;
@@ -325,7 +325,7 @@ fn killed(site: &Site) -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("{kills} kills")))
 }
 
-fn survives(site: &Site) -> Outcome<Verdict> {
+fn survives(site: &TestArena) -> Outcome<Verdict> {
     let tree = site.point(0).join("tree");
     fs::create_dir(&tree).map_err(tried("making a directory"))?;
     set_user(site, &["--space", "64K"])?;
@@ -346,7 +346,7 @@ fn survives(site: &Site) -> Outcome<Verdict> {
     passed()
 }
 
-fn refusals(site: &Site) -> Outcome<Verdict> {
+fn refusals(site: &TestArena) -> Outcome<Verdict> {
     let refused = |words: &[&str], told: &[&str]| site.ashlar(&[&["quota"], words].concat())?.failure(1, told);
     refused(&["set", "--user", "nobody-at-all", "--space", "1G"], &["no user nobody-at-all", "getent passwd"])?;
     refused(&["set", "--group", "nobody-at-all", "--files", "1"], &["no group nobody-at-all", "getent group"])?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ashlar_tests::command::{is_alive, run, signal, wait, was_killed};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, Site, ashlar, obstacle};
+use ashlar_tests::mount::{Medium, TestArena, ashlar, obstacle};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -60,13 +60,13 @@ fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
 
 /// A mount, and a place for reports.
 struct Place {
-    site: Site,
+    site: TestArena,
     report: PathBuf,
 }
 
 impl Place {
     fn new() -> Outcome<Self> {
-        let site = Site::mounted(Medium::Memory, "64M")?;
+        let site = TestArena::mounted(Medium::Memory, "64M")?;
         let report = site.outside().join("report.json");
         Ok(Self { site, report })
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ashlar_tests::command::wait;
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, Site, obstacle};
+use ashlar_tests::mount::{Front, Medium, TestArena, obstacle};
 use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.
@@ -131,7 +131,7 @@ fn narrowed(front: Front) -> Outcome<Verdict> {
 }
 
 fn one_story(front: Front, medium: Medium, is_committed: bool) -> Outcome {
-    let site = Site::mounted(medium, "64M")?;
+    let site = TestArena::mounted(medium, "64M")?;
     let root = site.point(0);
     furnish(&root)?;
     let mut opener = Opener::start(front, &root, "nothing", &FILES)?;
@@ -164,7 +164,7 @@ fn group_left() -> Outcome<Verdict> {
         return Ok(Verdict::Skipped(why));
     }
     for front in [Front::RunAtOnce, Front::Mount] {
-        let site = Site::mounted(Medium::Memory, "64M")?;
+        let site = TestArena::mounted(Medium::Memory, "64M")?;
         let root = site.point(0);
         furnish(&root)?;
         let mut opener = Opener::start(front, &root, "keeps", &["chgrp"])?;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use ashlar_libfs::{LibFs, Make, Options, OwnDescriptors, RenameFlags, WriteAt};
 use ashlar_tests::command::{eventually, run};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, Site, ashlar, obstacle, program};
+use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, obstacle, program};
 use ashlar_tests::{Outcome, ensure, number, tried};
 use ashlar_types::{Credentials, Errno, FileKind, InodeId};
 use ashlar_wire::{DEFER_VARIABLE, SessionKind};
@@ -58,7 +58,7 @@ fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
-fn connect(site: &Site) -> Outcome<Arc<LibFs>> {
+fn connect(site: &TestArena) -> Outcome<Arc<LibFs>> {
     let socket = site.arena().join("socket");
     let options = Options {
         socket,
@@ -80,7 +80,7 @@ struct Beside {
 }
 
 impl Beside {
-    fn new(site: &Site) -> Outcome<Self> {
+    fn new(site: &TestArena) -> Outcome<Self> {
         let directory = File::open(site.point(0)).map_err(tried("opening the mount's root directory"))?;
         Ok(Self { session: connect(site)?, directory })
     }
@@ -140,7 +140,7 @@ const BEGINNINGS: [u32; 14] = [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 1
 
 /// What a program has opened through the kernel goes on where it stands when its session begins.
 fn begins() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let script = include_str!("../../../jobs/deferred.py");
     for after in BEGINNINGS {
         let before = site.counter("sessions_opened")?;
@@ -161,7 +161,7 @@ fn begins() -> Outcome<Verdict> {
 /// have opened.
 fn redirected() -> Outcome<Verdict> {
     let script = include_str!("../../../jobs/redirected.sh");
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let reference = site.outside().join("reference");
     fs::create_dir(&reference).map_err(tried("making a directory"))?;
     let there = contents(Command::new("bash").args(["-c", script]).current_dir(&reference), &reference)?;
@@ -199,7 +199,7 @@ fn refused_alike() -> Outcome<Verdict> {
 
 /// What the kernel refuses it refuses alone: the file is LibFS's before and after.
 fn refused() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let told = site.outside().join("report");
     let script = include_str!("../../../jobs/refused.py");
     let mut command = ashlar(&["run", "--report-json", "--report-to", &told.display().to_string()]);
@@ -217,7 +217,7 @@ fn refused() -> Outcome<Verdict> {
 /// `pwritev2` with flags that say where it writes does by an open file that appends what it does on a local file system.
 fn appended() -> Outcome<Verdict> {
     let script = include_str!("../../../jobs/appended.py");
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     for (name, front) in [("run", Front::RunAtOnce), ("later", Front::Run)] {
         let (here, there) = (site.point(0).join(name), site.outside().join(name));
         for directory in [&here, &there] {
@@ -234,7 +234,7 @@ fn appended() -> Outcome<Verdict> {
 
 /// The kernel can't break a lease where LibFS opens the file, so that none is granted.
 fn leases() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let expected: String = ["open to read", "open to write", "the kernel's"]
         .iter()
         .map(|what| format!("{what} EAGAIN\n{what} EAGAIN\n{what} True\n"))
@@ -252,7 +252,7 @@ fn leases() -> Outcome<Verdict> {
 
 /// What is set up with a descriptor in a structure shows the file.
 fn loop_device() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let image = site.point(0).join("image");
     fs::write(&image, [7; 1 << 20]).map_err(tried("writing"))?;
     // Whether there may be any here.
@@ -279,7 +279,7 @@ fn users() -> Outcome<Verdict> {
 /// Where address space is limited, as by `ulimit -v`, a program finds what others have written, whether there is room for a session or not.
 fn little_address_space() -> Outcome<Verdict> {
     // A data segment of 256 MiB.
-    let site = Site::mounted(Medium::Memory, "512M")?;
+    let site = TestArena::mounted(Medium::Memory, "512M")?;
     let text: String = (0..400_000).map(|number| format!("{number}\n")).collect();
     fs::write(site.point(0).join("file"), &text).map_err(tried("writing"))?;
     for kilobytes in ["100000", "300000", "1000000", "unlimited"] {
@@ -330,7 +330,7 @@ libc.execve(program[0].encode(), listed(*program), listed('LD_PRELOAD=' + os.env
 ";
 
 fn environments() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let library = program().with_file_name("libashlar_preload.so").display().to_string();
     for front in [Front::Run, Front::RunAtOnce] {
         let done = run(front.command("python3").args(["-c", ENVIRONMENTS]).current_dir(site.point(0)))?.success()?;
@@ -364,7 +364,7 @@ print(events.poll(0) == [(ends[0], select.EPOLLIN)])
 ";
 
 fn no_set() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     for front in [Front::Run, Front::RunAtOnce] {
         let done = run(front.command("python3").args(["-c", SETS]).current_dir(site.point(0)))?.success()?;
         let [file, path] = ["EPERM", "EBADF"].map(|error| format!("{error} {error} {error}\n"));
@@ -391,7 +391,7 @@ fn says_the_same(script: &str, least: usize) -> Outcome<Verdict> {
 
 /// As [`says_the_same`], to another user than the super-user.
 fn says_the_same_to(user: Option<u32>, script: &str, least: usize) -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let mut answers = Vec::new();
     for (name, front) in [("kernel", Front::Mount), ("run", Front::RunAtOnce), ("later", Front::Run)] {
         let (here, there) = (site.point(0).join(name), site.outside().join(name));
@@ -439,7 +439,7 @@ try:
 except PermissionError:
     print('done')
 ";
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let (root, public) = (site.point(0), site.point(0).join("public"));
     for (directory, mode) in [(&public, 0o777), (&root, 0o711)] {
         fs::create_dir_all(directory).map_err(tried("making a directory"))?;
@@ -467,7 +467,7 @@ fn contents(command: &mut Command, directory: &Path) -> Outcome<BTreeMap<String,
 }
 
 fn short() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let shell = |script: &str| {
         let mut command = Front::Run.command("sh");
         // As many calls as by default, whatever programs of these names did the times before.
@@ -501,7 +501,7 @@ const OWN_KIB: u64 = 128;
 /// What each program pays before it does anything: the dynamic linker copies the pages that it fills addresses into. A crate that brings
 /// tables shows here.
 fn little() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let mut own = 0;
     let mut is_library = false;
     for line in run(Front::Run.command("cat").arg("/proc/self/smaps"))?.success()?.output.lines() {
@@ -529,7 +529,7 @@ const AT_ONCE: Duration = Duration::from_millis(700);
 fn newcomer() -> Outcome<Verdict> {
     let mut longest = Duration::ZERO;
     for _ in 0..NEWCOMERS {
-        let site = Site::mounted(Medium::Memory, "64M")?;
+        let site = TestArena::mounted(Medium::Memory, "64M")?;
         let directory = site.point(0).join("directory");
         fs::create_dir(&directory).map_err(tried("making a directory"))?;
         let names: Vec<_> = (0..KEPT).map(|number| directory.join(format!("name-{number}"))).collect();
@@ -560,7 +560,7 @@ fn newcomer() -> Outcome<Verdict> {
 }
 
 /// Opens a session and renames all files by it, each of which must show at once. How long the opening took.
-fn renamed(site: &Site, names: &[PathBuf]) -> Outcome<Duration> {
+fn renamed(site: &TestArena, names: &[PathBuf]) -> Outcome<Duration> {
     let begin = Instant::now();
     let session = connect(site)?;
     let took = begin.elapsed();
@@ -580,7 +580,7 @@ fn renamed(site: &Site, names: &[PathBuf]) -> Outcome<Duration> {
 fn grows() -> Outcome<Verdict> {
     let disk = tempfile::tempdir().map_err(tried("making a directory"))?;
     run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=112M", "none"]).arg(disk.path()))?.success()?;
-    let site = Site::within(disk.path(), "64M")?;
+    let site = TestArena::within(disk.path(), "64M")?;
     site.mount(0)?;
     let filler = disk.path().join("filler");
     let mut command = Front::RunAtOnce.command("python3");
@@ -593,7 +593,7 @@ fn grows() -> Outcome<Verdict> {
 }
 
 fn descriptors() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let beside = Beside::new(&site)?;
     let file = beside.make("file", FileKind::Regular)?;
     beside.check_both_ways(file)?;
@@ -650,7 +650,7 @@ fn nameless(beside: &Beside) -> Outcome {
     Ok(())
 }
 
-fn directories(site: &Site, beside: &Beside) -> Outcome {
+fn directories(site: &TestArena, beside: &Beside) -> Outcome {
     let outer = beside.make("outer", FileKind::Directory)?;
     let make = Make { kind: FileKind::Directory, mode: 0o700, umask: 0, device: 0, target: &[] };
     let inner = beside.session.make(&ROOT, outer, b"inner", &make).map_err(tried("making a directory"))?.id;
@@ -675,7 +675,7 @@ fn directories(site: &Site, beside: &Beside) -> Outcome {
     Ok(())
 }
 
-fn refusals(site: &Site, beside: &Beside, file: InodeId) -> Outcome {
+fn refusals(site: &TestArena, beside: &Beside, file: InodeId) -> Outcome {
     let session = &beside.session;
     let elsewhere = File::open(site.outside()).map_err(tried("opening a directory outside"))?;
     let no_directory = File::open(site.point(0).join("file")).map_err(tried("opening the file"))?;
@@ -720,7 +720,7 @@ struct Other {
 }
 
 impl Other {
-    fn start(site: &Site) -> Outcome<Self> {
+    fn start(site: &TestArena) -> Outcome<Self> {
         // Neither the arena nor the place of this program is open to everybody.
         let arena = site.arena();
         fs::set_permissions(arena, Permissions::from_mode(0o711)).map_err(tried("opening the arena's directory"))?;
@@ -762,7 +762,7 @@ impl Drop for Other {
 }
 
 fn rights() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Disk, "64M")?;
+    let site = TestArena::mounted(Medium::Disk, "64M")?;
     let chmod = |name: &str, mode| {
         let path = site.point(0).join(name);
         fs::set_permissions(path, Permissions::from_mode(mode)).map_err(tried(format!("chmod of {name}")))
@@ -818,7 +818,7 @@ fn rights() -> Outcome<Verdict> {
 fn kills() -> Outcome<Verdict> {
     const FILES: usize = 64;
     let kills = number("ASHLAR_KILL_HELPER", 10);
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let beside = Beside::new(&site)?;
     let files: Vec<InodeId> =
         (0..FILES).map(|n| beside.make(&format!("file{n}"), FileKind::Regular)).collect::<Outcome<_>>()?;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ashlar_tests::harness::{Test, Verdict};
-use ashlar_tests::mount::{Medium, Site, obstacle};
+use ashlar_tests::mount::{Medium, TestArena, obstacle};
 use ashlar_tests::random::Random;
 use ashlar_tests::{Outcome, ensure, number, tried};
 
@@ -51,7 +51,7 @@ fn read_back() -> Outcome<Verdict> {
     let kills = number("ASHLAR_KILL_SCRATCH", 20);
     let mut seen = Seen::default();
     for (mounts, kills) in [(1, kills.div_ceil(2)), (2, kills / 2)] {
-        let site = Site::mounted(Medium::Memory, "256M")?;
+        let site = TestArena::mounted(Medium::Memory, "256M")?;
         if mounts == 2 {
             site.mount(1)?;
         }
@@ -68,7 +68,7 @@ fn read_back() -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("{kills} kills, {reads} blocks read back, longest pause {} ms", pause.as_millis())))
 }
 
-fn run(site: &Site, mounts: usize, kills: u64) -> Outcome<Seen> {
+fn run(site: &TestArena, mounts: usize, kills: u64) -> Outcome<Seen> {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let programs: Vec<_> = (0..PROGRAMS)

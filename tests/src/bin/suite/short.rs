@@ -6,7 +6,7 @@ use std::process::Command;
 
 use ashlar_tests::command::run;
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, Site, obstacle};
+use ashlar_tests::mount::{Front, Medium, TestArena, obstacle};
 use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_wire::DEFER_VARIABLE;
 
@@ -77,11 +77,11 @@ fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
 }
 
 struct Place {
-    site: Site,
+    site: TestArena,
     program: PathBuf,
 }
 
-fn compiled(site: &Site, name: &str, text: &str) -> Outcome<PathBuf> {
+fn compiled(site: &TestArena, name: &str, text: &str) -> Outcome<PathBuf> {
     let program = site.outside().join(name);
     let source = program.with_extension("c");
     fs::write(&source, text).map_err(tried("writing a program"))?;
@@ -92,7 +92,7 @@ fn compiled(site: &Site, name: &str, text: &str) -> Outcome<PathBuf> {
 impl Place {
     /// What was remembered on this machine before is forgotten.
     fn new() -> Outcome<Self> {
-        let site = Site::mounted(Medium::Memory, "64M")?;
+        let site = TestArena::mounted(Medium::Memory, "64M")?;
         let _ = fs::remove_file(PROFILE);
         let program = compiled(&site, "says-what-it-has", PROGRAM)?;
         fs::write(site.point(0).join("file"), "x").map_err(tried("writing a file"))?;
@@ -196,7 +196,7 @@ fn runner() -> Outcome<Verdict> {
 }
 
 /// Bytes of an arena's own files.
-fn arena_bytes(site: &Site, names: &[&str]) -> Outcome<u64> {
+fn arena_bytes(site: &TestArena, names: &[&str]) -> Outcome<u64> {
     let of = |name: &&str| fs::metadata(site.arena().join(name)).map(|found| found.len());
     names.iter().map(of).sum::<Result<u64, _>>().map_err(tried("looking at an arena's files"))
 }

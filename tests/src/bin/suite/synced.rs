@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ashlar_tests::command::signal;
 use ashlar_tests::harness::{Test, Verdict};
-use ashlar_tests::mount::{Front, Site, obstacle};
+use ashlar_tests::mount::{Front, TestArena, obstacle};
 use ashlar_tests::reference::Reference;
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::process::Signal;
@@ -38,10 +38,10 @@ fn with(test: fn(&mut Power) -> Outcome<Verdict>) -> Outcome<Verdict> {
         return Ok(Verdict::Skipped(why));
     }
     let disk = Reference::new(512)?;
-    if let Some(why) = disk.uncuttable() {
+    if let Some(why) = disk.power_cut_obstacle() {
         return Ok(Verdict::Skipped(why));
     }
-    let site = Site::within(&disk.path(), "128M")?;
+    let site = TestArena::within(&disk.path(), "128M")?;
     let mut power = Power { site, disk, cuts: 0 };
     power.mount()?;
     test(&mut power)
@@ -50,7 +50,7 @@ fn with(test: fn(&mut Power) -> Outcome<Verdict>) -> Outcome<Verdict> {
 /// An arena on a disk whose power can be cut.
 struct Power {
     // It comes first: the arena's processes end before the disk goes.
-    site: Site,
+    site: TestArena,
     disk: Reference,
     cuts: usize,
 }
@@ -78,7 +78,7 @@ impl Power {
     fn cut(&mut self, hands: impl IntoIterator<Item = Hand>) -> Outcome {
         self.disk.cut_power(&[])?;
         // A process whose mount is stopped ends only after that has.
-        self.site.kill_all_there_is()?;
+        self.site.kill_leftovers()?;
         hands.into_iter().for_each(drop);
         self.site.clear_mounts();
         self.disk.restore_power()?;

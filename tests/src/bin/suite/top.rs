@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ashlar_tests::command::{eventually, wait};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, Site, ashlar, obstacle};
+use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, obstacle};
 use ashlar_tests::{Outcome, ensure, tried};
 use serde_json::Value;
 
@@ -38,7 +38,7 @@ impl Drop for Load {
 }
 
 fn busy() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let mut script = Front::Run.command("bash");
     script.args(["-c", "while :; do echo content > file; done"]).current_dir(site.point(0));
     let load = Load(script.spawn().map_err(tried("starting a load"))?);
@@ -90,7 +90,7 @@ fn busy() -> Outcome<Verdict> {
 /// What goes through a mount is counted exactly, and goes on being so with the next SharedFS.
 fn counts() -> Outcome<Verdict> {
     const WRITES: u64 = 100;
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let file = OpenOptions::new().write(true).create(true).truncate(true).open(site.point(0).join("file"));
     let file = file.map_err(tried("making a file"))?;
     let counted = || -> Outcome<u64> {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ashlar_tests::command::{Done, eventually, is_alive, kill, run, signal, wait};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, Site, ashlar, obstacle, parent, program};
+use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, obstacle, parent, program};
 use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_wire::{
     Acceptor, Connection, DEFER_VARIABLE, Listener, PATIENCE_VARIABLE, Reply, Request, SessionKind, socket_of,
@@ -71,8 +71,8 @@ fn told(said: &Path) -> String {
 }
 
 /// A site whose mount has little patience.
-fn impatient() -> Outcome<Site> {
-    let site = Site::new(Medium::Memory, "64M")?;
+fn impatient() -> Outcome<TestArena> {
+    let site = TestArena::new(Medium::Memory, "64M")?;
     fs::create_dir(site.point(0)).map_err(tried("making a directory"))?;
     let mut mount = ashlar(&["mount", "--size", "64M", "--arena"]);
     mount.arg(site.arena()).arg(site.point(0)).env(PATIENCE_VARIABLE, PATIENCE.to_string());
@@ -89,7 +89,7 @@ struct Obedient {
 }
 
 impl Obedient {
-    fn start(site: &Site) -> Outcome<Self> {
+    fn start(site: &TestArena) -> Outcome<Self> {
         let said = site.outside().join("said");
         let mut command = Front::RunAtOnce.command("python3");
         command.args(["-c", include_str!("../../../jobs/obedient.py")]).arg(site.point(0));
@@ -247,7 +247,7 @@ fn relay(acceptor: Acceptor, daemon: PathBuf) {
 }
 
 fn other_version() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let (socket, aside) = (socket_of(site.arena()), site.arena().join("socket.aside"));
     fs::rename(&socket, &aside).map_err(tried("moving the socket aside"))?;
     let listener = Listener::bind(&socket).map_err(tried("listening in the daemon's place"))?;
@@ -295,7 +295,7 @@ fn other_version() -> Outcome<Verdict> {
 }
 
 /// Files that no session but the mount's knows.
-fn make_unknown(site: &Site, names: &[&str]) -> Outcome {
+fn make_unknown(site: &TestArena, names: &[&str]) -> Outcome {
     names.iter().try_for_each(|name| {
         fs::write(site.point(0).join(name), format!("content of {name}")).map_err(tried(format!("making {name}")))
     })
@@ -311,7 +311,7 @@ fn check_refused(program: &mut Obedient, what: &str) -> Outcome<Duration> {
 }
 
 /// A new program while SharedFS is away: it has no session, and the mount does what it can. Whatever comes of it comes in time.
-fn check_new_program(site: &Site) -> Outcome<String> {
+fn check_new_program(site: &TestArena) -> Outcome<String> {
     let said = site.outside().join("said.new");
     let mut command = Front::RunAtOnce.command("cat");
     command.arg(site.point(0).join("third")).env(PATIENCE_VARIABLE, PATIENCE.to_string());
@@ -423,7 +423,7 @@ fn stopped() -> Outcome<Verdict> {
 }
 
 /// Gives how many blocks were written.
-fn while_stopped(site: &Site, program: &mut Obedient) -> Outcome<usize> {
+fn while_stopped(site: &TestArena, program: &mut Obedient) -> Outcome<usize> {
     std::thread::scope(|scope| {
         // Who looks what is going on does not wait either.
         let status = scope.spawn(|| site.ashlar(&["status"]));
@@ -448,7 +448,7 @@ fn while_stopped(site: &Site, program: &mut Obedient) -> Outcome<usize> {
 
 /// A program looks for mounts before it begins, and must not look through a file system that does not answer.
 fn within_stopped() -> Outcome<Verdict> {
-    let (outer, inner) = (Site::mounted(Medium::Memory, "64M")?, Site::new(Medium::Memory, "64M")?);
+    let (outer, inner) = (TestArena::mounted(Medium::Memory, "64M")?, TestArena::new(Medium::Memory, "64M")?);
     let point = outer.point(0).join("inner");
     fs::create_dir(&point).map_err(tried("making a directory"))?;
     let mut mount = ashlar(&["mount", "--size", "64M", "--arena"]);
@@ -471,7 +471,7 @@ fn within_stopped() -> Outcome<Verdict> {
 }
 
 fn full() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let mut command = Front::RunAtOnce.command("python3");
     command.args(["-c", include_str!("../../../jobs/fill.py")]).current_dir(site.point(0));
     let done = run(&mut command)?.success()?;
@@ -503,7 +503,7 @@ fn dead() -> Outcome<Verdict> {
         all = [os.open('/dev/null', os.O_RDONLY) for _ in range(1100)]\n\
         for number in all: os.close(number)\n\
         print(done.stderr.strip(), done.stdout)";
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let file = site.point(0).join("file");
     fs::write(&file, "what was there").map_err(tried("writing"))?;
     let mut command = Front::RunAtOnce.command("python3");
@@ -519,7 +519,7 @@ fn dead() -> Outcome<Verdict> {
 }
 
 fn unmounted() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let mut program = Obedient::start(&site)?;
     program.expect("write 2", "2 written")?;
     // A mount that is in use stays.
@@ -571,7 +571,7 @@ fn unmounted() -> Outcome<Verdict> {
 /// The kernel names the owner of a flock by where it has the open file in memory, and tells of a file's end only afterwards: by then the
 /// next file may stand there, and its lock went with the other's.
 fn flock() -> Outcome<Verdict> {
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let script = include_str!("../../../jobs/exclusive.py");
     let done = run(Command::new("python3").args(["-c", script, "4", "1000"]).current_dir(site.point(0)))?.success()?;
     ensure!(done.output == "0 met somebody\n", "under the lock {}", done.output);

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use ashlar_tests::command::run;
 use ashlar_tests::harness::{Test, Verdict};
-use ashlar_tests::mount::{Front, Medium, Site, obstacle};
+use ashlar_tests::mount::{Front, Medium, TestArena, obstacle};
 use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.
@@ -72,7 +72,7 @@ fn same(teller: Source, story: &str) -> Outcome<Verdict> {
         return Ok(Verdict::Skipped(why));
     }
     // A data segment is of 256 MiB, where it can be.
-    let site = Site::mounted(Medium::Memory, "512M")?;
+    let site = TestArena::mounted(Medium::Memory, "512M")?;
     let Some(program) = compiled(&site, teller, &[])? else { return Ok(Verdict::Skipped("there is no gcc".into())) };
     let answers = compare(&site.point(0), &program, story)?;
     site.check()?;
@@ -85,7 +85,7 @@ fn checked() -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
     let mut absent = Vec::new();
     for kind in ["address", "thread", "leak", "undefined"] {
         let option = format!("-fsanitize={kind}");
@@ -125,7 +125,7 @@ fn checked() -> Outcome<Verdict> {
 }
 
 /// The program, compiled with these options; `None` where there is no compiler.
-fn compiled(site: &Site, teller: Source, options: &[&str]) -> Outcome<Option<PathBuf>> {
+fn compiled(site: &TestArena, teller: Source, options: &[&str]) -> Outcome<Option<PathBuf>> {
     let (source, program) = (site.outside().join(teller.name), site.outside().join("teller"));
     for Source { name, text } in [teller, SAYS] {
         std::fs::write(site.outside().join(name), text).map_err(tried("writing a program"))?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ashlar_tests::command::{eventually, run, wait};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, Site, obstacle, program};
+use ashlar_tests::mount::{Front, Medium, TestArena, obstacle, program};
 use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.
@@ -85,8 +85,8 @@ impl Ordered {
     }
 }
 
-fn site() -> Outcome<Site> {
-    Site::mounted(Medium::Memory, "128M")
+fn site() -> Outcome<TestArena> {
+    TestArena::mounted(Medium::Memory, "128M")
 }
 
 /// The events of a script of operations, by watcher and actor.
@@ -199,7 +199,7 @@ fn check_events(actor: &mut Ordered, watcher: &mut Ordered, name: &str) -> Outco
 }
 
 /// A site with a directory `sub`, a program that works there with LibFS, and one that watches it.
-fn watched_directory() -> Outcome<(Site, Ordered, Ordered)> {
+fn watched_directory() -> Outcome<(TestArena, Ordered, Ordered)> {
     let site = site()?;
     fs::create_dir(site.point(0).join("sub")).map_err(tried("making a directory"))?;
     let mut actor = Ordered::served(&site.point(0))?;

@@ -1,11 +1,11 @@
 //! Histories that have an order, and canaries: histories with a planted fault, which have none.
 
 use super::super::model::Seen;
-use super::super::operation::{Answer, Move, Place};
+use super::super::operation::{Answer, EntryName, Move};
 use super::*;
 
-const AC: Place = Place(1, 0);
-const BC: Place = Place(2, 0);
+const AC: EntryName = EntryName(1, 0);
+const BC: EntryName = EntryName(2, 0);
 
 fn event(called: u64, returned: u64, operation: Operation, answer: Answer) -> Event {
     Event { called, returned, operation, answer }
@@ -36,14 +36,14 @@ fn read(at: u64, text: &str) -> (u64, Operation, Answer) {
 }
 
 #[test]
-fn a_fresh_read_has_an_order_and_a_stale_one_has_none() {
+fn stale_read_has_no_order() {
     let writer = history(vec![made(), write(20, "old"), write(40, "new")]);
     let reader = |text: &str| history(vec![read(60, text)]);
     let end = with_file("a/a", "new");
     assert!(check(&[writer.clone(), reader("new")], &end).is_ok());
     let error = check(&[writer.clone(), reader("old")], &end).expect_err("a stale read");
     assert!(error.contains("? worker 1"), "{error}");
-    // While the write is under way, both are right.
+    // While the write is under way, both texts are right.
     for text in ["old", "new"] {
         assert!(check(&[writer.clone(), history(vec![read(45, text)])], &end).is_ok(), "{text}");
     }
@@ -52,7 +52,7 @@ fn a_fresh_read_has_an_order_and_a_stale_one_has_none() {
 }
 
 #[test]
-fn a_lost_rename_has_no_order() {
+fn lost_rename_has_no_order() {
     let rename = (20, Operation::Rename(AC, BC, Move::Replace), Answer::Done);
     let mover = history(vec![made(), rename]);
     let stat = |place, answer| history(vec![(40, Operation::Stat(place), answer)]);
@@ -66,31 +66,31 @@ fn a_lost_rename_has_no_order() {
 }
 
 #[test]
-fn an_exclusive_name_has_one_maker_and_a_moved_one_one_mover() {
+fn second_create_or_rename_has_no_order() {
     let create = |file| event(0, 10, Operation::Create(AC), Answer::File(file));
     let refused = event(0, 10, Operation::Create(AC), Answer::Error(17));
     let end = with_file("a/a", "");
     assert!(check(&[vec![create(50)], vec![refused]], &end).is_ok());
     assert!(check(&[vec![create(50)], vec![create(51)]], &end).is_err());
-    let moved = |name| event(20, 30, Operation::Rename(AC, Place(2, name), Move::Replace), Answer::Done);
+    let moved = |name| event(20, 30, Operation::Rename(AC, EntryName(2, name), Move::Replace), Answer::Done);
     let end = with_file("b/a", "");
     assert!(check(&[vec![create(50), moved(0)], vec![moved(1)]], &end).is_err(), "moved to two places");
 }
 
 #[test]
-fn directories_never_make_a_cycle() {
-    // "a" into "b" and "b" into "a" at once: one of the two is refused.
-    let one = |answer| vec![event(0, 10, Operation::Rename(Place(0, 0), BC, Move::Replace), answer)];
-    let two = |answer| vec![event(0, 10, Operation::Rename(Place(0, 1), AC, Move::Replace), answer)];
+fn directory_cycle_has_no_order() {
+    // If "a" moves into "b" and "b" into "a" at once, one of the two must be refused.
+    let one = |answer| vec![event(0, 10, Operation::Rename(EntryName(0, 0), BC, Move::Replace), answer)];
+    let two = |answer| vec![event(0, 10, Operation::Rename(EntryName(0, 1), AC, Move::Replace), answer)];
     let end = Picture::from(["b", "b/a", "b/a/c"].map(|path| (path.to_owned(), Seen::Directory)));
     assert!(check(&[one(Answer::Done), two(Answer::Error(22))], &end).is_ok());
     assert!(check(&[one(Answer::Done), two(Answer::Done)], &end).is_err());
 }
 
 #[test]
-fn a_listing_shows_what_was_there_throughout() {
+fn listing_without_lasting_name_has_no_order() {
     let list = |names| vec![event(5, 60, Operation::List(0), Answer::Names(names))];
-    let mover = vec![event(20, 30, Operation::Rename(Place(0, 0), Place(0, 2), Move::Replace), Answer::Done)];
+    let mover = vec![event(20, 30, Operation::Rename(EntryName(0, 0), EntryName(0, 2), Move::Replace), Answer::Done)];
     let end = Picture::from(["b", "c", "c/c"].map(|path| (path.to_owned(), Seen::Directory)));
     for names in [0b011, 0b110, 0b010, 0b111] {
         assert!(check(&[mover.clone(), list(names)], &end).is_ok(), "{names:b}: each name at a moment of its own");
@@ -101,7 +101,7 @@ fn a_listing_shows_what_was_there_throughout() {
 }
 
 #[test]
-fn removed_files_live_on_for_those_who_hold_them() {
+fn removed_open_file_keeps_content() {
     let holder = |text: &str| history(vec![made(), write(20, "kept"), read(60, text)]);
     let remover = |answer| history(vec![(40, Operation::Unlink(AC), answer)]);
     let end = Model::default().picture();

@@ -11,10 +11,10 @@ use std::process::Command;
 
 use ashlar_tests::{Outcome, tried};
 
-use super::places::{Place, Places};
+use super::places::{JobPlace, JobPlaces};
 use super::{Size, program};
 
-/// In what a figure counts.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Seconds.
@@ -26,7 +26,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// For tables.
+    /// The unit's name in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Seconds => "s",
@@ -44,13 +44,13 @@ impl Unit {
 /// A figure of one place in one round.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// The action.
-    pub what: String,
-    /// In what it counts.
+    /// The measured action.
+    pub action: String,
+    /// Its unit.
     pub unit: Unit,
     /// The figure.
     pub value: f64,
-    /// The finding afterwards, which must be the same everywhere.
+    /// The finding afterwards, which must be the same in all places.
     pub found: String,
 }
 
@@ -59,47 +59,47 @@ pub struct Measured {
 pub struct Job {
     /// Its name.
     pub name: &'static str,
-    /// Programs that it takes.
-    takes: &'static [&'static str],
-    /// Makes what all places need, in a directory in memory.
+    /// Programs that the job needs.
+    programs: &'static [&'static str],
+    /// Makes the inputs for all places, in a directory in memory.
     prepare: fn(&Path, Size) -> Outcome,
     run: fn(&Turn) -> Outcome<Vec<Measured>>,
 }
 
 /// The jobs.
 pub const JOBS: &[Job] = &[
-    Job { name: "git", takes: &["git"], prepare: trees::prepare_clone, run: trees::clone },
-    Job { name: "untar", takes: &["git", "tar"], prepare: trees::prepare_archive, run: trees::untar },
+    Job { name: "git", programs: &["git"], prepare: trees::prepare_clone, run: trees::clone },
+    Job { name: "untar", programs: &["git", "tar"], prepare: trees::prepare_archive, run: trees::untar },
     Job {
         name: "copy",
-        takes: &["cp", "diff", "grep", "sed", "rsync", "chown", "chmod", "find", "xargs", "python3", "tar"],
+        programs: &["cp", "diff", "grep", "sed", "rsync", "chown", "chmod", "find", "xargs", "python3", "tar"],
         prepare: trees::prepare_archive,
         run: trees::copy,
     },
-    Job { name: "make", takes: &["make", "gcc", "ar", "tar", "xz"], prepare: build::prepare, run: build::make },
-    Job { name: "sqlite", takes: &["sqlite3"], prepare: databases::prepare_sqlite, run: databases::sqlite },
-    Job { name: "rocksdb", takes: &["db_bench"], prepare: |_, _| Ok(()), run: databases::rocksdb },
-    Job { name: "varmail", takes: &[], prepare: |_, _| Ok(()), run: personalities::varmail },
-    Job { name: "fileserver", takes: &[], prepare: |_, _| Ok(()), run: personalities::fileserver },
+    Job { name: "make", programs: &["make", "gcc", "ar", "tar", "xz"], prepare: build::prepare, run: build::make },
+    Job { name: "sqlite", programs: &["sqlite3"], prepare: databases::prepare_sqlite, run: databases::sqlite },
+    Job { name: "rocksdb", programs: &["db_bench"], prepare: |_, _| Ok(()), run: databases::rocksdb },
+    Job { name: "varmail", programs: &[], prepare: |_, _| Ok(()), run: personalities::varmail },
+    Job { name: "fileserver", programs: &[], prepare: |_, _| Ok(()), run: personalities::fileserver },
 ];
 
 impl Job {
-    /// Makes its inputs; fails where something that it takes is not there.
+    /// Makes its inputs; fails if a program that it needs is missing.
     pub fn prepare(&self, inputs: &Path, size: Size) -> Outcome {
         let directories = std::env::var_os("PATH").unwrap_or_default();
         let found = |program: &str| std::env::split_paths(&directories).any(|at| at.join(program).exists());
-        if let Some(missing) = self.takes.iter().find(|program| !found(program)) {
+        if let Some(missing) = self.programs.iter().find(|program| !found(program)) {
             return Err(format!("there is no {missing}, which 'scripts/setup.sh bench' installs"));
         }
         (self.prepare)(inputs, size)
     }
 }
 
-/// A job in a place, in a new directory, which goes with it.
+/// A job in a place, in a new directory. A drop removes the directory.
 pub struct Turn<'a> {
     job: &'a Job,
-    place: &'a Place,
-    places: &'a Places,
+    place: &'a JobPlace,
+    places: &'a JobPlaces,
     inputs: &'a Path,
     size: Size,
     directory: PathBuf,
@@ -107,28 +107,34 @@ pub struct Turn<'a> {
 
 impl<'a> Turn<'a> {
     /// Makes the directory.
-    pub fn new(job: &'a Job, place: &'a Place, places: &'a Places, inputs: &'a Path, size: Size) -> Outcome<Self> {
+    pub fn new(
+        job: &'a Job,
+        place: &'a JobPlace,
+        places: &'a JobPlaces,
+        inputs: &'a Path,
+        size: Size,
+    ) -> Outcome<Self> {
         let directory = place.root.join("turn");
         std::fs::create_dir(&directory).map_err(tried(format!("making {}", directory.display())))?;
         Ok(Self { job, place, places, inputs, size, directory })
     }
 
-    /// Takes it.
-    pub fn take(&self) -> Outcome<Vec<Measured>> {
+    /// Runs the job.
+    pub fn run(&self) -> Outcome<Vec<Measured>> {
         let measured = (self.job.run)(self).map_err(tried(format!("{} on {}", self.job.name, self.place.name)))?;
-        std::fs::remove_dir_all(&self.directory).map_err(tried("removing what was made"))?;
+        std::fs::remove_dir_all(&self.directory).map_err(tried("removing the job's directory"))?;
         Ok(measured)
     }
 
-    /// A program in the directory, started in this place's way. Variables that the user has set for other purposes do
-    /// not count.
+    /// A program in the directory, started in this place's way, without variables that the user has set for other
+    /// purposes.
     fn command<S: AsRef<OsStr>>(&self, program: S) -> Command {
         let mut command = self.place.front.command(program);
         self.environment(&mut command);
         command
     }
 
-    /// The same past Ashlar's library: for what is not measured, and to see what is there.
+    /// A program in the directory without Ashlar's library: for unmeasured work, and to read the results.
     fn plainly(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         self.environment(&mut command);
@@ -143,19 +149,19 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Runs a program while nothing works in the background; returns its seconds and its output.
+    /// Runs a program without work in the background; returns its seconds and its output.
     fn time(&self, command: &mut Command) -> Outcome<(f64, String)> {
         self.places.settle()?;
         let (took, output) = program::time(command)?;
         Ok((took.as_secs_f64(), output))
     }
 
-    /// The output of a program that is not measured.
-    fn ask(&self, command: &mut Command) -> Outcome<String> {
+    /// Returns the output of a program that is not measured.
+    fn output_of(&self, command: &mut Command) -> Outcome<String> {
         Ok(program::time(command)?.1)
     }
 }
 
-fn seconds(what: &str, value: f64, found: String) -> Measured {
-    Measured { what: what.into(), unit: Unit::Seconds, value, found }
+fn seconds(action: &str, value: f64, found: String) -> Measured {
+    Measured { action: action.into(), unit: Unit::Seconds, value, found }
 }

@@ -1,8 +1,8 @@
-//! Where jobs run.
+//! The places where jobs run.
 
 use std::path::{Path, PathBuf};
 
-use ashlar_tests::mount::{Front, Medium, Site};
+use ashlar_tests::mount::{Front, Medium, TestArena};
 use ashlar_tests::{Outcome, tried};
 use tempfile::TempDir;
 
@@ -11,29 +11,29 @@ use super::Size;
 /// Room for every job.
 const ARENA: &str = "3G";
 
-/// A directory to work in, and how programs get to it.
+/// A directory to work in, and the way that programs reach it.
 #[derive(Debug)]
-pub struct Place {
+pub struct JobPlace {
     /// Its name in the table.
     pub name: &'static str,
     /// Its description for people.
-    pub is: String,
+    pub description: String,
     /// The directory.
     pub root: PathBuf,
-    /// How programs are started.
+    /// The way that programs reach the place.
     pub front: Front,
 }
 
 /// All of them.
 #[derive(Debug)]
-pub struct Places {
-    all: Vec<Place>,
-    sites: [Site; 2],
+pub struct JobPlaces {
+    all: Vec<JobPlace>,
+    sites: [TestArena; 2],
     size: Size,
     _directories: [TempDir; 2],
 }
 
-impl Places {
+impl JobPlaces {
     /// Makes the places. There are two Ashlars: for half a minute after another session, a mount's kernel keeps no
     /// names, and a program on a sole mount must be measured as that.
     pub fn mounted(medium: Medium, disk: &Path, size: Size) -> Outcome<Self> {
@@ -42,13 +42,13 @@ impl Places {
             made.map_err(tried(format!("making a directory in {}", below.display())))
         };
         let directories = [directory(disk)?, directory(Path::new("/dev/shm"))?];
-        let sites = [Site::mounted(medium, ARENA)?, Site::mounted(medium, ARENA)?];
+        let sites = [TestArena::mounted(medium, ARENA)?, TestArena::mounted(medium, ARENA)?];
         let arena = match medium {
             Medium::Memory => "an arena in memory".to_owned(),
             Medium::Disk => format!("an arena on {}", file_system(sites[0].arena())?),
         };
         let [on_disk, in_memory] = directories.each_ref().map(|directory| directory.path().to_owned());
-        let place = |name, is, root, front| Place { name, is, root, front };
+        let place = |name, description, root, front| JobPlace { name, description, root, front };
         let all = vec![
             place("disk", format!("{} ({})", file_system(&on_disk)?, disk.display()), on_disk.clone(), Front::Mount),
             place("tmpfs", file_system(&in_memory)?, in_memory.clone(), Front::Mount),
@@ -58,13 +58,13 @@ impl Places {
         Ok(Self { all, sites, size, _directories: directories })
     }
 
-    /// In the order of the table.
-    pub fn all(&self) -> &[Place] {
+    /// All places in the order of the table.
+    pub fn all(&self) -> &[JobPlace] {
         &self.all
     }
 
-    /// All of them, each round beginning with another.
-    pub fn in_turn(&self, round: u64) -> impl Iterator<Item = &Place> {
+    /// All places; each round begins with another.
+    pub fn in_turn(&self, round: u64) -> impl Iterator<Item = &JobPlace> {
         let first = round as usize % self.all.len();
         self.all[first..].iter().chain(&self.all[..first])
     }
@@ -81,14 +81,16 @@ impl Places {
     }
 }
 
-/// The type of the file system on which something lies.
+/// The type of a path's file system.
 fn file_system(path: &Path) -> Outcome<String> {
     let path = path.canonicalize().map_err(tried(format!("looking at {}", path.display())))?;
     let table = std::fs::read_to_string("/proc/self/mountinfo").map_err(tried("reading the list of mounts"))?;
-    type_of(&table, &path).ok_or_else(|| format!("the list of mounts does not tell on what {} lies", path.display()))
+    type_of(&table, &path)
+        .ok_or_else(|| format!("the list of mounts does not name the file system of {}", path.display()))
 }
 
-/// As the list of mounts says. Of those at the same place the last one hides the others.
+/// The type of a path's file system by the list of mounts. Of several mounts on one directory, the last hides the
+/// others.
 fn type_of(table: &str, path: &Path) -> Option<String> {
     let mounts = table.lines().filter_map(|line| {
         let (mount, source) = line.split_once(" - ")?;

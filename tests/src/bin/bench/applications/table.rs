@@ -1,4 +1,4 @@
-//! Medians, spreads and ratios.
+//! Medians, spreads and ratios of the places.
 
 use std::fmt::Write;
 
@@ -6,17 +6,17 @@ use ashlar_tests::{Outcome, ensure};
 use serde_json::{Value, json};
 
 use super::jobs::{Measured, Unit};
-use super::places::Places;
+use super::places::JobPlaces;
 use crate::report::median;
 
-/// One line: what was measured, and what each place had in each round.
+/// One line of the table: the action, and each place's figure in each round.
 #[derive(Debug)]
 struct Line {
-    what: String,
+    action: String,
     unit: Unit,
-    /// The finding, which is the same everywhere.
+    /// The finding, which is the same in all places.
     found: String,
-    /// By place and round.
+    /// Figures by place and round.
     values: Vec<Vec<f64>>,
 }
 
@@ -31,7 +31,7 @@ impl Line {
 /// All that was measured.
 #[derive(Debug)]
 pub struct Table {
-    /// Name, and what it is.
+    /// Name and description of each place.
     places: Vec<(&'static str, String)>,
     rounds: u64,
     lines: Vec<Line>,
@@ -39,13 +39,13 @@ pub struct Table {
 }
 
 impl Table {
-    /// Nothing measured yet.
-    pub fn new(places: &Places, rounds: u64) -> Self {
-        let places = places.all().iter().map(|place| (place.name, place.is.clone())).collect();
+    /// An empty table.
+    pub fn new(places: &JobPlaces, rounds: u64) -> Self {
+        let places = places.all().iter().map(|place| (place.name, place.description.clone())).collect();
         Self { places, rounds, lines: Vec::new(), left_out: Vec::new() }
     }
 
-    /// Notes that a job could not be measured.
+    /// Records that a job could not be measured.
     pub fn leave_out(&mut self, job: &'static str, reason: String) {
         self.left_out.push((job, reason));
     }
@@ -59,19 +59,18 @@ impl Table {
         self.places.iter().position(|(known, _)| *known == name)
     }
 
-    /// Notes a figure of a place. Fails where something else was found than elsewhere, or nothing that takes time was
-    /// done.
+    /// Records a figure of a place. Fails if the finding differs from that of another place, or if no time was taken.
     pub fn add(&mut self, place: &str, measured: Measured) -> Outcome {
         let Some(column) = self.place(place) else { return Err(format!("there is no place '{place}'")) };
-        let Measured { what, unit, value, found } = measured;
-        ensure!(value.is_finite() && value > 0.0, "{what} on {place} was measured as {value}");
-        let at = self.lines.iter().position(|line| line.what == what).unwrap_or_else(|| {
+        let Measured { action, unit, value, found } = measured;
+        ensure!(value.is_finite() && value > 0.0, "{action} on {place} was measured as {value}");
+        let at = self.lines.iter().position(|line| line.action == action).unwrap_or_else(|| {
             let values = vec![Vec::new(); self.places.len()];
-            self.lines.push(Line { what: what.clone(), unit, found: found.clone(), values });
+            self.lines.push(Line { action: action.clone(), unit, found: found.clone(), values });
             self.lines.len() - 1
         });
         let line = &mut self.lines[at];
-        ensure!(line.found == found, "{what} on {place}: found {found}, but {} before", line.found);
+        ensure!(line.found == found, "{action} on {place}: found {found}, but {} before", line.found);
         line.values[column].push(value);
         Ok(())
     }
@@ -81,12 +80,12 @@ impl Table {
         median(&line.ratios(run, other))
     }
 
-    /// For people.
+    /// The table for people.
     pub fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a string can't fail.
-        for (name, is) in &self.places {
-            let _ = writeln!(text, "{name:6} {is}");
+        for (name, description) in &self.places {
+            let _ = writeln!(text, "{name:6} {description}");
         }
         let rounds = self.rounds;
         let _ = writeln!(
@@ -99,7 +98,7 @@ impl Table {
         }
         let _ = writeln!(text, " {:>9} {:>9}   found", "disk/run", "FUSE/run");
         for line in &self.lines {
-            let _ = write!(text, "{:36} {:5}", line.what, line.unit.name());
+            let _ = write!(text, "{:36} {:5}", line.action, line.unit.name());
             for values in &line.values {
                 let _ = write!(text, " {:>24}", cell(values));
             }
@@ -112,14 +111,14 @@ impl Table {
         text
     }
 
-    /// For machines: the medians, and every round.
+    /// The table for machines: the medians, and every round.
     pub fn json(&self) -> Value {
         let line = |line: &Line| {
             let values = self.places.iter().zip(&line.values);
             let values = values
                 .map(|((name, _), values)| ((*name).to_owned(), json!({ "median": median(values), "rounds": values })));
             json!({
-                "what": line.what,
+                "what": line.action,
                 "unit": line.unit.name(),
                 "more_is_better": line.unit.is_speed(),
                 "found": line.found,
@@ -148,7 +147,7 @@ fn cell(values: &[f64]) -> String {
     }
 }
 
-/// With three digits that count.
+/// A figure with three significant digits.
 fn number(value: f64) -> String {
     match value {
         v if v >= 100.0 => format!("{v:.0}"),
@@ -168,7 +167,7 @@ mod tests {
     }
 
     fn measured(unit: Unit, value: f64, found: &str) -> Measured {
-        Measured { what: "it".into(), unit, value, found: found.into() }
+        Measured { action: "it".into(), unit, value, found: found.into() }
     }
 
     #[test]

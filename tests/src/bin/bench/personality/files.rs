@@ -1,4 +1,4 @@
-//! The set of files: their names, lengths, and users.
+//! The set of files of a workload: their names, lengths, and users.
 
 use std::f64::consts::TAU;
 use std::fs::{File, OpenOptions};
@@ -9,13 +9,13 @@ use std::sync::{Mutex, MutexGuard};
 use ashlar_tests::random::Random;
 use ashlar_tests::{Outcome, ensure, tried};
 
-/// How much is read or written at a time (Filebench: `iosize`).
+/// Bytes of one read or write (Filebench: `iosize`).
 pub const TRANSFER: usize = 1 << 20;
 
 /// A file of the set.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// With which it is made, if it's written as a whole.
+    /// Its length when a thread writes it as a whole.
     planned: u64,
     /// Its length now; `None` if it does not exist.
     length: Option<u64>,
@@ -27,7 +27,7 @@ pub struct Files {
     directory: PathBuf,
     width: u64,
     entries: Mutex<Vec<Entry>>,
-    /// Numbers of files that no thread has in hand: those that exist, and those that do not.
+    /// Numbers of files that no thread uses: those that exist, and those that do not.
     idle: Mutex<[Vec<u64>; 2]>,
 }
 
@@ -63,16 +63,17 @@ impl Files {
         lock(&self.entries)[number as usize]
     }
 
-    /// Takes a file that is there, or one that is not. There is always one: fewer are in hand than are of either kind.
-    pub fn take(&self, there: bool, random: &mut Random) -> Outcome<Held<'_>> {
+    /// Takes a file that exists, or one that does not. There is always one: threads use fewer than there are of either
+    /// kind.
+    pub fn take(&self, there: bool, random: &mut Random) -> Outcome<BorrowedFile<'_>> {
         let mut idle = lock(&self.idle);
         let numbers = &mut idle[usize::from(there)];
         ensure!(!numbers.is_empty(), "no file is left that is {}", if there { "there" } else { "not there" });
         let number = numbers.swap_remove(random.below(numbers.len() as u64) as usize);
-        Ok(Held { files: self, number, file: None })
+        Ok(BorrowedFile { files: self, number, file: None })
     }
 
-    /// Whether the files that should be there are, with their lengths, and no others.
+    /// Checks that the files that should exist do, with their lengths, and no others.
     pub fn check(&self) -> Outcome {
         let entries = lock(&self.entries);
         for (number, entry) in (0..).zip(entries.iter()) {
@@ -89,13 +90,12 @@ impl Files {
     }
 }
 
-/// Nothing is half done where a thread has panicked: the whole run is a failure then.
+/// If a thread has panicked, the whole run is a failure, so half-done work does not matter.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// A length of Filebench's gamma distribution: of shape 1.5, which is an exponential one and half of a squared normal
-/// one.
+/// A length of Filebench's gamma distribution of shape 1.5: an exponential one, and half of a squared normal one.
 fn length(random: &mut Random, mean: u64) -> u64 {
     let mut unit = || (random.draw() >> 11) as f64 / (1_u64 << 53) as f64;
     let (first, second, angle) = (1.0 - unit(), 1.0 - unit(), unit() * TAU);
@@ -103,17 +103,17 @@ fn length(random: &mut Random, mean: u64) -> u64 {
     (mean as f64 / 1.5 * shape) as u64
 }
 
-/// A file in a thread's hands, given back when it is dropped.
+/// A file that one thread uses, given back at the drop.
 #[derive(Debug)]
-pub struct Held<'a> {
+pub struct BorrowedFile<'a> {
     files: &'a Files,
     number: u64,
     file: Option<File>,
 }
 
-impl Held<'_> {
-    fn failure(&self, what: &str) -> impl FnOnce(std::io::Error) -> String + use<> {
-        tried(format!("{what} file {}", self.number))
+impl BorrowedFile<'_> {
+    fn failure(&self, action: &str) -> impl FnOnce(std::io::Error) -> String + use<> {
+        tried(format!("{action} file {}", self.number))
     }
 
     fn file(&mut self) -> Outcome<&mut File> {
@@ -166,7 +166,7 @@ impl Held<'_> {
         write().map_err(failure)
     }
 
-    /// Writes all that is planned for it.
+    /// Writes its planned length.
     pub fn write_whole(&mut self, buffer: &mut [u8]) -> Outcome {
         let planned = self.files.entry(self.number).planned;
         self.write(planned, buffer)?;
@@ -189,7 +189,8 @@ impl Held<'_> {
         let (length, byte, number) = (self.length(), self.byte(), self.number);
         let failure = self.failure("reading");
         let file = self.file()?;
-        // Another file's bytes in the buffer differ; this file's own old byte is replaced at the place of the check.
+        // The buffer may hold another file's bytes, which differ; but if it holds this file's, the checked place is
+        // overwritten.
         buffer[0] = !byte;
         let mut total = 0;
         let mut read = || loop {
@@ -198,7 +199,7 @@ impl Held<'_> {
                 return Ok(());
             }
             if [buffer[0], buffer[count - 1]] != [byte; 2] {
-                return Err(std::io::Error::other("it holds what nobody has written there"));
+                return Err(std::io::Error::other("it holds bytes that no thread has written there"));
             }
             total += count as u64;
         };
@@ -207,13 +208,13 @@ impl Held<'_> {
         Ok(())
     }
 
-    /// Has it brought to the medium.
+    /// Syncs it to the medium.
     pub fn sync(&mut self) -> Outcome {
         let failure = self.failure("syncing");
         self.file()?.sync_all().map_err(failure)
     }
 
-    /// Looks at it.
+    /// Stats it.
     pub fn stat(self) -> Outcome {
         let found = std::fs::metadata(self.files.path(self.number)).map_err(self.failure("looking at"))?.len();
         ensure!(found == self.length(), "file {} has {found} bytes, and should have {}", self.number, self.length());
@@ -228,9 +229,9 @@ impl Held<'_> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for BorrowedFile<'_> {
     fn drop(&mut self) {
-        // Closed before another thread has it.
+        // Closed before another thread takes it.
         self.file = None;
         let there = self.files.entry(self.number).length.is_some();
         lock(&self.files.idle)[usize::from(there)].push(self.number);
@@ -248,7 +249,7 @@ mod tests {
         let mean = lengths.iter().sum::<f64>() / 100_000.0;
         let variance = lengths.iter().map(|length| (length - mean).powi(2)).sum::<f64>() / 100_000.0;
         assert!((mean / 16_384.0 - 1.0).abs() < 0.02, "mean {mean}");
-        // Of a gamma distribution, the square of the mean divided by the variance is the shape.
+        // In a gamma distribution, the square of the mean divided by the variance is the shape.
         assert!((mean * mean / variance - 1.5).abs() < 0.05, "shape {}", mean * mean / variance);
     }
 

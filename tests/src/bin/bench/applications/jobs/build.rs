@@ -1,5 +1,7 @@
-//! Building a C project: uClibc-ng, a C library for small machines, which Debian ships as source (`uclibc-source`).
-//! It's configured for its least, a static library of some 550 files, so that a build takes half a minute.
+//! The build of a C project: uClibc-ng.
+//!
+//! It is a C library for small machines, which Debian ships as source (`uclibc-source`). Its smallest configuration is
+//! a static library of some 550 files, so that a build takes half a minute.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,11 +12,11 @@ use ashlar_tests::{Outcome, ensure, tried};
 use super::{Measured, Turn, seconds};
 use crate::applications::{Size, program};
 
-/// Where Debian's package puts the archive, and how its name begins.
+/// The directory of the archive in Debian's package, and the beginning of its name.
 const SOURCES: &str = "/usr/src";
 const ARCHIVE: &str = "uClibc-ng-";
-/// Takes the library's functions without its headers, which serve the library itself as long as it's not installed. At
-/// its least it lacks a variable of its dynamic linker's.
+/// Uses the library's functions without its headers, which work only inside the library before it's installed. The
+/// smallest configuration lacks a variable of its dynamic linker's.
 const TEST: &str = "unsigned long _dl_pagesize = 4096;
 int snprintf(char *, unsigned long, const char *, ...);
 int puts(const char *);
@@ -47,7 +49,7 @@ pub fn prepare(inputs: &Path, _: Size) -> Outcome {
     shell(inputs, &script)?.success().map(|_| ())
 }
 
-/// `make -j2` of the whole library, then of nothing. The library is tested, not measured.
+/// Runs `make -j2` of the whole library, then again with nothing to do. The library is tested, not measured.
 pub fn make(turn: &Turn) -> Outcome<Vec<Measured>> {
     program::time(turn.plainly("tar").arg("xf").arg(turn.inputs.join("project.tar")))?;
     let make = |targets: &[&str]| {
@@ -64,7 +66,7 @@ pub fn make(turn: &Turn) -> Outcome<Vec<Measured>> {
     }
     let (built, _) = make(&[])?;
     let (again, _) = make(&[])?;
-    let members = turn.ask(turn.plainly("ar").args(["t", "project/lib/libc.a"]))?.lines().count();
+    let members = turn.output_of(turn.plainly("ar").args(["t", "project/lib/libc.a"]))?.lines().count();
     ensure!(members > 500, "the library has only {members} members");
     let program = turn.inputs.join("test");
     let mut link = turn.plainly("gcc");
@@ -72,8 +74,8 @@ pub fn make(turn: &Turn) -> Outcome<Vec<Measured>> {
         .arg(&program)
         .args(["project/lib/crt1.o", "project/lib/crti.o"]);
     link.arg(turn.inputs.join("test.c")).args(["project/lib/libc.a", "-lgcc", "project/lib/crtn.o"]);
-    turn.ask(&mut link)?;
-    let said = turn.ask(&mut Command::new(&program))?;
+    turn.output_of(&mut link)?;
+    let said = turn.output_of(&mut Command::new(&program))?;
     ensure!(said == "42 of uClibc\n", "a program with the library says '{said}'");
     let found = format!("{members} objects");
     Ok(vec![seconds("make -j2", built, found.clone()), seconds("make -j2, nothing to do", again, found)])

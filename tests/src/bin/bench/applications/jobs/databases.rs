@@ -1,4 +1,4 @@
-//! Databases: SQLite, by its own command, and RocksDB, by its own benchmark.
+//! The databases: SQLite, by its own command, and RocksDB, by its own benchmark.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -20,8 +20,8 @@ fn rows(size: Size) -> u64 {
     size.of(200_000, 1000)
 }
 
-/// Scripts: one with a transaction for each row, one with one for all. The words of the index are random, rows have
-/// some 130 bytes.
+/// Makes the scripts: one with a transaction for each row, one with one for all. The words of the index are random;
+/// rows have some 130 bytes.
 pub fn prepare_sqlite(inputs: &Path, size: Size) -> Outcome {
     let write = |name: &str, text: String| std::fs::write(inputs.join(name), text).map_err(tried("writing a script"));
     let mut random = Random::new(1);
@@ -39,7 +39,7 @@ pub fn prepare_sqlite(inputs: &Path, size: Size) -> Outcome {
     write("bulk.sql", format!("{TABLE}BEGIN;\n{}COMMIT;\n", inserts(rows(size))))
 }
 
-/// Rows by a transaction each, with both kinds of journal and every transaction synced, and many rows by one
+/// Inserts rows by a transaction each, with both kinds of journal and every transaction synced, and many rows by one
 /// transaction.
 pub fn sqlite(turn: &Turn) -> Outcome<Vec<Measured>> {
     let one_each = transactions(turn.size);
@@ -49,15 +49,15 @@ pub fn sqlite(turn: &Turn) -> Outcome<Vec<Measured>> {
         ("sqlite, all rows in one", "bulk", rows(turn.size)),
     ];
     let mut measured = Vec::new();
-    for (what, name, rows) in cases {
+    for (action, name, rows) in cases {
         let database = format!("{name}.db");
         let script = format!(".read {}", turn.inputs.join(format!("{name}.sql")).display());
         let (took, _) = turn.time(turn.command("sqlite3").args(["-batch", "-bail", &database, &script]))?;
         let question = "SELECT count(*), count(DISTINCT word), sum(id) FROM entry; PRAGMA integrity_check;";
-        let said = turn.ask(turn.plainly("sqlite3").args([&database, question]))?;
+        let said = turn.output_of(turn.plainly("sqlite3").args([&database, question]))?;
         let expected = format!("{rows}|{rows}|{}\nok\n", rows * (rows - 1) / 2);
-        ensure!(said == expected, "{what}: the database says '{said}', where '{expected}' was written");
-        measured.push(seconds(what, took, format!("{rows} rows")));
+        ensure!(said == expected, "{action}: the database says '{said}', where '{expected}' was written");
+        measured.push(seconds(action, took, format!("{rows} rows")));
     }
     Ok(measured)
 }
@@ -66,8 +66,8 @@ pub fn sqlite(turn: &Turn) -> Outcome<Vec<Measured>> {
 /// `db_bench`. Nothing is compressed. The figure is the benchmark's own.
 pub fn rocksdb(turn: &Turn) -> Outcome<Vec<Measured>> {
     let (entries, synced) = (turn.size.of(200_000, 2000), turn.size.of(1000, 20));
-    // `fillsync` divides its number by a thousand; this is what it does. Keys are read at random by another sequence
-    // than they were written by, so some are not there.
+    // `fillsync` divides its number by a thousand; the number here is the quotient. Keys are read in another random
+    // sequence than they were written in, so some are missing.
     let cases: [(&str, &str, &str, u64, &[&str]); 5] = [
         ("fillseq", "fillseq", "sequential", entries, &["--seed=7"]),
         ("fillrandom", "fillrandom", "random", entries, &["--seed=7"]),
@@ -84,15 +84,15 @@ pub fn rocksdb(turn: &Turn) -> Outcome<Vec<Measured>> {
         command.args(["--write_buffer_size=4194304", "--cache_size=8388608"]).args(options);
         let (_, said) = turn.time(&mut command)?;
         let (value, found) = outcome(benchmark, &said)?;
-        measured.push(Measured { what: format!("db_bench {name}"), unit: Unit::Micros, value, found });
+        measured.push(Measured { action: format!("db_bench {name}"), unit: Unit::Micros, value, found });
     }
     Ok(measured)
 }
 
-/// Reads `db_bench`'s output on a benchmark: the microseconds of an operation, and the number of operations or of hits.
+/// Reads `db_bench`'s output: the microseconds of an operation, and the number of operations or of hits.
 fn outcome(benchmark: &str, said: &str) -> Outcome<(f64, String)> {
     let unclear = || format!("db_bench tells nothing of {benchmark}: {said}");
-    // It shows its progress on the same line.
+    // Its progress stands on the same line.
     let lines = said.lines().map(|line| line.rsplit('\r').next().unwrap_or(line));
     let mut results = lines.filter_map(|line| line.strip_prefix(benchmark)?.trim_start().strip_prefix(": "));
     let result = results.next().ok_or_else(unclear)?;

@@ -1,4 +1,4 @@
-//! Trees of sources: cloned, unpacked, looked at, removed.
+//! Trees of sources: cloned, unpacked, read, removed.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,26 +9,26 @@ use super::{Measured, Turn, seconds};
 use crate::applications::{Size, program};
 use crate::cases::make_archive;
 
-/// A repository without a working tree, of the one that the benchmark is started in: this one.
+/// A repository without a working tree, cloned from the one that the benchmark is started in: this one.
 pub fn prepare_clone(inputs: &Path, _: Size) -> Outcome {
-    // The tree may belong to another user than root, the one that mounts.
+    // The tree may belong to another user than root, which mounts.
     let mut command = Command::new("git");
     command
         .args(["-c", "safe.directory=*", "clone", "-q", "--bare", "--no-hardlinks", "."])
         .arg(inputs.join("repository"));
-    let hint = |error| format!("run it in a clone of Ashlar's repository, which is what is cloned: {error}");
+    let hint = |error| format!("run it in a clone of Ashlar's repository, which the benchmark clones: {error}");
     program::time(&mut command).map(|_| ()).map_err(hint)
 }
 
-/// `git clone` through git's own protocol, which links no files, then `git status`, twice.
+/// Runs `git clone` through git's own protocol, which links no files, then `git status`, twice.
 pub fn clone(turn: &Turn) -> Outcome<Vec<Measured>> {
     let source = format!("file://{}", turn.inputs.join("repository").display());
     let (cloned, _) = turn.time(turn.command("git").args(["clone", "-q", &source, "tree"]))?;
     let mut measured = Vec::new();
-    for what in ["git status of the clone", "git status again"] {
-        measured.push(status(turn, what)?);
+    for action in ["git status of the clone", "git status again"] {
+        measured.push(status(turn, action)?);
     }
-    let listed = turn.ask(turn.plainly("git").args(["-C", "tree", "ls-files"]))?.lines().count();
+    let listed = turn.output_of(turn.plainly("git").args(["-C", "tree", "ls-files"]))?.lines().count();
     let present = count_files(&turn.directory.join("tree"))?;
     ensure!(present == listed, "{listed} files are known to git, and {present} are there");
     let found = format!("{present} files");
@@ -36,10 +36,10 @@ pub fn clone(turn: &Turn) -> Outcome<Vec<Measured>> {
     Ok(measured)
 }
 
-fn status(turn: &Turn, what: &str) -> Outcome<Measured> {
+fn status(turn: &Turn, action: &str) -> Outcome<Measured> {
     let (took, said) = turn.time(turn.command("git").args(["-C", "tree", "status", "--porcelain"]))?;
-    ensure!(said.is_empty(), "{what}: the tree is not as it was committed: {said}");
-    Ok(seconds(what, took, "clean".into()))
+    ensure!(said.is_empty(), "{action}: the tree is not as it was committed: {said}");
+    Ok(seconds(action, took, "clean".into()))
 }
 
 /// An archive of a generated tree of sources that git knows.
@@ -47,7 +47,7 @@ pub fn prepare_archive(inputs: &Path, size: Size) -> Outcome {
     make_archive(inputs, size.of(15_000, 200) as usize)
 }
 
-/// `tar x`, `git status` of the tree, and `rm -rf`.
+/// Runs `tar x`, `git status` of the tree, and `rm -rf`.
 pub fn untar(turn: &Turn) -> Outcome<Vec<Measured>> {
     let archive = turn.inputs.join("tree.tar");
     let (unpacked, _) = turn.time(turn.command("tar").arg("xf").arg(&archive))?;
@@ -78,18 +78,18 @@ const HANDLING: [(&str, &str); 12] = [
     ("rm -rf of the copies", "rm -rf copy exact again 'with python'"),
 ];
 
-/// A tree is copied, looked through, changed and removed, by a shell's commands.
+/// Copies, searches, changes and removes a tree by a shell's commands.
 pub fn copy(turn: &Turn) -> Outcome<Vec<Measured>> {
-    let unpack = turn.ask(turn.command("tar").arg("xf").arg(turn.inputs.join("tree.tar")))?;
+    let unpack = turn.output_of(turn.command("tar").arg("xf").arg(turn.inputs.join("tree.tar")))?;
     ensure!(unpack.is_empty(), "tar says {unpack}");
     let mut measured = Vec::new();
-    for (what, script) in HANDLING {
+    for (action, script) in HANDLING {
         let (took, said) = turn.time(turn.command("bash").args(["-c", script]))?;
-        // Names and attributes, except those of the moment.
+        // Names and attributes, except the current times.
         let listing = "find . -path ./tree/.git -prune -o -type f -printf '%m %U:%G %s %P\\n' | sort | cksum";
-        let there = turn.ask(turn.plainly("bash").args(["-c", listing]))?;
+        let there = turn.output_of(turn.plainly("bash").args(["-c", listing]))?;
         let sum = there.split(' ').next().unwrap_or_default();
-        measured.push(seconds(what, took, format!("{sum}, {} lines", said.lines().count())));
+        measured.push(seconds(action, took, format!("{sum}, {} lines", said.lines().count())));
     }
     Ok(measured)
 }

@@ -1,5 +1,6 @@
-//! `ashlar-again read|write FILE`: reads the same 64 KiB of a file, or writes them, again and again, until it fails or
-//! is killed.
+//! `ashlar-repeat-io read|write FILE`: repeats one read or write until it is killed.
+//!
+//! Reads the same 64 KiB of a file, or writes them, until the call fails or a kill ends the program.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -19,17 +20,17 @@ fn main() -> ExitCode {
         ["read", file] => read(file),
         ["write", file] => write(file),
         _ => {
-            eprintln!("usage: ashlar-again read|write FILE");
+            eprintln!("usage: ashlar-repeat-io read|write FILE");
             return ExitCode::from(2);
         }
     };
     if let Err(error) = ended {
-        eprintln!("ashlar-again: {error}");
+        eprintln!("ashlar-repeat-io: {error}");
     }
     ExitCode::FAILURE
 }
 
-/// Has the kernel read anew each time: it locks the pages meanwhile.
+/// Makes the kernel read anew each time: it locks the pages meanwhile.
 fn read(path: &str) -> io::Result<()> {
     let (file, mut bytes) = (File::open(path)?, vec![0u8; BYTES]);
     loop {
@@ -38,7 +39,7 @@ fn read(path: &str) -> io::Result<()> {
     }
 }
 
-/// A write-only descriptor bypasses the kernel's pages, and makes it drop those of readers.
+/// A write-only descriptor bypasses the kernel's pages, and makes the kernel drop those of readers.
 fn write(path: &str) -> io::Result<()> {
     let (file, mut bytes) = (File::options().write(true).open(path)?, vec![0u8; BYTES]);
     loop {
