@@ -14,12 +14,12 @@ use serde_json::Value;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "bench/all_are_measured_side_by_side", run: || with(side_by_side) },
-    Test { name: "bench/a_mount_of_its_own_goes_at_the_end", run: || with(own_mount) },
-    Test { name: "bench/interrupted_it_leaves_nothing", run: || with(interrupted) },
-    Test { name: "bench/what_is_missing_is_named", run: || with(refusals) },
-    Test { name: "bench/applications_find_the_same_everywhere", run: || with(applications) },
-    Test { name: "bench/applications_leave_out_what_is_not_there", run: || with(left_out) },
+    Test { name: "bench/all_contenders_have_figures", run: || with(side_by_side) },
+    Test { name: "bench/own_mount_is_removed_at_the_end", run: || with(own_mount) },
+    Test { name: "bench/interrupted_run_leaves_nothing", run: || with(interrupted) },
+    Test { name: "bench/refusals_name_the_missing_part", run: || with(refusals) },
+    Test { name: "bench/applications_find_the_same_in_all_places", run: || with(applications) },
+    Test { name: "bench/applications_leave_out_jobs_without_their_program", run: || with(left_out) },
 ];
 
 const SOON: Duration = Duration::from_secs(30);

@@ -19,12 +19,12 @@ use rustix::process::Signal;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "capi/the_header_is_what_the_library_has", run: || with(header) },
-    Test { name: "capi/every_call_does_what_the_kernel_does", run: || with(every_call) },
-    Test { name: "capi/the_examples_and_the_mount_see_each_other", run: || with(examples) },
-    Test { name: "capi/a_session_that_can_not_be_had_says_why", run: || with(refusals) },
-    Test { name: "capi/a_daemon_that_hangs_is_an_error_within_the_patience", run: || with(hangs) },
-    Test { name: "capi/what_a_killed_program_has_said_is_there", run: || with(kills) },
+    Test { name: "capi/header_matches_library", run: || with(header) },
+    Test { name: "capi/every_call_answers_as_the_kernel", run: || with(every_call) },
+    Test { name: "capi/examples_and_mount_see_each_other", run: || with(examples) },
+    Test { name: "capi/refused_session_says_why", run: || with(refusals) },
+    Test { name: "capi/hung_daemon_gives_error_within_patience", run: || with(hangs) },
+    Test { name: "capi/killed_writer_keeps_acknowledged_data", run: || with(kills) },
 ];
 
 /// The tree that these tests were built from: examples, sources and the script that installs.

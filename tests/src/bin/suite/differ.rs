@@ -17,7 +17,7 @@ use crate::capi::Installed;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "differ/a_planted_fault_is_found_and_made_small", run: || with(planted) },
+    Test { name: "differ/planted_fault_is_found_and_reduced", run: || with(planted) },
     Test { name: "run/random_calls_answer_as_on_ext4", run: || with(|| compare(ServedBy::Run)) },
     Test { name: "mount/random_calls_answer_as_on_ext4", run: || with(|| compare(ServedBy::Mount)) },
     Test { name: "capi/random_calls_answer_as_on_ext4", run: || with(|| compare(ServedBy::Library)) },

@@ -14,19 +14,19 @@ use rustix::fs::{FlockOperation, flock};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "errors/a_bad_flag_is_named_with_the_nearest_one", run: bad_flag },
-    Test { name: "errors/not_root", run: || with(not_root) },
-    Test { name: "errors/no_fuse_device", run: || with(no_device) },
-    Test { name: "errors/no_directory_and_no_directory_at_all", run: || with(no_directory) },
-    Test { name: "errors/mounted_already_and_not_mounted", run: || with(mounted_already) },
-    Test { name: "errors/a_busy_mount_names_who_uses_it", run: || with(busy) },
-    Test { name: "errors/an_arena_in_use", run: || with(in_use) },
-    Test { name: "errors/an_arena_of_another_version", run: || with(wrong_version) },
-    Test { name: "errors/no_space_for_the_arena", run: || with(no_space) },
-    Test { name: "errors/no_space_for_a_larger_arena", run: || with(no_space_to_grow) },
-    Test { name: "errors/no_arena_and_no_daemon", run: no_arena },
-    Test { name: "errors/a_damaged_superblock", run: || with(damaged) },
-    Test { name: "errors/a_check_asks_no_daemon_that_dies", run: || with(dying) },
+    Test { name: "errors/bad_flag_is_named_with_nearest_one", run: bad_flag },
+    Test { name: "errors/ordinary_user_is_refused", run: || with(not_root) },
+    Test { name: "errors/missing_fuse_device_is_named", run: || with(no_device) },
+    Test { name: "errors/missing_directory_and_plain_file_are_refused", run: || with(no_directory) },
+    Test { name: "errors/mounted_and_unmounted_directories_are_refused", run: || with(mounted_already) },
+    Test { name: "errors/busy_mount_names_its_users", run: || with(busy) },
+    Test { name: "errors/arena_in_use_is_refused", run: || with(in_use) },
+    Test { name: "errors/arena_of_other_version_is_refused", run: || with(wrong_version) },
+    Test { name: "errors/arena_without_space_is_refused", run: || with(no_space) },
+    Test { name: "errors/growth_without_space_is_refused", run: || with(no_space_to_grow) },
+    Test { name: "errors/missing_arena_and_daemon_are_named", run: no_arena },
+    Test { name: "errors/damaged_superblock_is_refused", run: || with(damaged) },
+    Test { name: "errors/check_asks_no_dying_daemon", run: || with(dying) },
 ];
 
 fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {

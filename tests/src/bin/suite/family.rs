@@ -13,14 +13,14 @@ use serde_json::Value;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "run/processes_share_open_files_as_the_kernel_has_them", run: || with(same) },
-    Test { name: "run/who_makes_processes_goes_on_with_his_files", run: || with(goes_on) },
-    Test { name: "run/who_is_forked_goes_on_with_his_parents_files", run: || with(inherits) },
-    Test { name: "run/who_is_killed_leaves_the_place_to_the_others", run: || with(killed) },
-    Test { name: "run/who_is_stopped_in_the_middle_keeps_nobody_waiting", run: || with(stopped) },
-    Test { name: "run/who_is_forked_maps_what_its_parent_makes_longer", run: || with(grown) },
-    Test { name: "run/record_locks_stay_where_a_program_has_two_descriptors", run: || with(locked) },
-    Test { name: "run/what_gets_past_the_library_finds_no_place", run: || with(past) },
+    Test { name: "run/shared_open_files_answer_as_the_kernel", run: || with(same) },
+    Test { name: "run/forking_process_keeps_its_files_served", run: || with(goes_on) },
+    Test { name: "run/forked_process_keeps_its_parents_files", run: || with(inherits) },
+    Test { name: "run/killed_process_leaves_offset_to_the_others", run: || with(killed) },
+    Test { name: "run/stopped_process_keeps_no_sharer_waiting", run: || with(stopped) },
+    Test { name: "run/forked_process_maps_file_that_parent_extends", run: || with(grown) },
+    Test { name: "run/record_lock_survives_exec_with_two_descriptors", run: || with(locked) },
+    Test { name: "run/calls_past_the_library_fail_on_shared_files", run: || with(past) },
 ];
 
 fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {

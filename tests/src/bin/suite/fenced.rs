@@ -15,7 +15,7 @@ use ashlar_tests::{Outcome, ensure, tried};
 pub const TESTS: &[Test] = &[
     Test { name: "run/fenced_session_fails_each_call", run: || fenced(Front::RunAtOnce) },
     Test { name: "life/fenced_mount_fails_each_call", run: || fenced(Front::Mount) },
-    Test { name: "run/change_of_owner_that_names_none_is_allowed", run: owner_unchanged },
+    Test { name: "run/chown_without_owner_is_allowed", run: owner_unchanged },
 ];
 
 const PATIENCE: Duration = Duration::from_secs(60);

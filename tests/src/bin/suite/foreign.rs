@@ -15,8 +15,8 @@ use ashlar_types::Errno;
 pub const TESTS: &[Test] = &[
     Test { name: "run/library_with_own_calls_uses_libc_descriptors", run: || with(libraries) },
     Test { name: "run/generated_code_fails_with_libc_descriptors", run: || with(generated) },
-    Test { name: "run/program_of_another_libc_runs_without_a_word", run: || with(programs) },
-    Test { name: "run/program_in_a_chroot_runs_without_a_word", run: || with(chroot) },
+    Test { name: "run/program_of_another_libc_runs_silently", run: || with(programs) },
+    Test { name: "run/program_in_chroot_runs_silently", run: || with(chroot) },
 ];
 
 const LIBRARY: &str = include_str!("../../../jobs/own_calls.c");

@@ -15,12 +15,12 @@ use rustix::fs::{FlockOperation, flock};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "two_mounts/what_one_writes_the_other_reads_at_once", run: || with(fresh) },
+    Test { name: "two_mounts/writes_of_one_show_at_once_on_the_other", run: || with(fresh) },
     Test { name: "two_mounts/counters_under_locks_are_exact", run: || with(counters) },
     Test { name: "two_mounts/appends_are_never_lost", run: || with(appends) },
     Test { name: "two_mounts/exclusive_names_have_one_winner", run: || with(winners) },
-    Test { name: "two_mounts/renames_and_unlinks_of_the_same_names", run: || with(names) },
-    Test { name: "two_mounts/a_free_name_is_never_said_to_be_taken", run: || with(free_names) },
+    Test { name: "two_mounts/renames_of_the_same_names_lose_none", run: || with(names) },
+    Test { name: "two_mounts/free_name_is_never_refused_as_taken", run: || with(free_names) },
 ];
 
 fn with(test: fn(&TestArena) -> Outcome<String>) -> Outcome<Verdict> {

@@ -16,20 +16,29 @@ use ashlar_tests::{Outcome, ensure, number, tried};
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
     Test {
-        name: "kill/applications_and_libfs",
+        name: "kill/killed_applications_lose_nothing",
         run: || with(Kill::Application, Front::Mount, "ASHLAR_KILL_WRITER", 30),
     },
     Test {
-        name: "kill/sharedfs_under_running_programs",
+        name: "kill/killed_sharedfs_loses_nothing",
         run: || with(Kill::Daemon, Front::Mount, "ASHLAR_KILL_DAEMON", 30),
     },
-    Test { name: "kill/everything_at_once", run: || with(Kill::Everything, Front::Mount, "ASHLAR_KILL_ALL", 10) },
     Test {
-        name: "run/killed_applications",
+        name: "kill/killed_everything_loses_nothing",
+        run: || with(Kill::Everything, Front::Mount, "ASHLAR_KILL_ALL", 10),
+    },
+    Test {
+        name: "run/killed_applications_lose_nothing",
         run: || with(Kill::Application, Front::RunAtOnce, "ASHLAR_KILL_WRITER", 14),
     },
-    Test { name: "run/killed_sharedfs", run: || with(Kill::Daemon, Front::RunAtOnce, "ASHLAR_KILL_DAEMON", 10) },
-    Test { name: "run/killed_everything", run: || with(Kill::Everything, Front::RunAtOnce, "ASHLAR_KILL_ALL", 6) },
+    Test {
+        name: "run/killed_sharedfs_loses_nothing",
+        run: || with(Kill::Daemon, Front::RunAtOnce, "ASHLAR_KILL_DAEMON", 10),
+    },
+    Test {
+        name: "run/killed_everything_loses_nothing",
+        run: || with(Kill::Everything, Front::RunAtOnce, "ASHLAR_KILL_ALL", 6),
+    },
 ];
 
 /// Writers at work at the same time, each in a directory of its own, spread over the mounts.

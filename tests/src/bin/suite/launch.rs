@@ -11,8 +11,7 @@ use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_wire::DEFER_VARIABLE;
 
 /// The tests of this group.
-pub const TESTS: &[Test] =
-    &[Test { name: "run/the_small_command_runs_programs_as_ashlar_main_does", run: || with(alike) }];
+pub const TESTS: &[Test] = &[Test { name: "run/small_command_runs_programs_as_ashlar_main", run: || with(alike) }];
 
 /// What programs are run by.
 const LIBRARY: &str = "libashlar_preload.so";

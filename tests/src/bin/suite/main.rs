@@ -76,8 +76,8 @@ fn main() -> ExitCode {
         "programs/corners",
         "programs/mapped_writes",
         "programs/appends",
-        "programs/a_flock",
-        "run/jobs_survive_the_daemon",
+        "programs/flock",
+        "run/jobs_survive_killed_daemon",
     ];
     ashlar_tests::harness::main(&groups.concat(), &io_uring_groups)
 }

@@ -15,18 +15,18 @@ use ashlar_tests::{Outcome, ensure, tried};
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
     Test { name: "run/files_are_mapped_out_of_the_segments", run: || with(mapped) },
-    Test { name: "run/a_shared_mapping_shows_what_anybody_writes", run: || with(follows) },
-    Test { name: "run/who_maps_to_read_sees_what_a_mapping_writes", run: || with(written) },
-    Test { name: "run/readers_see_what_others_store_in_a_mapping", run: || with(stored) },
-    Test { name: "run/mapping_of_others_shows_what_is_written", run: || with(shown) },
+    Test { name: "run/shared_mapping_shows_writes_of_all_processes", run: || with(follows) },
+    Test { name: "run/read_mapping_shows_stores_of_another_mapping", run: || with(written) },
+    Test { name: "run/readers_see_stores_of_others_in_a_mapping", run: || with(stored) },
+    Test { name: "run/mapping_of_others_shows_writes", run: || with(shown) },
     Test { name: "run/mapping_before_the_first_session_is_seen", run: || with(stored_alone) },
-    Test { name: "run/file_mapped_by_others_is_ours_again_at_its_end", run: || with(ours_again) },
-    Test { name: "run/what_is_mapped_is_given_to_nobody_else", run: || with(kept) },
-    Test { name: "run/an_arena_keeps_the_segments_that_are_mapped", run: || with(resized) },
-    Test { name: "run/mappings_outlive_the_kill_of_the_daemon", run: || with(killed) },
-    Test { name: "run/who_forks_maps_the_kernels_pages", run: || with(forked) },
+    Test { name: "run/file_is_served_again_after_mapping_of_others", run: || with(ours_again) },
+    Test { name: "run/mapped_blocks_go_to_no_other_file", run: || with(kept) },
+    Test { name: "run/arena_keeps_mapped_segments", run: || with(resized) },
+    Test { name: "run/mappings_outlive_killed_daemon", run: || with(killed) },
+    Test { name: "run/mappings_survive_fork_and_session_end", run: || with(forked) },
     Test { name: "run/threads_map_and_fork_at_once", run: || with(threads) },
-    Test { name: "run/mappings_of_sessions_that_end_show_nobody_elses_data", run: || with(ending) },
+    Test { name: "run/mappings_of_ended_sessions_show_no_foreign_data", run: || with(ending) },
 ];
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -11,9 +11,9 @@ use ashlar_tests::{Outcome, ensure, number, tried};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "kill/sharedfs_as_pages_are_dropped", run: || with("ASHLAR_KILL_DAEMON", 10, daemon) },
-    Test { name: "kill/mounts_as_pages_are_dropped", run: || with("ASHLAR_KILL_MOUNT", 30, mounts) },
-    Test { name: "kill/everything_as_pages_are_dropped", run: || with("ASHLAR_KILL_ALL", 10, everything) },
+    Test { name: "kill/sharedfs_dies_as_pages_are_dropped", run: || with("ASHLAR_KILL_DAEMON", 10, daemon) },
+    Test { name: "kill/mounts_die_as_pages_are_dropped", run: || with("ASHLAR_KILL_MOUNT", 30, mounts) },
+    Test { name: "kill/everything_dies_as_pages_are_dropped", run: || with("ASHLAR_KILL_ALL", 10, everything) },
 ];
 
 /// What takes longer waits for what does not come.

@@ -25,8 +25,8 @@ use crate::kill::{Writer, forget_failure};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "power/what_was_synced_survives_as_a_prefix", run: cuts },
-    Test { name: "power/a_disk_that_is_gone_is_an_error_and_no_wait", run: gone },
+    Test { name: "power/synced_updates_survive_as_a_prefix", run: cuts },
+    Test { name: "power/lost_disk_gives_errors_without_wait", run: gone },
 ];
 
 const WRITERS: usize = 3;

@@ -14,14 +14,14 @@ use serde_json::Value;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "quota/a_user_gets_the_space_to_the_last_block", run: || with(user_space) },
-    Test { name: "quota/a_user_gets_the_files_to_the_last_one", run: || with(user_files) },
+    Test { name: "quota/user_gets_space_to_the_last_block", run: || with(user_space) },
+    Test { name: "quota/user_gets_files_to_the_last_one", run: || with(user_files) },
     Test { name: "quota/every_call_that_takes_space_is_refused", run: || with(calls) },
-    Test { name: "quota/a_group_is_limited_through_its_directory_and_chgrp", run: || with(group) },
-    Test { name: "quota/a_subtree_counts_what_is_there_and_lets_nothing_out", run: || with(subtree) },
-    Test { name: "quota/whatever_is_done_to_a_file_is_paid_for", run: || with(fsx) },
+    Test { name: "quota/group_limit_covers_directory_and_chgrp", run: || with(group) },
+    Test { name: "quota/subtree_counts_its_files_and_lets_none_out", run: || with(subtree) },
+    Test { name: "quota/every_change_of_a_file_is_paid_for", run: || with(fsx) },
     Test { name: "quota/two_mounts_never_exceed_one_limit", run: || with(two_mounts) },
-    Test { name: "quota/killing_sharedfs_keeps_the_account", run: || with(killed) },
+    Test { name: "quota/killed_sharedfs_keeps_the_account", run: || with(killed) },
     Test { name: "quota/limits_survive_umount_and_mount", run: || with(survives) },
     Test { name: "quota/refusals_say_what_to_do", run: || with(refusals) },
 ];

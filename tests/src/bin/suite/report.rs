@@ -16,23 +16,17 @@ use serde_json::Value;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "run/a_report_counts_what_was_served_and_what_was_not", run: || with(counted) },
-    Test {
-        name: "run/paths_alone_and_questions_about_the_file_system_leave_files_where_they_are",
-        run: || with(alone),
-    },
-    Test { name: "run/paths_that_begin_from_the_kernels_directories_are_served", run: || with(kernels_directories) },
-    Test { name: "run/paths_that_lead_into_the_mount_from_beside_it_are_served", run: || with(beside) },
-    Test {
-        name: "run/a_program_that_goes_on_each_time_is_served_from_its_first_call_on",
-        run: || with(program_profile),
-    },
-    Test { name: "run/programs_that_make_a_file_at_the_same_time_have_it_served", run: || with(at_once) },
-    Test { name: "run/programs_that_copy_files_leave_them_where_they_are", run: || with(copies) },
-    Test { name: "run/a_report_counts_sockets_with_a_path_on_the_mount", run: || with(sockets) },
-    Test { name: "run/a_report_counts_what_goes_past_the_library", run: || with(missed) },
-    Test { name: "run/a_report_has_the_counts_of_killed_processes", run: || with(killed) },
-    Test { name: "run/a_report_passes_signals_and_ends_on", run: || with(ends) },
+    Test { name: "run/report_counts_served_and_unserved_calls", run: || with(counted) },
+    Test { name: "run/o_path_and_statfs_leave_files_to_libfs", run: || with(alone) },
+    Test { name: "run/paths_from_kernel_directories_are_served", run: || with(kernels_directories) },
+    Test { name: "run/paths_from_beside_the_mount_are_served", run: || with(beside) },
+    Test { name: "run/long_program_is_served_from_its_first_call", run: || with(program_profile) },
+    Test { name: "run/file_made_by_several_programs_is_served", run: || with(at_once) },
+    Test { name: "run/copying_programs_leave_files_to_libfs", run: || with(copies) },
+    Test { name: "run/report_counts_sockets_with_path_on_the_mount", run: || with(sockets) },
+    Test { name: "run/report_counts_calls_past_the_library", run: || with(missed) },
+    Test { name: "run/report_has_counts_of_killed_processes", run: || with(killed) },
+    Test { name: "run/report_passes_on_signals_and_exit_status", run: || with(ends) },
     Test { name: "run/programs_miss_less_than_one_call_in_a_hundred", run: || with(programs) },
 ];
 

@@ -17,7 +17,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/narrowed_open_files_are_written_after_a_kill", run: || narrowed(Front::RunAtOnce) },
     Test { name: "run/narrowed_open_files_of_a_later_session_are_written", run: || narrowed(Front::Run) },
     Test { name: "kill/narrowed_open_files_of_the_kernel_are_written", run: || narrowed(Front::Mount) },
-    Test { name: "run/group_that_a_process_leaves_takes_nothing_that_is_open", run: group_left },
+    Test { name: "run/leaving_a_group_keeps_open_files", run: group_left },
 ];
 
 const USER: u32 = 2000;

@@ -13,7 +13,7 @@ use ashlar_tests::random::Random;
 use ashlar_tests::{Outcome, ensure, number, tried};
 
 /// The tests of this group.
-pub const TESTS: &[Test] = &[Test { name: "kill/what_is_read_back_is_what_was_written", run: read_back }];
+pub const TESTS: &[Test] = &[Test { name: "kill/programs_read_back_their_writes_over_kills", run: read_back }];
 
 /// Programs at work at the same time, every other one on the second mount, where no kernel keeps pages.
 const PROGRAMS: u64 = 4;

@@ -12,9 +12,9 @@ use ashlar_wire::DEFER_VARIABLE;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "run/short_programs_go_without_the_library", run: || with(short) },
-    Test { name: "run/who_runs_short_programs_is_served_as_before", run: || with(runner) },
-    Test { name: "run/programs_leave_nothing_in_an_arena_but_what_they_write", run: || with(traces) },
+    Test { name: "run/short_programs_run_without_the_library", run: || with(short) },
+    Test { name: "run/runner_of_short_programs_is_served_as_before", run: || with(runner) },
+    Test { name: "run/programs_leave_only_their_files_in_an_arena", run: || with(traces) },
 ];
 
 /// Says whether it has the library. It makes so many calls on a file where its first word says so.

@@ -18,11 +18,11 @@ use serde_json::{Value, json};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "power/fsync_covers_what_another_process_wrote", run: || with(written) },
-    Test { name: "power/fsync_covers_names_another_process_made", run: || with(named) },
-    Test { name: "power/fsync_covers_what_another_user_wrote", run: || with(by_users) },
+    Test { name: "power/fsync_covers_writes_of_another_process", run: || with(written) },
+    Test { name: "power/fsync_covers_names_of_another_process", run: || with(named) },
+    Test { name: "power/fsync_covers_writes_of_another_user", run: || with(by_users) },
     Test { name: "power/fsync_covers_a_file_passed_by_descriptor", run: || with(passed_on) },
-    Test { name: "power/sync_covers_what_all_sessions_did", run: || with(all) },
+    Test { name: "power/sync_covers_updates_of_all_sessions", run: || with(all) },
     Test { name: "power/sync_waits_for_no_stopped_process", run: || with(stopped) },
 ];
 

@@ -18,17 +18,17 @@ use rustix::process::Signal;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "run/without_a_mount_a_program_runs_as_it_is", run: || with(nothing_mounted) },
-    Test { name: "run/a_library_that_is_missing_or_unreadable_is_named", run: || with(no_library) },
-    Test { name: "run/a_daemon_of_another_version_leaves_programs_to_the_kernel", run: || with(other_version) },
-    Test { name: "run/a_program_gets_errors_in_time_where_sharedfs_is_gone", run: || with(gone) },
-    Test { name: "run/a_program_gets_errors_in_time_where_sharedfs_is_stopped", run: || with(stopped) },
-    Test { name: "run/who_closes_all_numbers_closes_none_of_the_librarys", run: || with(closed) },
-    Test { name: "run/a_mount_within_one_that_is_stopped_holds_nobody_up", run: || with(within_stopped) },
-    Test { name: "run/a_full_arena_is_told_to_a_program_that_then_goes_on", run: || with(full) },
-    Test { name: "run/a_program_goes_on_without_its_mount", run: || with(unmounted) },
-    Test { name: "run/a_program_that_begins_beside_a_dead_mount_gets_the_kernels_errors", run: || with(dead) },
-    Test { name: "programs/a_flock_is_not_taken_away_by_the_file_that_was_closed_before", run: || with(flock) },
+    Test { name: "run/program_without_mount_runs_unchanged", run: || with(nothing_mounted) },
+    Test { name: "run/missing_or_unreadable_library_is_named", run: || with(no_library) },
+    Test { name: "run/daemon_of_other_version_leaves_programs_to_the_kernel", run: || with(other_version) },
+    Test { name: "run/program_gets_errors_in_time_if_sharedfs_is_gone", run: || with(gone) },
+    Test { name: "run/program_gets_errors_in_time_if_sharedfs_is_stopped", run: || with(stopped) },
+    Test { name: "run/closing_all_numbers_keeps_the_librarys", run: || with(closed) },
+    Test { name: "run/mount_within_stopped_mount_delays_no_program", run: || with(within_stopped) },
+    Test { name: "run/full_arena_gives_enospc_and_program_continues", run: || with(full) },
+    Test { name: "run/program_continues_without_its_mount", run: || with(unmounted) },
+    Test { name: "run/program_beside_dead_mount_gets_kernel_errors", run: || with(dead) },
+    Test { name: "programs/flock_survives_close_of_earlier_file", run: || with(flock) },
 ];
 
 /// How long calls wait for SharedFS here, in seconds, instead of two minutes.
