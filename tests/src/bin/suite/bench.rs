@@ -1,4 +1,6 @@
-//! `ashlar bench`, and whole programs by `ashlar-bench`: figures for all that they compare, and nothing left behind.
+//! `ashlar bench`, and whole programs by `ashlar-bench`.
+//!
+//! Both have figures for all that they compare, and leave nothing behind.
 
 use std::fs;
 use std::path::Path;
@@ -79,7 +81,7 @@ fn side_by_side() -> Outcome<Verdict> {
         let of_run = |share: &&Value| share["operation"] == operation && share["ns"]["run"].is_f64();
         ensure!(shares.iter().filter(of_run).count() >= 4, "too few parts of '{operation}': {shares:?}");
     }
-    // What is faster than memory can be copied was not done. A copy of 64 KB takes a microsecond at the very least.
+    // Nothing is faster than a copy of memory. A copy of 64 KB takes a microsecond at the very least.
     let fastest = ALL.iter().filter_map(|contender| lines[2]["contenders"][contender]["p50_ns"].as_f64());
     ensure!(fastest.fold(f64::MAX, f64::min) > 1000.0, "64 KB were appended in no time: {}", lines[2]);
     ensure!(listing(&directory)? == ["file"], "it has left something: {:?}", listing(&directory)?);
@@ -89,7 +91,7 @@ fn side_by_side() -> Outcome<Verdict> {
     passed()
 }
 
-/// What a benchmark of this process number has made, and is there.
+/// The leftovers of a benchmark with this process number.
 fn left(pid: u32) -> Vec<String> {
     let places = [std::env::temp_dir(), "/dev/shm".into()].into_iter();
     let names = places.flat_map(|place| fs::read_dir(place).into_iter().flatten().flatten());
@@ -155,7 +157,8 @@ fn refusals() -> Outcome<Verdict> {
     passed()
 }
 
-/// `ashlar-bench applications` at its smallest, beside the suite. What it clones is this repository, where the tests are started.
+/// `ashlar-bench applications` at its smallest, beside the suite. It clones this repository, where the tests are
+/// started.
 fn at_smallest(words: &[&str]) -> Outcome<Command> {
     let beside = std::env::current_exe().map_err(tried("looking where the suite is"))?.with_file_name("ashlar-bench");
     let mut command = Command::new(beside);
@@ -167,7 +170,7 @@ fn applications() -> Outcome<Verdict> {
     const JOBS: [&str; 6] = ["untar", "copy", "sqlite", "rocksdb", "varmail", "fileserver"];
     const LINES: usize = 4 + 12 + 3 + 5 + 1 + 1;
     let report = document(&run(&mut at_smallest(&JOBS)?)?.success()?)?;
-    // What a job takes comes with `scripts/setup.sh test`.
+    // The programs that a job needs come with `scripts/setup.sh test`.
     let left_out = report["left_out"].as_object().is_some_and(|jobs| !jobs.is_empty());
     ensure!(!left_out, "jobs were left out: {}", report["left_out"]);
     let lines = report["lines"].as_array().cloned().unwrap_or_default();
@@ -177,7 +180,7 @@ fn applications() -> Outcome<Verdict> {
             let median = line["places"][place]["median"].as_f64();
             ensure!(median.is_some_and(|median| median > 0.0), "{} has no figure of {place}: {line}", line["what"]);
         }
-        // The ratio says how many times as fast `run` is, whichever way the figure counts.
+        // The ratio says how many times as fast `run` is, whether the figure is a time or a speed.
         let [disk, ours] = ["disk", "run"].map(|place| line["places"][place]["median"].as_f64().unwrap_or(f64::NAN));
         let expected = if line["more_is_better"] == true { ours / disk } else { disk / ours };
         let ratio = line["disk_to_run"].as_f64().unwrap_or(f64::NAN);
@@ -188,10 +191,10 @@ fn applications() -> Outcome<Verdict> {
     passed()
 }
 
-/// Without a program that a job takes, the others are measured, and the table says why it's not there.
+/// Without a program that a job needs, the others are measured, and the table says why it is missing.
 fn left_out() -> Outcome<Verdict> {
     let programs = ashlar_tests::open_directory("ashlar-few-programs-")?;
-    // What is mounted must be unmounted.
+    // An abandoned mount must be unmounted.
     let directories = std::env::var_os("PATH").unwrap_or_default();
     let umount = std::env::split_paths(&directories).map(|at| at.join("umount")).find(|path| path.exists());
     let umount = umount.ok_or("there is no umount")?;

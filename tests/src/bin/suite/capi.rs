@@ -1,4 +1,6 @@
-//! Programs that link libashlar: the examples, every function beside the kernel's, and a writer that is killed.
+//! Programs that link libashlar.
+//!
+//! They are the examples, every function beside the kernel's, and a writer that is killed.
 
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
@@ -29,10 +31,10 @@ pub const TESTS: &[Test] = &[
 
 /// The tree that these tests were built from: examples, sources and the script that installs.
 const TREE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-/// Nobody.
+/// The user `nobody`.
 const USER: u32 = 65534;
 const SOON: Duration = Duration::from_secs(60);
-/// Lines that a writer says before it is killed, at least.
+/// Lines that a writer prints before it is killed, at least.
 const SAID_MIN: u64 = 200;
 
 fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
@@ -43,13 +45,13 @@ fn in_tree(path: &str) -> PathBuf {
     Path::new(TREE).join(path)
 }
 
-/// What `make install` installs, in a directory of a test's own.
+/// The files of `make install`, in a directory of a test's own.
 pub struct Installed {
     prefix: PathBuf,
 }
 
 impl Installed {
-    /// Installs it beside a mount.
+    /// Installs them beside a mount.
     pub fn new(site: &TestArena) -> Outcome<Self> {
         let prefix = site.outside().join("prefix");
         let program = std::env::current_exe().map_err(tried("finding this program"))?;
@@ -63,7 +65,7 @@ impl Installed {
         self.prefix.join("lib/libashlar.so.0")
     }
 
-    /// What the compiler is to be told, as pkg-config says it.
+    /// The compiler's flags, as pkg-config prints them.
     fn flags(&self) -> Outcome<Vec<String>> {
         let mut command = Command::new("pkg-config");
         command.args(["--cflags", "--libs", "ashlar"]).env("PKG_CONFIG_PATH", self.prefix.join("lib/pkgconfig"));
@@ -71,17 +73,17 @@ impl Installed {
         Ok(flags.split_whitespace().map(str::to_owned).collect())
     }
 
-    /// Compiles a program of the tree; gives where it is.
+    /// Compiles a program of the tree; returns its path.
     fn compile(&self, source: &str) -> Outcome<PathBuf> {
         let name = Path::new(source).file_stem().and_then(OsStr::to_str).ok_or("a source without a name")?;
         self.compile_as(name, &[source], true)
     }
 
-    /// Compiles a program of several sources, which links the library (`WITH_LIBRARY`) or does not; gives where it is.
+    /// Compiles a program of several sources, which links the library (`WITH_LIBRARY`) or does not; returns its path.
     pub fn compile_as(&self, name: &str, sources: &[&str], with_library: bool) -> Outcome<PathBuf> {
         let program = self.prefix.join("bin").join(name);
         let mut command = Command::new("cc");
-        // Null pointers and lengths that can't be are what some of the calls are tried with.
+        // Some calls are tested with null pointers and impossible lengths.
         command.args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-nonnull", "-Wno-stringop-overflow"]);
         command.args(["-Wno-stringop-overread", "-pthread", "-o"]).arg(&program);
         command.args(sources.iter().map(|source| in_tree(source)));
@@ -102,7 +104,7 @@ impl Installed {
     }
 }
 
-/// The functions that the header declares are those that the library exports, and it can be compiled as old C and as C++.
+/// The header declares the functions that the library exports. Old C and C++ can compile it.
 fn header() -> Outcome<Verdict> {
     let site = TestArena::new(Medium::Disk, "64M")?;
     let installed = Installed::new(&site)?;
@@ -133,7 +135,7 @@ fn header() -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("{} functions", declared.len())))
 }
 
-/// As the super-user and as another one, who may do less.
+/// As the super-user, and as another user with fewer rights.
 fn every_call() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Disk, "256M")?;
     let program = Installed::new(&site)?.compile("tests/capi/compare.c")?;
@@ -164,7 +166,7 @@ fn fed(command: &mut Command, input: &str) -> Outcome<Done> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(tried(format!("starting {line}")))?;
-    // Its end is the end of its input.
+    // The program ends at the end of its input.
     let mut pipe = child.stdin.take().ok_or("it has no input")?;
     pipe.write_all(input.as_bytes()).map_err(tried(format!("feeding {line}")))?;
     drop(pipe);
@@ -190,7 +192,7 @@ fn examples() -> Outcome<Verdict> {
     let message = "From: ann\n\nLunch at one?\n";
     let said = fed(&mut maildir(&["deliver", "box"]), message)?.output;
     ensure!(said.starts_with("delivered box/new/") && said.contains("25 bytes"), "it says {said}");
-    // What the library has written, the kernel reads.
+    // The kernel reads files that the library has written.
     let arrived = site.point(0).join("box/new");
     let delivered = names(&arrived)?;
     let [name] = &delivered[..] else { return Err(format!("delivered were {delivered:?}")) };
@@ -235,7 +237,7 @@ fn refusals() -> Outcome<Verdict> {
     list(&outside, 0)?.failure(1, &["no Ashlar is mounted on", "ashlar mount"])?;
     list(&outside.join("none"), 0)?.failure(1, &["does not exist"])?;
     list(&point.join("box"), 0)?.failure(1, &["lies in the Ashlar on", &place])?;
-    // Who may search the arena's directory may open a session, and the socket may be named too.
+    // A user that may search the arena's directory may open a session. The socket may be named too.
     list(&site.arena().join("socket"), 0)?.success()?;
     fs::set_permissions(site.arena(), Permissions::from_mode(0o700)).map_err(tried("closing the arena's directory"))?;
     list(&point, USER)?.failure(1, &["may not reach the daemon's socket"])?;
@@ -252,14 +254,14 @@ fn refusals() -> Outcome<Verdict> {
     site.umount(0)?;
     site.mount(0)?;
     site.kill_everything()?;
-    // Of the mount, or of the daemon, whichever is seen first.
+    // The message is about the mount or the daemon, whichever is found first.
     list(&point, 0)?.failure(1, &["maildir: ", "ashlar mount"])?;
     passed()
 }
 
-/// A program that asks for less patience gets its error sooner.
+/// A program with less patience gets its error sooner.
 fn hangs() -> Outcome<Verdict> {
-    // Enough for a session to be opened where the machine has much else to do.
+    // Enough to open a session on a machine with much other work.
     const PATIENCE: &str = "3";
     const SOON: Duration = Duration::from_secs(30);
     let site = TestArena::mounted(Medium::Memory, "64M")?;
@@ -293,7 +295,7 @@ fn kills() -> Outcome<Verdict> {
     for round in 0..rounds {
         let directory = format!("round{round}");
         fs::create_dir(site.point(0).join(&directory)).map_err(tried("making a directory"))?;
-        // Every other time the daemon is killed before, which is no more than a pause.
+        // Every other time the daemon is killed before, which only makes the writer pause.
         let said = written(&site, &program, &directory, round % 2 == 1).map_err(tried(&directory))?;
         check_written(&site.point(0).join(&directory), said).map_err(tried(&directory))?;
         site.check()?;
@@ -305,7 +307,7 @@ fn kills() -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("{rounds} kills, {all} lines and files all there")))
 }
 
-/// Has a writer write, and kills it; gives how many numbers it has said.
+/// Starts a writer, and kills it; returns how many numbers it has printed.
 fn written(site: &TestArena, program: &Path, directory: &str, kills_daemon: bool) -> Outcome<u64> {
     let mut child = Command::new(program)
         .arg(site.point(0))
@@ -334,7 +336,8 @@ fn written(site: &TestArena, program: &Path, directory: &str, kills_daemon: bool
                 done.and_then(|()| site.kill_daemon()).and_then(|()| reaches(said.load(Ordering::Relaxed) + SAID_MIN));
         }
         let ended = child.try_wait().map_err(tried("looking at the writer"));
-        // It is a child of ours, so its number is still its own; where it is gone already, that was told.
+        // It is not reaped yet, so its number is still its own. If it is gone already, an earlier check has reported
+        // that.
         let _ = child.kill();
         let _ = child.wait();
         reader.join().map_err(|_| "the reader came to harm")??;
@@ -344,7 +347,7 @@ fn written(site: &TestArena, program: &Path, directory: &str, kills_daemon: bool
     })
 }
 
-/// All numbers that were said stand in the journal, and in their files.
+/// All printed numbers stand in the journal, and in their files.
 fn check_written(directory: &Path, said: u64) -> Outcome {
     let journal = fs::read_to_string(directory.join("journal")).map_err(tried("reading the journal"))?;
     let whole = journal.ends_with('\n')

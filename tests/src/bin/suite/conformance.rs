@@ -23,7 +23,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "conformance/ranges", run: ranges },
 ];
 
-/// Where `scripts/tools.sh` puts them: beside the directory of this program.
+/// The path at which `scripts/tools.sh` puts them: beside the directory of this program.
 pub fn tool(name: &str) -> Option<PathBuf> {
     let this = std::env::current_exe().ok()?;
     let path = this.parent()?.parent()?.join("tools/bin").join(name);
@@ -34,7 +34,7 @@ fn why_not(name: &str) -> Option<String> {
     obstacle().or_else(|| tool(name).is_none().then(|| format!("{name} is not built; 'scripts/tools.sh' builds it")))
 }
 
-/// Every test that passes on ext4 passes here, but for those that `pjdfstest.toml` names with reasons.
+/// Every test that passes on ext4 passes here, except those that `pjdfstest.toml` names with reasons.
 fn pjdfstest(front: Front) -> Outcome<Verdict> {
     let name = "pjdfstest";
     let Some(program) = tool(name).filter(|_| obstacle().is_none()) else {
@@ -50,8 +50,8 @@ fn pjdfstest(front: Front) -> Outcome<Verdict> {
         let passed = expected.iter().filter(|(_, passed)| **passed).map(|(test, _)| test);
         passed.filter(|test| found.get(*test) != Some(&true) && !ours.contains(test)).cloned().collect()
     };
-    // Some tests compare times around a pause of their own, and fail now and then on a machine that has much else to do. What is
-    // wrong fails with longer pauses too.
+    // Some tests compare times around a pause of their own, and fail now and then on a machine with much other work. A
+    // real fault fails with longer pauses too.
     let hasty = worse(&found);
     if !hasty.is_empty() {
         let again = site.point(0).join("again");
@@ -90,7 +90,7 @@ fn exceptions() -> Vec<String> {
     lines.filter_map(|line| Some(line.split_once(": ")?.0.to_owned())).collect()
 }
 
-/// Runs all tests in a directory, and tells which pass. Those that the program skips are none.
+/// Runs all tests in a directory, and returns which pass. Tests that the program skips are left out.
 fn verdicts(
     program: &Path,
     front: Front,
@@ -143,7 +143,7 @@ fn fsx(front: Front) -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("{seeds} seeds of {operations} operations")))
 }
 
-/// The same for zeroing and holes, which fsx does not know; and what was written is there after another mount.
+/// The same for zeroing and holes, which fsx does not know. The written data must be there after another mount.
 fn ranges() -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
@@ -165,7 +165,7 @@ fn ranges() -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("{seeds} seeds of {operations} operations")))
 }
 
-/// The kernel knows of no collapsing and inserting on FUSE. Where it learns to hand them on, they shall be among what is tried.
+/// The kernel passes no collapsing and inserting on to FUSE. When it learns to, tests shall include them.
 fn refuses_shifts(site: &TestArena) -> Outcome {
     let file = fs::File::create(site.point(0).join("shifts")).map_err(tried("creating"))?;
     file.set_len(1 << 16).map_err(tried("truncating"))?;

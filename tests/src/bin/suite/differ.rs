@@ -23,13 +23,13 @@ pub const TESTS: &[Test] = &[
     Test { name: "capi/random_calls_answer_as_on_ext4", run: || with(|| compare(ServedBy::Library)) },
 ];
 
-/// Calls of a sequence, before all that can be seen of the tree is compared.
+/// Calls of a sequence, before the whole tree is compared.
 const STEPS: u64 = 60;
 /// The super-user, and an ordinary user.
 const USERS: [u32; 2] = [0, 65534];
 /// Calls that are compared in all places together.
 const CALLS: u64 = 100_000;
-/// At least this part of the calls is served in the process; what the program makes it the kernel's for is the rest.
+/// At least this part of the calls is served in the process; for the rest, the program hands files over to the kernel.
 const ACCELERATED_MIN: f64 = 0.5;
 const SOURCES: [&str; 5] = ["main.c", "draw.c", "calls.c", "world.c", "library.c"];
 
@@ -88,7 +88,7 @@ impl Ground {
         DifferPlace::new(served_by, &self.site.point(0), program)
     }
 
-    /// A directory for what is printed, which all users may write.
+    /// A directory for output, which all users may write.
     fn scratch(&self) -> Outcome<PathBuf> {
         let path = self.site.outside().join("answers");
         fs::create_dir_all(&path).map_err(tried("making a directory"))?;
@@ -103,7 +103,7 @@ impl Ground {
     }
 }
 
-/// Which calls a place is tried with, and the part of all that each has.
+/// The calls that a place is tested with, and the part of all that each has.
 fn draws(served_by: ServedBy) -> Vec<(DrawnCalls, u64)> {
     match served_by {
         ServedBy::Library => vec![(DrawnCalls::OfLibrary, 30)],
@@ -152,13 +152,13 @@ fn compare(served_by: ServedBy) -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("{calls} calls{served}")))
 }
 
-/// A program that says EEXIST where it should say ENOTEMPTY is found out, and by few calls.
+/// A program says EEXIST where it should say ENOTEMPTY. The test must find it, and show it with few calls.
 fn planted() -> Outcome<Verdict> {
     let ground = Ground::new()?;
     let scratch = ground.scratch()?;
     let drawn = Drawn { calls: DrawnCalls::All, user: 0, first: 1, sequences: 60, steps: STEPS };
     let reference = ground.reference(drawn.calls);
-    // The same file system twice: what differs is the fault.
+    // The same file system twice: the fault is the only difference.
     let other = reference.clone();
     let comparison = |options: &[&str]| Comparison {
         reference: &reference,

@@ -1,4 +1,4 @@
-//! Every way in which a command is refused, with words that help.
+//! Every refusal of a command, with words that help.
 
 use std::fs;
 use std::os::unix::net::UnixListener;
@@ -43,7 +43,7 @@ fn bad_flag() -> Outcome<Verdict> {
 
 fn not_root() -> Outcome<Verdict> {
     let directory = tempfile::tempdir().map_err(tried("making a directory"))?;
-    // The command must be readable to a user who may not look into root's directories.
+    // The command must be readable to a user who may not search root's directories.
     let copy = directory.path().join("ashlar");
     fs::copy(program(), &copy).map_err(tried("copying the command"))?;
     let main = "ashlar-main";
@@ -69,7 +69,7 @@ fn not_root() -> Outcome<Verdict> {
     passed()
 }
 
-/// In a mount namespace of its own, where /dev has nothing in it.
+/// In a mount namespace of its own, with an empty /dev.
 fn no_device() -> Outcome<Verdict> {
     let directory = tempfile::tempdir().map_err(tried("making a directory"))?;
     let script =
@@ -95,7 +95,7 @@ fn mounted_already() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let point = site.point(0).display().to_string();
     site.ashlar(&["mount", &point])?.failure(1, &["mounted already", "ashlar umount"])?;
-    // Still the one mount, and it works.
+    // It is still the one mount, and it works.
     fs::write(site.point(0).join("f"), "x").map_err(tried("writing"))?;
     site.umount(0)?;
     run(ashlar(&["umount"]).arg(&point))?.failure(1, &["no Ashlar", "ashlar status"])?;
@@ -120,7 +120,7 @@ fn busy() -> Outcome<Verdict> {
     passed()
 }
 
-/// This very process holds the arena's lock, as a check that is under way does.
+/// This very process holds the arena's lock, like a check that is under way.
 fn in_use() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     site.umount(0)?;
@@ -170,7 +170,7 @@ fn no_space() -> Outcome<Verdict> {
     passed()
 }
 
-/// A growth that does not fit takes nothing of what the host has, and leaves an arena that can change its size as before.
+/// A growth without room takes nothing from the host, and leaves an arena that can change its size as before.
 fn no_space_to_grow() -> Outcome<Verdict> {
     let directory = tempfile::tempdir().map_err(tried("making a directory"))?;
     let small = directory.path().join("small");
@@ -217,7 +217,8 @@ fn damaged() -> Outcome<Verdict> {
     passed()
 }
 
-/// What takes connections and answers none is a daemon that was killed just now: its arena is checked as one that is not in use.
+/// A socket that takes connections and answers none belongs to a daemon that was killed just now. Its arena is checked
+/// as one that is not in use.
 fn dying() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     site.umount(0)?;

@@ -1,4 +1,4 @@
-//! Open files that forked processes have in common.
+//! Open files that forked processes share.
 
 use std::fs;
 use std::path::Path;
@@ -27,7 +27,7 @@ fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
-/// What a script says on a mount, by each of these ways to it.
+/// A script's output on a mount, by each of these ways.
 fn told_on(size: &'static str, fronts: &[Front], script: &str) -> Outcome<Vec<String>> {
     let site = TestArena::mounted(Medium::Memory, size)?;
     let mut told = Vec::new();
@@ -41,7 +41,7 @@ fn told_on(size: &'static str, fronts: &[Front], script: &str) -> Outcome<Vec<St
     Ok(told)
 }
 
-/// Processes that do by chance what can be done with open files, one after the other, find the same as in memory without Ashlar.
+/// Processes make random calls on open files, one after the other. They find the same as in memory without Ashlar.
 fn same() -> Outcome<Verdict> {
     const SEEDS: u32 = 3;
     const STEPS: u32 = 250;
@@ -73,7 +73,7 @@ fn same() -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("{steps} steps")))
 }
 
-/// What becomes of a call of a script's, of which all processes have sessions after so many calls: how often it was accelerated and delegated.
+/// How often a script's call was accelerated and delegated, if all its processes have sessions after so many calls.
 fn counted(site: &TestArena, script: &str, calls: u32, call: &str) -> Outcome<[u64; 2]> {
     let report = site.outside().join("report.json");
     let file = report.display().to_string();
@@ -87,8 +87,8 @@ fn counted(site: &TestArena, script: &str, calls: u32, call: &str) -> Outcome<[u
     Ok(["accelerated", "delegated"].map(|what| line[what].as_u64().unwrap_or(0)))
 }
 
-/// What a process has open is served in it as before when it has run commands, and while a process that it has forked lives: a database that runs
-/// something, a store that forks to save.
+/// A process's open files are served as before when it has run commands, and while a forked process lives. Examples: a
+/// database that runs a program, a store that forks to save.
 fn goes_on() -> Outcome<Verdict> {
     const SCRIPT: &str = "
 import os, subprocess
@@ -122,8 +122,8 @@ assert os.lseek(file, 0, os.SEEK_CUR) == os.fstat(file).st_size == 3000
     passed()
 }
 
-/// Processes that are forked with an open file, and go on with it after their first calls: a server that makes its children beforehand, a
-/// daemon that has opened its files before it leaves its parent.
+/// Processes are forked with an open file, and continue with it after their first calls: a server that forks its
+/// children beforehand, a daemon that opens its files before it leaves its parent.
 fn inherits() -> Outcome<Verdict> {
     const SCRIPT: &str = "
 import os
@@ -158,8 +158,8 @@ assert [lines.count(what) for what in ['00000', '00001', '00002', '']] == [500, 
     passed()
 }
 
-/// Processes that write lines in turn, with one offset for all, and are killed by chance: what was acknowledged is there, and no line is written over
-/// another one.
+/// Processes write lines in turn, with one offset for all, and are killed at random. Every acknowledged line is there,
+/// and no line overwrites another.
 fn killed() -> Outcome<Verdict> {
     const SCRIPT: &str = "
 import mmap, os, random, signal, time
@@ -206,8 +206,8 @@ print(sum(counts))
     Ok(Verdict::Passed(format!("lines through the kernel, and here: {}", told.join(", "))))
 }
 
-/// A process that writes by an offset that it has in common with its parent, and is stopped again and again: its parent goes on, and nothing that either has
-/// written is lost.
+/// A process that shares an offset with its parent is stopped again and again. Its parent continues, and no write of
+/// either is lost.
 fn stopped() -> Outcome<Verdict> {
     const SCRIPT: &str = "
 import mmap, os, signal
@@ -242,7 +242,7 @@ print(count)
     Ok(Verdict::Passed(format!("writes through the kernel, and here: {}", told.join(", "))))
 }
 
-/// What a process maps of a file that it was forked with is as long as the file is by then, and not as it was.
+/// A process maps a file that it was forked with: the mapping has the file's current length, not the earlier one.
 fn grown() -> Outcome<Verdict> {
     const SCRIPT: &str = "
 import mmap, os, subprocess, sys
@@ -269,8 +269,8 @@ for kind in ['mmap.MAP_PRIVATE, mmap.PROT_READ', 'mmap.MAP_SHARED, mmap.PROT_REA
     passed()
 }
 
-/// A program that locks a file, has two descriptors of it that the next one inherits, and becomes that one: the lock is there, and goes with the first of
-/// them.
+/// A program locks a file and has two descriptors of it. By `execve` it becomes another program, which inherits both.
+/// The lock is there, and ends with the first descriptor that is closed.
 fn locked() -> Outcome<Verdict> {
     const ASK: &str = "
 import fcntl, os
@@ -323,7 +323,7 @@ assert os.waitpid(child, 0)[1] == 0
     passed()
 }
 
-/// Calls the kernel from memory that nobody patches.
+/// Calls the kernel from memory that the library has not patched.
 const PAST: &str = r#"
 #include <assert.h>
 #include <errno.h>
@@ -365,7 +365,7 @@ int main(void) {
 }
 "#;
 
-/// What a program does past the library with a file that it shares with others fails, and writes nowhere.
+/// A program's calls past the library on a file that it shares with others fail, and write nowhere.
 fn past() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let (source, program) = (site.outside().join("past.c"), site.outside().join("past"));

@@ -1,4 +1,4 @@
-//! A session that SharedFS has fenced does nothing any more, and says so at each call.
+//! A fenced session does nothing any more, and says so at each call.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,7 +19,7 @@ pub const TESTS: &[Test] = &[
 ];
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Where a log's tail stands in its file.
+/// The offset of a log's tail in its file.
 const TAIL_AT: u64 = 192;
 
 /// The sessions of a kind, by number and whether they are fenced.
@@ -30,7 +30,7 @@ fn sessions(site: &TestArena, kind: &str) -> Outcome<Vec<(u64, bool)>> {
     Ok(of_kind.filter_map(|session| Some((session["session"].as_u64()?, !session["fenced"].is_null()))).collect())
 }
 
-/// The program has all that it uses at hand. Then SharedFS finds its session's log forged.
+/// The program has everything that it uses on warm state. Then SharedFS finds a violation in its session's log.
 fn fenced(front: Front) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
@@ -51,7 +51,7 @@ fn fenced(front: Front) -> Outcome<Verdict> {
         let log = site.arena().join(format!("sessions/{number}.log"));
         let log = File::options().write(true).open(log).map_err(tried("opening the log"))?;
         log.write_all_at(&[0xff; 8], TAIL_AT).map_err(tried("forging the log"))?;
-        // SharedFS looks at the log of a session that has what another one wants.
+        // SharedFS reads the log of a session when another session wants its lease.
         let is_fenced = || {
             let _ = fs::write(site.point(0).join("file"), "theirs");
             sessions(&site, kind).is_ok_and(|all| all.contains(&(number, true)))
@@ -60,7 +60,7 @@ fn fenced(front: Front) -> Outcome<Verdict> {
         writeln!(to).map_err(tried("asking"))?;
         let mut answers = String::new();
         from.read_to_string(&mut answers).map_err(tried("reading answers"))?;
-        // The kernel knows the mount's answers of a moment ago.
+        // The kernel still has the mount's answers of a moment ago.
         let is_kernels = |line: &str| front == Front::Mount && line.starts_with("look, ");
         let is_right = |line: &&str| line.ends_with(": Input/output error") || is_kernels(line);
         let wrong: Vec<_> = answers.lines().filter(|line| !is_right(line)).collect();
@@ -74,7 +74,7 @@ fn fenced(front: Front) -> Outcome<Verdict> {
     passed()
 }
 
-/// `chown(path, -1, -1)` of files of others, as on ext4, and what is done after it.
+/// `chown(path, -1, -1)` of files of others, as on ext4, and operations after it.
 fn owner_unchanged() -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
@@ -125,7 +125,7 @@ print(os.listdir('mine'))";
     }
     let differs = answers[0].lines().zip(answers[1].lines()).find(|(kernel, ours)| kernel != ours);
     ensure!(differs.is_none() && answers[0] == answers[1], "the kernel says, and LibFS: {differs:#?}");
-    // SharedFS looks at all of it before it lets the program's session go.
+    // SharedFS validates all of it before it ends the program's session.
     eventually("the session has ended", PATIENCE, || sessions(&site, "Process").is_ok_and(|all| all.is_empty()))?;
     ensure!(site.counter("sessions_fenced")? == 0, "a session was fenced:\n{}", site.complaints());
     ensure!(fs::read(site.point(0).join("run/mine/after")).is_ok_and(|found| found == b"y"), "what was synced is lost");

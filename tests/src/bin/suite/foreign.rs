@@ -1,5 +1,7 @@
-//! Code that libc is not in: libraries that call the kernel themselves, code that a program makes, and programs that
-//! can't load the library.
+//! Code without libc.
+//!
+//! It is libraries that call the kernel themselves, code that a program makes, and programs that can't load the
+//! library.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +33,7 @@ int main(int count, char **words) {
     return system("echo child");
 }
 "#;
-/// Runs a program in each way that there is.
+/// Runs a program in each possible way.
 const RUNNERS: [&str; 4] = [
     "exec \"$0\" one",
     "\"$0\" one; true",
@@ -43,7 +45,7 @@ fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
-/// Compiles a program or a library with a compiler and options; `None` where it can't.
+/// Compiles a program or a library with a compiler and options; `None` if the compiler can't.
 fn compiled(site: &TestArena, compiler: &str, name: &str, text: &str, options: &[&str]) -> Outcome<Option<PathBuf>> {
     let program = site.outside().join(name);
     let source = program.with_extension("c");
@@ -61,7 +63,7 @@ fn end(site: TestArena) -> Outcome<Verdict> {
 fn libraries() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let file = site.point(0).join("file");
-    // With a build id a plan is kept, and without one it's made each time; without tables only calls of a plain number
+    // With a build id the plan is kept; without one it's made each time. Without tables, only calls of a plain number
     // are found.
     for (name, options) in [("kept.so", "-Wl,--build-id"), ("anew.so", "-Wl,--build-id=none")] {
         let library = compiled(&site, "gcc", name, LIBRARY, &["-shared", "-fPIC", options])?;
@@ -71,7 +73,7 @@ fn libraries() -> Outcome<Verdict> {
         for (name, options) in [("later", &["-ldl"][..]), ("linked", &linked)] {
             let user = compiled(&site, "gcc", name, USER, options)?.ok_or("a program can't be linked")?;
             for front in [Front::Run, Front::RunAtOnce] {
-                // The second one finds the plan of the first.
+                // The second run finds the plan of the first.
                 for _ in 0..2 {
                     let done = run(front.command(&user).arg(&file).arg(&library))?.success()?;
                     ensure!(done.output.trim() == "0 0 3 7 7", "{name}, {front:?}: {}", done.describe());
@@ -117,7 +119,7 @@ fn programs() -> Outcome<Verdict> {
     Ok(if absent.len() == 2 { Verdict::Skipped(without) } else { Verdict::Passed(without) })
 }
 
-/// Runs a program that says two lines and nothing else.
+/// Runs a program that prints two lines and nothing else.
 fn silent(what: &str, command: &mut Command, directory: &Path) -> Outcome<()> {
     let done = run(command.current_dir(directory))?.success()?;
     ensure!(done.output == "one\nchild\n" && done.errors.is_empty(), "{what}: {}", done.describe());

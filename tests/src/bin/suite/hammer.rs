@@ -1,4 +1,4 @@
-//! Two mounts of one arena under load: nobody ever sees what is not true any more.
+//! Two mounts of one arena under load: no read is ever stale.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -41,7 +41,7 @@ fn time() -> Duration {
     Duration::from_secs(number("ASHLAR_HAMMER_SECONDS", 4))
 }
 
-/// Runs `work` on threads, the numbers of which say which mount they use, and gives the sum of what they counted.
+/// Runs `work` on threads and returns the sum of their counts. A thread's number says which mount it uses.
 fn threads(count: usize, work: impl Fn(usize) -> Outcome<u64> + Sync) -> Outcome<u64> {
     std::thread::scope(|scope| {
         let running: Vec<_> = (0..count)
@@ -56,7 +56,8 @@ fn threads(count: usize, work: impl Fn(usize) -> Outcome<u64> + Sync) -> Outcome
     })
 }
 
-/// One thread changes something and says so, another looks through the other mount at once: content, size, names, modes.
+/// One thread changes something and says so; another reads it through the other mount at once: content, size, names,
+/// modes.
 fn fresh(site: &TestArena) -> Outcome<String> {
     let turn = AtomicU64::new(0);
     let done = AtomicBool::new(false);
@@ -166,7 +167,7 @@ fn counters(site: &TestArena) -> Outcome<String> {
     Ok(format!("counted to {added}"))
 }
 
-/// Lines appended by all threads of both mounts to one file: each is there once, whole, in its writer's order.
+/// All threads of both mounts append lines to one file: each line is there once, whole, in its writer's order.
 fn appends(site: &TestArena) -> Outcome<String> {
     let path = |mount: usize| site.point(mount).join("lines");
     File::create(path(0)).map_err(tried("creating"))?;
@@ -239,7 +240,7 @@ fn winners(site: &TestArena) -> Outcome<String> {
     Ok(format!("{names} names"))
 }
 
-/// Files wander between directories under all threads' hands; none is lost, none is doubled.
+/// All threads move files between directories; no file is lost, and none is doubled.
 fn names(site: &TestArena) -> Outcome<String> {
     const FILES: u64 = 12;
     let place = |mount: usize, directory: u64, file: u64| site.point(mount).join(format!("d{directory}/f{file}"));
@@ -275,8 +276,8 @@ fn names(site: &TestArena) -> Outcome<String> {
     Ok(format!("{moved} moves"))
 }
 
-/// Each thread makes, moves and links names of its own in one directory, and removes them: whatever the others do there at the
-/// same time, its names are free.
+/// Each thread makes, moves and links names of its own in one directory, and removes them. Whatever the others do there
+/// at the same time, its names are free.
 fn free_names(site: &TestArena) -> Outcome<String> {
     let deadline = Instant::now() + time();
     let made = threads(4, |thread| {

@@ -1,4 +1,6 @@
-//! Kill loops: a ledger is written, something is killed, and everything acknowledged must be there.
+//! Kill loops: a ledger is written, and something is killed.
+//!
+//! Afterwards everything acknowledged must be there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,7 +45,7 @@ pub const TESTS: &[Test] = &[
 
 /// Writers at work at the same time, each in a directory of its own, spread over the mounts.
 const WRITERS: usize = 3;
-/// More operations than a writer gets done before it is killed.
+/// More operations than a writer completes before it is killed.
 const UNTIL_KILLED: u64 = 1_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,14 +59,14 @@ enum Kill {
 pub struct Writer {
     /// Its process.
     pub child: Child,
-    /// What it writes down.
+    /// Its journal.
     pub journal: PathBuf,
-    /// What it draws from.
+    /// The seed of its operations.
     pub seed: u64,
 }
 
 impl Writer {
-    /// Starts one that goes on until it is killed.
+    /// Starts a writer that runs until it is killed.
     pub fn start(front: Front, directory: &Path, journal: &Path, seed: u64) -> Outcome<Self> {
         let program = std::env::current_exe().map_err(tried("finding this program"))?.with_file_name("ashlar-writer");
         let complaints = fs::File::create(complaints_of(journal)).map_err(tried("making a file for complaints"))?;
@@ -82,7 +84,7 @@ impl Writer {
     }
 }
 
-/// What the rounds add up to.
+/// The sum of the rounds.
 #[derive(Default)]
 struct Sum {
     acknowledged: u64,
@@ -127,7 +129,7 @@ fn run(kill: Kill, front: Front, site: &TestArena, rounds: u64, sum: &mut Sum) -
         std::thread::sleep(Duration::from_millis(random.below(150)));
         strike(kill, site, &mut writers, &mut random).map_err(told)?;
         for (index, writer) in writers.iter().enumerate() {
-            // Looked at through the mount that the writer did not use, where it can be.
+            // Read through the mount that the writer did not use, if possible.
             let root = directory(site, (index + 1) % 2, index);
             let verdict = check(&root, &writer.journal, &trees[index], writer.seed, Bound::Acknowledged)
                 .map_err(|error| told(format!("writer {index}: {error}")))?;
@@ -153,7 +155,7 @@ fn start(front: Front, site: &TestArena, index: usize, round: u64, seed: u64) ->
     Writer::start(front, &directory(site, index % 2, index), &journal, seed.wrapping_add(index as u64))
 }
 
-/// Kills, brings back what is needed to look, and leaves no writer running.
+/// Kills, restarts whatever reading needs, and leaves no writer running.
 fn strike(kill: Kill, site: &TestArena, writers: &mut [Writer], random: &mut Random) -> Outcome {
     match kill {
         Kill::Application => {
@@ -167,7 +169,7 @@ fn strike(kill: Kill, site: &TestArena, writers: &mut [Writer], random: &mut Ran
         }
         Kill::Daemon => {
             site.kill_daemon()?;
-            // The writers must go on: their journals grow, and none of their calls may fail.
+            // The writers must continue: their journals grow, and none of their calls may fail.
             let before: Vec<_> = writers.iter().map(|writer| size(&writer.journal)).collect();
             eventually("the writers go on", Duration::from_secs(60), || {
                 writers.iter().zip(&before).all(|(writer, before)| size(&writer.journal) > before + 500)
@@ -180,7 +182,7 @@ fn strike(kill: Kill, site: &TestArena, writers: &mut [Writer], random: &mut Ran
         }
         Kill::Everything => {
             site.kill_everything()?;
-            // Calls of the writers fail now; what was acknowledged before is what counts.
+            // Calls of the writers fail now; only those acknowledged before count.
             for writer in writers.iter_mut() {
                 let _ = writer.child.kill();
                 writer.child.wait().map_err(tried("ending a writer"))?;
@@ -202,7 +204,7 @@ fn end(writers: &mut [Writer]) -> Outcome {
     Ok(())
 }
 
-/// What each writer did last, and what it complained of, for a message.
+/// Each writer's last operations and error messages, for a message.
 fn last_words(writers: &[Writer]) -> String {
     let last =
         |path: &Path| fs::read_to_string(path).unwrap_or_default().lines().last().unwrap_or("nothing").to_owned();
@@ -213,7 +215,7 @@ fn last_words(writers: &[Writer]) -> String {
     writers.iter().map(words).collect::<Vec<_>>().join("; ")
 }
 
-/// Where a writer complains, beside its journal.
+/// The file of a writer's error messages, beside its journal.
 fn complaints_of(journal: &Path) -> PathBuf {
     journal.with_extension("complaints")
 }
@@ -222,7 +224,7 @@ fn size(journal: &Path) -> u64 {
     fs::metadata(journal).map_or(0, |journal| journal.len())
 }
 
-/// Takes away the journal's last line where it says that the call under way failed, since what it needs was killed.
+/// Removes the journal's last line if it says that the call under way failed because of the kill.
 pub fn forget_failure(journal: &Path) -> Outcome {
     let text = fs::read_to_string(journal).map_err(tried("reading a journal"))?;
     if let Some(at) = text.rfind("\nfailed ") {

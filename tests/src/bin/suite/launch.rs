@@ -1,4 +1,6 @@
-//! The small command, which runs programs without libc where all is as it should be, beside `ashlar-main`, which knows all cases.
+//! The small command beside `ashlar-main`: both run programs alike.
+//!
+//! The small command runs programs without libc if everything is in order; `ashlar-main` handles all cases.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,11 +15,11 @@ use ashlar_wire::DEFER_VARIABLE;
 /// The tests of this group.
 pub const TESTS: &[Test] = &[Test { name: "run/small_command_runs_programs_as_ashlar_main", run: || with(alike) }];
 
-/// What programs are run by.
+/// The library that programs are run with.
 const LIBRARY: &str = "libashlar_preload.so";
 const MAIN: &str = "ashlar-main";
 
-/// Runs a program with an environment that no shell hands on.
+/// Runs a program with an environment that no shell passes on.
 const STRANGE: &str = r#"
 #include <unistd.h>
 int main(int count, char **words) {
@@ -29,14 +31,14 @@ int main(int count, char **words) {
 }
 "#;
 
-/// What the scripts find in their directory: programs of all kinds, in places that are on no list yet.
+/// The scripts' directory: programs of all kinds, in places that are on no list yet.
 const PLACES: &str = r#"
 printf '#!/bin/sh\necho here "$@"; exit 5\n' > here; printf 'echo without a line "$@"\n' > plain; printf '#!/none/at/all\n' > lost
 printf '\177ELF and no more' > broken; chmod +x here plain lost broken; echo > closed
 mkdir -p other denied directory/cat nobody many/"$(printf 'x%.0s' $(seq 200))"; echo > denied/cat; chmod 777 nobody; cp here other/plain
 "#;
 
-/// Scripts, whose words are the command and `run`, that the small command serves by itself.
+/// Scripts that the small command serves by itself; their arguments are the command and `run`.
 const SERVED: &[&str] = &[
     r#""$@" cat /proc/self/environ /proc/self/cmdline '' ' a' "$(printf '\377')""#,
     r#""$@" -- cat /proc/self/cmdline -- --"#,
@@ -56,7 +58,7 @@ const SERVED: &[&str] = &[
     r#""$@" sh -c 'echo $# ${20000}' sh $(seq 20000)"#,
     r#"env $(seq -f 'V%g=x' 3000) V7=y "$@" cat /proc/self/environ"#,
     r#"trap '' PIPE INT; "$@" grep -E '^Sig(Blk|Ign|Cgt)' /proc/self/status"#,
-    // A record of a process that is gone beside its mount.
+    // The record of a process that is gone, beside its mount.
     r#"unshare -m sh -c 'cp -r /run/ashlar old && mount --bind old /run/ashlar && for file in old/*; do sed -i "s/\"pid\":[0-9]*/\"pid\":4194304/" $file; break; done; exec "$@" cat /proc/self/environ' sh "$@""#,
 ];
 
@@ -74,7 +76,7 @@ const LEFT: &[&str] = &[
     r#"setpriv --reuid=65534 --regid=65534 --clear-groups env -u HOME "$@" cat /proc/self/environ"#,
     r#"unshare -m sh -c 'mount -t tmpfs none /run && exec "$@" cat /proc/self/environ' sh "$@""#,
     r#"unshare -m sh -c 'mount -t tmpfs none /proc && "$@" true; echo $?' sh "$@""#,
-    // A record that is being written, one of a process that is gone with its mount, and one that is none.
+    // A record that is being written, one of a process that is gone with its mount, and one that is no record.
     r#"unshare -m sh -c 'cp -r /run/ashlar records && mount --bind records /run/ashlar && echo > records/1.json && exec "$@" cat /proc/self/environ' sh "$@""#,
     r#"unshare -m sh -c 'cp -r /run/ashlar more && mount --bind more /run/ashlar && echo "$0" > more/1.json && "$@" cat /proc/self/environ; ls more' \
         '{"directory":"/none","arena":"/none","pid":4194304,"device":9}' "$@" | grep -a -e ASHLAR_RUN -e '^1.json'"#,
@@ -85,11 +87,11 @@ fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
-/// A place for scripts, and what they find there.
+/// A place for scripts, and the files that they find there.
 struct Place {
     directory: PathBuf,
     strange: PathBuf,
-    /// The records of the site's mounts alone: others may come and go meanwhile.
+    /// The records of this test's mounts alone: others may come and go meanwhile.
     records: PathBuf,
 }
 
@@ -102,7 +104,7 @@ impl Place {
         fs::create_dir(&records).map_err(tried("making a directory"))?;
         let arena = site.arena().display().to_string();
         for file in fs::read_dir("/run/ashlar").map_err(tried("listing the records"))?.flatten() {
-            // One may be gone by now: another's.
+            // Another test's record may be gone by now.
             let record = fs::read_to_string(file.path()).unwrap_or_default();
             if record.contains(&arena) {
                 fs::write(records.join(file.file_name()), record).map_err(tried("copying a record"))?;
@@ -123,7 +125,8 @@ impl Place {
         let script = format!("mount --bind {records} /run/ashlar; cd {}; {PLACES}\n{script}", directory.display());
         let mut shell = Command::new("unshare");
         shell.env_clear().env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", directory);
-        // What is known of programs that make few calls decides nothing then: one that is served runs them without the library.
+        // Program profiles decide nothing then; without it, a program that is served would run short ones without the
+        // library.
         shell.env(DEFER_VARIABLE, "64");
         run(shell.args(["--mount", "sh", "-c", &script, "sh"]).arg(command).arg("run"))
     }
@@ -133,7 +136,7 @@ fn alike() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     site.mount(1)?;
     let place = Place::new(&site)?;
-    // Where there is no ashlar-main, the small command can leave nothing to it.
+    // Without ashlar-main, the small command can leave nothing to it.
     let alone = site.outside().join("alone");
     fs::create_dir(&alone).map_err(tried("making a directory"))?;
     for file in ["ashlar", LIBRARY] {

@@ -96,7 +96,7 @@ fn nothing_left() -> Outcome<Verdict> {
     processes.push(site.daemon()?);
     ensure!(processes.len() == 2, "one mount process expected: {processes:?}");
     write(&site.point(0).join("file"), "content")?;
-    // It is this machine's: programs take what has a colon in its source for another one's.
+    // It must count as this machine's: programs take a source with a colon for that of another machine.
     shell(&site.point(0), "df -l .")?.success()?;
     let said = site.umount(0)?.output;
     ensure!(said.contains("nothing is left running"), "umount says: {said}");
@@ -214,7 +214,7 @@ fn fsck() -> Outcome<Verdict> {
     passed()
 }
 
-/// One byte of a block is turned over in the segment: the check says so, a read fails, and nothing is made up.
+/// One byte of a block is flipped in the segment: the check reports it, a read fails, and no read returns wrong bytes.
 fn damage() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let marked = "the marked block of this very file ".repeat(4096);
@@ -248,8 +248,8 @@ fn damage() -> Outcome<Verdict> {
     passed()
 }
 
-/// One byte of a record that is not digested yet is turned over in the session's log: under a mount that lives, and in what a
-/// dead one has left. Nobody is ever shown it, and what was digested before is whole.
+/// One byte of an undigested record is flipped in the session's log: under a living mount, and in the log of a dead
+/// one. No read ever shows it, and everything digested before is whole.
 fn flipped() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     for is_dead in [false, true] {
@@ -257,7 +257,7 @@ fn flipped() -> Outcome<Verdict> {
         write(&other, "sound")?;
         write(&victim, "digested")?;
         site.check()?;
-        // A handle that only writes leaves no pages in the kernel. The daemon stands still, so nothing is digested.
+        // A handle that only writes leaves no pages in the kernel. The daemon is stopped, so nothing is digested.
         let file = fs::OpenOptions::new().write(true).open(&victim).map_err(tried("opening"))?;
         FileExt::write_all_at(&file, b"digested", 0).map_err(tried("writing"))?;
         let (daemon, mounts) = (site.daemon()?, site.mount_processes()?);
@@ -271,7 +271,7 @@ fn flipped() -> Outcome<Verdict> {
         signal(daemon, Signal::CONT)?;
         ensure!(flipped? > 0, "the record was not found in the log");
         if !is_dead {
-            // LibFS finds the damage and asks SharedFS, or that has found it already.
+            // LibFS finds the damage and asks SharedFS, or SharedFS has found it already.
             let answer = fs::read(&victim);
             let is_refused = answer.as_ref().is_err_and(|error| error.raw_os_error() == Some(5));
             ensure!(is_refused, "EIO expected, the file reads as {:?}", answer.map(|found| found.len()));
@@ -298,7 +298,7 @@ fn flipped() -> Outcome<Verdict> {
     passed()
 }
 
-/// Turns a byte over wherever `needle` stands in a log; tells how often it did.
+/// Flips a byte wherever `needle` stands in a log; returns how often it did.
 fn flip(site: &TestArena, needle: &[u8]) -> Outcome<usize> {
     let mut flipped = 0;
     for file in fs::read_dir(site.arena().join("sessions")).map_err(tried("listing logs"))?.flatten() {
@@ -345,8 +345,8 @@ fn resize() -> Outcome<Verdict> {
     passed()
 }
 
-/// A segment that is taken away is read no more, by what was told of it before; nor is it taken for the one that has its number
-/// later.
+/// A removed segment is read no more by extents that were sent before. Nor do such extents read a later segment with
+/// the same number.
 fn regrow() -> Outcome<Verdict> {
     const MIB: usize = 1 << 20;
     let site = TestArena::mounted(Medium::Memory, "64M")?;
@@ -363,7 +363,7 @@ fn regrow() -> Outcome<Verdict> {
         for number in 0..100 {
             fs::write(name(number), &content).map_err(tried("writing"))?;
         }
-        // By then everything is in its segment, and the mount has forgotten that it wrote it.
+        // By then everything is in its segment, and the mount no longer knows it as its own write.
         std::thread::sleep(Duration::from_millis(1500));
         (0..100).try_for_each(|number| same(number, &content))?;
         for number in (0..100).filter(|number| !kept.contains(number)) {
@@ -417,7 +417,7 @@ fn full() -> Outcome<Verdict> {
     passed()
 }
 
-/// What a deletion has freed, several can have at once: the first of them to ask leaves the others no refusal.
+/// Several writers can use the space of a deletion at once: the first one that asks leaves no refusal for the others.
 fn full_and_emptied() -> Outcome<Verdict> {
     const WRITERS: usize = 8;
     let site = TestArena::mounted(Medium::Memory, "64M")?;
@@ -452,7 +452,7 @@ fn full_and_emptied() -> Outcome<Verdict> {
     passed()
 }
 
-/// What one mount has deleted, another can have at once.
+/// Another mount can use the space of a mount's deletion at once.
 fn full_and_shared() -> Outcome<Verdict> {
     const SCRIPT: &str = "
         said=$(dd if=/dev/zero of=big bs=64K status=none 2>&1) || [[ $said == *'No space left'* ]]
@@ -470,7 +470,8 @@ fn full_and_shared() -> Outcome<Verdict> {
     passed()
 }
 
-/// Blocks of which a mount has replaced a part can be had by others, though that mount is stopped and might read the rest.
+/// Others can use the blocks of which a mount has replaced a part, though that mount is stopped and might read the
+/// rest.
 fn full_and_stopped() -> Outcome<Verdict> {
     const BLOCKS: u64 = 1000;
     let site = TestArena::mounted(Medium::Memory, "64M")?;
@@ -480,7 +481,7 @@ fn full_and_stopped() -> Outcome<Verdict> {
     let mut content = vec![b'o'; BLOCKS as usize * 4096];
     fs::write(&ours, &content).map_err(tried("writing"))?;
     let file = fs::OpenOptions::new().write(true).open(&ours).map_err(tried("opening"))?;
-    // By then it is committed, so that what is written next needs other blocks.
+    // By then it is committed, so that the next writes need other blocks.
     std::thread::sleep(Duration::from_millis(1500));
     for block in 0..BLOCKS {
         file.write_all_at(&[b'x'; 1000], block * 4096).map_err(tried("writing"))?;
@@ -502,7 +503,7 @@ fn full_and_stopped() -> Outcome<Verdict> {
     passed()
 }
 
-/// Where no block is free, what is there can be written over, cut off, and written where it was reserved.
+/// Without a free block, existing data can be overwritten and cut off, and reserved space can be written.
 fn full_and_written_over() -> Outcome<Verdict> {
     const RESERVED: u64 = 4 << 20;
     for medium in [Medium::Memory, Medium::Disk] {
@@ -526,7 +527,7 @@ fn full_and_written_over() -> Outcome<Verdict> {
         };
         ensure!(error.raw_os_error() == Some(28), "ENOSPC expected, got {error}");
         ensure!(rest.write_at(&block, end).is_err(), "a block more is there than a large write took");
-        // Twice all over, in large pieces and in small ones; what is kept back for it is far less.
+        // Everything twice, in large pieces and in small ones; far less is kept back for it.
         base.write_all_at(&[b'b'; 4 << 20], 0).map_err(tried("writing over in large pieces"))?;
         for number in 0..1024 {
             base.write_all_at(&[b'c'; 4096], number * 4096).map_err(tried(format!("writing over block {number}")))?;
@@ -562,7 +563,7 @@ fn full_and_written_over() -> Outcome<Verdict> {
     passed()
 }
 
-/// There is room for a part of what a mapping has changed: whoever syncs it is told.
+/// There is room for only a part of a mapping's changes: the process that syncs it gets the error.
 fn full_and_mapped() -> Outcome<Verdict> {
     const SCRIPT: &str = "
 import mmap, os
@@ -617,13 +618,13 @@ fn foreground() -> Outcome<Verdict> {
         let done = finish(child, "ashlar mount --foreground".into())?.success()?;
         ensure!(done.output.contains("mounted"), "it says: {}", done.describe());
     }
-    // Nobody asks it meanwhile: who is asked stays.
+    // No process asks it meanwhile: a daemon that is asked stays.
     eventually("the daemon ends by itself", SOON, || !is_alive(daemon))?;
     ensure!(site.status()?["daemon"].is_null(), "the daemon is told to be there still");
     passed()
 }
 
-/// Starts a daemon that no mount has asked for: its supervisor, and the number of SharedFS.
+/// Starts a daemon without a mount: its supervisor, and the number of SharedFS.
 fn start_daemon(site: &TestArena, options: &[&str]) -> Outcome<(Child, u32)> {
     let mut command = ashlar(&["daemon", "--size", "64M", "--arena"]);
     command.arg(site.arena()).args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -660,7 +661,7 @@ fn lingering() -> Outcome<Verdict> {
     passed()
 }
 
-/// Somebody removes the arena, and the mount later: the sessions' files can't be removed any more.
+/// The arena is removed, and the mount later: the sessions' files can't be removed any more.
 fn removed() -> Outcome<Verdict> {
     let site = TestArena::new(Medium::Memory, "64M")?;
     let (mut child, daemon) = start_daemon(&site, &["--linger-seconds", "2"])?;
@@ -683,7 +684,7 @@ fn died() -> Outcome<Verdict> {
     let said = site.mount(0)?;
     ensure!(said.errors.contains("mounting anew"), "mount says: {}", said.describe());
     ensure!(read(&site.point(0).join("f"))? == "acknowledged", "the file is not what was written");
-    // What is left of the dead one, whose device number this one may have, does this one no harm.
+    // The leftovers of the dead mount, whose device number this one may have, do this one no harm.
     let mut used = File::open(site.point(0).join("f")).map_err(tried("opening the file"))?;
     ensure!(site.umount(0).is_err(), "a mount in use was unmounted");
     let mut text = String::new();
@@ -698,7 +699,8 @@ fn died() -> Outcome<Verdict> {
     passed()
 }
 
-/// SharedFS is killed, and its supervisor is about to start it again when `umount` looks for one: both may, and only one can.
+/// SharedFS is killed, and its supervisor is about to start it again when `umount` searches for a daemon. Both may
+/// start one, and only one can succeed.
 fn killed_before_umount() -> Outcome<Verdict> {
     const ROUNDS: u64 = 16;
     let site = TestArena::mounted(Medium::Memory, "512M")?;
@@ -759,7 +761,7 @@ fn memory() -> Outcome<Verdict> {
         }
         Ok(total)
     };
-    // Digestion and commit of what the script did come to an end by themselves.
+    // Digest and commit of the script's updates end by themselves.
     eventually("private memory is below its limit", SOON, || private().is_ok_and(|kib| kib < LIMIT_KIB))
         .map_err(|error| format!("{error}: {} KiB", private().unwrap_or(0)))?;
     let kib = private()?;
@@ -767,7 +769,7 @@ fn memory() -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("{kib} KiB")))
 }
 
-/// A program on one mount is stopped in the middle of its work; programs on another mount go on with the same files.
+/// A program on one mount is stopped in the middle of its work; programs on another mount continue with the same files.
 fn stopped() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "128M")?;
     site.mount(1)?;
@@ -779,7 +781,7 @@ fn stopped() -> Outcome<Verdict> {
     signal(child.id(), Signal::STOP)?;
     let (first, rest) = processes.split_first().ok_or("no mount process")?;
     ensure!(rest.len() == 1, "two mount processes expected: {processes:?}");
-    // The first session's whole process, in the middle of whatever it does.
+    // The first session's whole process, in the middle of its work.
     signal(*first, Signal::STOP)?;
     let other =
         if site.status()?["daemon"]["sessions"][0]["label"] == site.point(0).display().to_string() { 1 } else { 0 };

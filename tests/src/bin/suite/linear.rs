@@ -1,4 +1,6 @@
-//! Random operations of several processes on two mounts, held against a model: what all of them saw has an order.
+//! Random operations of several processes on two mounts fit some order.
+//!
+//! A model says which answers fit.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -30,13 +32,13 @@ const MOUNTS: usize = 2;
 const WORKERS: usize = 4;
 /// Operations of each worker in a round: so few that the search for their order stays short.
 const OPERATIONS: usize = 12;
-/// A round that takes longer hangs.
+/// The limit for a round; a longer one hangs.
 const ROUND_LIMIT: Duration = Duration::from_secs(60);
-/// The longest that an operation of a process may take that was not stopped, nor its mount. A stopped kernel cache is waited
-/// for for a second; the rest is for machines that have much else to do.
+/// The longest time of an operation if neither its process nor its mount is stopped. A call waits one second for a
+/// stopped kernel's cache; the rest is for machines with much other work.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// With `kills`, SharedFS dies about once a second, whatever is going on.
+/// With `kills`, SharedFS dies about once a second, at any moment.
 fn linearizable(kills: bool) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
@@ -88,7 +90,7 @@ fn linearizable(kills: bool) -> Outcome<Verdict> {
     )))
 }
 
-/// What the daemon and the mounts have complained of.
+/// The warnings of the daemon and the mounts.
 fn complaints(site: &TestArena) -> String {
     let logs = ["daemon.log", "mount.log"].map(|name| fs::read_to_string(site.arena().join(name)).unwrap_or_default());
     let lines = logs.iter().flat_map(|log| log.lines()).filter(|line| line.contains("ERROR") || line.contains("WARN"));
@@ -125,7 +127,7 @@ impl Worker {
         let (input, output) = (child.stdin.take().ok_or("no input")?, child.stdout.take().ok_or("no output")?);
         let (sender, lines) = channel();
         std::thread::spawn(move || {
-            // Ends with the worker, or with who listens.
+            // Ends with the worker, or with the receiver.
             BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
         });
         Ok(Self { child, input, lines })
@@ -152,13 +154,13 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // One that hangs on a mount ends when the mount does; who ends otherwise is waited for.
+        // A worker that hangs on a mount ends when the mount does, so that is not waited for; any other end is.
         let _ = self.child.kill();
         let _ = ashlar_tests::command::wait_for(&mut self.child, Duration::from_secs(1));
     }
 }
 
-/// What a round has shown.
+/// The results of a round.
 struct Done {
     stops: u64,
     states: usize,
@@ -166,7 +168,7 @@ struct Done {
     pause: Duration,
 }
 
-/// A process that was stopped, and from when to when.
+/// A process that was stopped, with the times of its stop and its continuation.
 struct Stop {
     process: u32,
     from: u64,
@@ -194,7 +196,7 @@ fn round(site: &TestArena, workers: &mut [Worker], mounts: [u32; MOUNTS], seed: 
         ensure!(word == "ready", "a worker says '{word}'");
     }
     let processes: Vec<u32> = workers.iter().map(|worker| worker.child.id()).collect();
-    // In turn: nobody is stopped, workers are, sessions are, both are.
+    // In turn: no process is stopped, workers are, mounts are, both are.
     let victims = match seed % 4 {
         0 => Vec::new(),
         1 => processes.clone(),
@@ -214,7 +216,7 @@ fn round(site: &TestArena, workers: &mut [Worker], mounts: [u32; MOUNTS], seed: 
     ensure!(pause < PAUSE_MAX, "an operation of a process that nobody had stopped took {} ms", pause.as_millis());
     let ends = [picture(&site.point(0).join(&name))?, picture(&site.point(1).join(&name))?];
     let states = check(&histories, &ends[0]).map_err(|error| {
-        // Whether it is the other mount that is right, and whether the fault stays.
+        // Shows which mount is right, and whether the fault stays.
         let again = [0, 1].map(|mount| picture(&site.point(mount).join(&name)));
         format!("{error}the mounts showed {ends:?}\nand now {again:?}")
     })?;
@@ -227,13 +229,13 @@ fn round(site: &TestArena, workers: &mut [Worker], mounts: [u32; MOUNTS], seed: 
     Ok(Done { stops: stops.len() as u64, states, stale, pause })
 }
 
-/// Stops one of the victims after the other and lets it go on, until the round is over.
+/// Stops and continues one of the victims after the other, until the round is over.
 fn stop_at_random(victims: &[u32], seed: u64, is_over: &AtomicBool) -> Outcome<Vec<Stop>> {
     let (mut random, mut stops) = (Random::new(seed ^ 0x5709), Vec::new());
     while !is_over.load(Ordering::SeqCst) {
         let Some(&process) = random.pick(victims) else { break };
         std::thread::sleep(Duration::from_micros(random.below(3000)));
-        // Now and then for longer than any kernel may believe what it was told.
+        // Now and then for longer than any kernel may believe an answer.
         let length = if random.below(40) == 0 { 1200 } else { 1 + random.below(30) };
         let from = now();
         signal(process, Signal::STOP)?;
@@ -244,7 +246,7 @@ fn stop_at_random(victims: &[u32], seed: u64, is_over: &AtomicBool) -> Outcome<V
     Ok(stops)
 }
 
-/// The longest operation of those during which neither its worker nor its mount was stopped.
+/// The longest operation among those during which neither its worker nor its mount was stopped.
 fn longest_pause(histories: &[History], stops: &[Stop], workers: &[u32], mounts: [u32; MOUNTS]) -> Duration {
     let is_free = |worker: usize, event: &Event| {
         let own = [workers[worker], mounts[worker % MOUNTS]];
@@ -256,7 +258,7 @@ fn longest_pause(histories: &[History], stops: &[Stop], workers: &[u32], mounts:
     Duration::from_nanos(pauses.max().unwrap_or(0))
 }
 
-/// What stands in a directory, as a mount shows it.
+/// A directory's content, as a mount shows it.
 fn picture(root: &Path) -> Outcome<Picture> {
     let mut picture = Picture::new();
     let mut below = vec![String::new()];

@@ -1,6 +1,6 @@
-//! Record locks of programs, which LibFS has for some and the kernel for others.
+//! Record locks of programs: LibFS serves some files, the kernel others.
 //!
-//! `locker.c` locks what it is told to, with LibFS in its process or through a mount. Its answers must not depend on that.
+//! `locker.c` locks by order, with LibFS in its process or through a mount. Its answers must not depend on that.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};
@@ -39,12 +39,12 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/record_locks_are_counted_in_reports", run: || with(reported) },
 ];
 
-/// Who locks in which way: the first, and the second.
+/// The two ways to the files: that of the first process, and that of the second.
 const WAYS: [(Front, Front); 3] =
     [(Front::RunAtOnce, Front::RunAtOnce), (Front::RunAtOnce, Front::Mount), (Front::Mount, Front::RunAtOnce)];
-/// Longer than a file must be quiet until its locks are delegated again.
+/// Longer than a file must be quiet before its locks are delegated again.
 const QUIET: Duration = Duration::from_millis(150);
-/// For what needs nobody who stands still.
+/// The limit for calls that need no stopped process.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 fn with(test: fn(&TestArena, &Path) -> Outcome<Verdict>) -> Outcome<Verdict> {
@@ -69,7 +69,7 @@ fn with(test: fn(&TestArena, &Path) -> Outcome<Verdict>) -> Outcome<Verdict> {
     Ok(verdict)
 }
 
-/// `locker.c`, at work in a directory.
+/// The program `locker.c`, at work in a directory.
 struct Locker {
     child: Child,
     input: Option<ChildStdin>,
@@ -82,12 +82,12 @@ impl Locker {
         Self::start_with(program, front, directory, Stdio::null())
     }
 
-    /// With something of the caller's on its standard error.
+    /// Starts it with standard error of the caller's choice.
     fn start_with(program: &Path, front: Front, directory: &Path, errors: Stdio) -> Outcome<Self> {
         Self::start_as(program, (front, &[]), directory, errors)
     }
 
-    /// With variables in its environment.
+    /// Starts it with variables in its environment.
     fn start_as(
         program: &Path,
         (front, variables): (Front, &[(&str, &str)]),
@@ -133,7 +133,7 @@ impl Locker {
         Ok(())
     }
 
-    /// Opens a file; gives its number.
+    /// Opens a file; returns its number.
     fn open(&mut self, flags: &str, name: &str) -> Outcome<i32> {
         let number = self.ask(&format!("open {flags} {name}"))?;
         number.parse().ok().filter(|&number| number >= 0).ok_or_else(|| format!("opening {name} gives {number}"))
@@ -156,19 +156,19 @@ impl Locker {
 
 impl Drop for Locker {
     fn drop(&mut self) {
-        // One that a failed test has left waiting ends no other way.
+        // If a failed test has left it waiting, nothing else ends it.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Two of them.
+/// Starts two lockers.
 fn pair(site: &TestArena, program: &Path, (first, second): (Front, Front)) -> Outcome<(Locker, Locker)> {
     let point = site.point(0);
     Ok((Locker::start(program, first, &point)?, Locker::start(program, second, &point)?))
 }
 
-/// What two programs say that do by chance what can be done with locks without waiting.
+/// The answers of two programs that make random lock operations without waiting.
 fn said(program: &Path, seed: u64, directory: &Path, fronts: (Front, Front)) -> Outcome<String> {
     const STEPS: u32 = 400;
     let mut random = Random::new(seed);
@@ -199,13 +199,13 @@ fn said(program: &Path, seed: u64, directory: &Path, fronts: (Front, Front)) -> 
             0 => format!("close {file}"),
             1 => format!("over {} {file}", 3 + random.below(8)),
             2 => format!("seek {file} {}", random.below(40)),
-            // Where files become the kernel's, descriptors of ours may take low numbers.
+            // When files are handed over to the kernel, LibFS's own descriptors may take low numbers.
             3 if seed % 3 != 1 => format!(
                 "open {} {}",
                 random.pick(&["b", "r", "w"]).unwrap_or(&"b"),
                 random.pick(&["one", "two"]).unwrap_or(&"one")
             ),
-            // With these, files become the kernel's.
+            // These operations hand files over to the kernel.
             4 if seed % 3 == 1 => format!("child {file} {kind} {from} {start} {length}"),
             5 if seed % 3 == 1 => "spawn".to_owned(),
             5 if seed % 3 == 2 => format!("map {file}"),
@@ -223,7 +223,7 @@ fn said(program: &Path, seed: u64, directory: &Path, fronts: (Front, Front)) -> 
     Ok(said)
 }
 
-/// Two programs hear the same of their locks here as on a file system of the kernel's.
+/// Two programs get the same answers about locks here as on a file system of the kernel's.
 fn same(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     const SEEDS: u64 = 8;
     let reference = Reference::new(64)?;
@@ -244,7 +244,8 @@ fn same(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     passed()
 }
 
-/// What one has locked the other can't have, and it is told who has it; and so the other way round, again and again.
+/// While one process has a lock, the other can't get it, and the answer names the holder. They take turns again and
+/// again.
 fn exclude(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, fronts) in WAYS.into_iter().enumerate() {
         let (mut one, mut two) = pair(site, program, fronts)?;
@@ -275,14 +276,15 @@ fn exclude(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     passed()
 }
 
-/// Who has a file alone locks it in its own memory; after somebody else has locked it, it does so again.
+/// A process that has a file to itself locks it in its own memory. After another process has locked the file, that
+/// returns.
 fn cheap(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     const CALLS: u64 = 20_000;
     let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, Front::Mount))?;
     let (file, same) = (one.open("bc", "file")?, two.open("bc", "file")?);
     let mut times = Vec::new();
     for _ in 0..2 {
-        // Delegated with the first of these, if it has been quiet.
+        // Delegated with the first of these, if the file has been quiet.
         one.expect(&format!("set {file} w s 0 1"), "done")?;
         let before = site.counter("requests")?;
         times.push(one.ask(&format!("time {file} {CALLS}"))?);
@@ -299,7 +301,7 @@ fn cheap(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("{} nanoseconds a call", times.join(", "))))
 }
 
-/// More ranges than memory is kept for, and more files: they exclude others all the same.
+/// More ranges and more files than there is memory for: their locks exclude others all the same.
 fn many(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     const FILES: usize = 40;
     let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, Front::RunAtOnce))?;
@@ -345,7 +347,8 @@ fn many(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     passed()
 }
 
-/// A killed process's locks are gone as soon as its parent knows that it is dead; so are those of one that ends.
+/// A killed process's locks are gone as soon as its parent knows that it is dead. The same holds for a process that
+/// ends.
 fn dead(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, fronts) in WAYS.into_iter().enumerate() {
         for is_killed in [true, false] {
@@ -355,7 +358,7 @@ fn dead(site: &TestArena, program: &Path) -> Outcome<Verdict> {
             one.expect(&format!("set {file} w s 0 0"), "done")?;
             two.expect(&format!("set {same} w s 0 0"), "EAGAIN")?;
             std::thread::sleep(QUIET);
-            // Delegated, where it can be.
+            // Delegated, if possible.
             one.expect(&format!("set {file} w s 7 1"), "done")?;
             if is_killed {
                 one.signal(Signal::KILL)?;
@@ -369,7 +372,7 @@ fn dead(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     passed()
 }
 
-/// Who stands still stops nobody but those who wait for its locks.
+/// A stopped process delays only processes that wait for its locks.
 fn stopped(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, fronts) in WAYS.into_iter().enumerate() {
         let (mut one, mut two) = pair(site, program, fronts)?;
@@ -393,7 +396,7 @@ fn stopped(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     passed()
 }
 
-/// Whichever descriptor of a file a process closes, and whoever has it: its locks go.
+/// If a process closes any descriptor of a file, whichever part of the process has it, its locks end.
 fn closes(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     let point = site.point(0);
     for ends in
@@ -413,7 +416,7 @@ fn closes(site: &TestArena, program: &Path) -> Outcome<Verdict> {
             if matches!(ends, "map" | "again" | "beyond") {
                 one.expect(&format!("map {file}"), "done")?;
             }
-            // By a path that leaves the mount and comes back: the kernel opens it.
+            // The path leaves the mount and comes back: the kernel opens it.
             let mount = point.file_name().and_then(|name| name.to_str()).ok_or("the mount has no name")?;
             let place = one.open("p", &format!("../{mount}/file"))?;
             let twin: i32 = one.ask(&format!("dup {place}"))?.parse().map_err(tried("a number"))?;
@@ -431,7 +434,7 @@ fn closes(site: &TestArena, program: &Path) -> Outcome<Verdict> {
                 "dup" => copy,
                 "other" => other,
                 "late" => {
-                    // It becomes the kernel's while it is locked.
+                    // The file is handed over to the kernel while it is locked.
                     one.expect(&format!("map {copy}"), "done")?;
                     two.expect(&format!("set {same} w s 0 0"), "EAGAIN")?;
                     other
@@ -444,7 +447,7 @@ fn closes(site: &TestArena, program: &Path) -> Outcome<Verdict> {
                     copy
                 }
                 "inherited" => 2,
-                // It says where a file is, and has not opened it.
+                // The descriptor names the file, and has not opened it.
                 "path" => {
                     one.expect(&format!("close {place}"), "done")?;
                     two.expect(&format!("set {same} w s 0 0"), "EAGAIN")?;
@@ -466,7 +469,7 @@ fn closes(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     passed()
 }
 
-/// A file whose locks are the kernel's, and that was locked by a descriptor that can only read, is mapped and written by another one.
+/// The kernel has a file's locks, and a read-only descriptor locked it. Another descriptor maps and writes it.
 fn opened(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for front in [Front::Mount, Front::RunAtOnce] {
         let mut one = Locker::start(program, front, &site.point(0))?;
@@ -479,13 +482,14 @@ fn opened(site: &TestArena, program: &Path) -> Outcome<Verdict> {
         let writer = one.open("b", "file")?;
         one.expect(&format!("map {writer}"), "done")?;
         one.expect(&format!("size {writer} 8192"), "done")?;
-        // It can't be mapped for writing, as it can only read.
+        // The descriptor can only read, so it can't be mapped for writing.
         one.expect(&format!("map {reader}"), "EAGAIN")?;
     }
     passed()
 }
 
-/// A program that takes another's place has its locks, unless one of its descriptors is closed by that; a child has none.
+/// A program that `execve` starts has the locks of the one before, unless that closes one of its descriptors. A child
+/// has none.
 fn executes(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, fronts) in WAYS.into_iter().enumerate() {
         for (closes, maps, unlocks) in
@@ -506,7 +510,7 @@ fn executes(site: &TestArena, program: &Path) -> Outcome<Verdict> {
             if closes {
                 one.open("rx", &name)?;
             }
-            // Somebody who tries all the time finds no moment between.
+            // Another process that tries all the time finds no moment in between.
             one.tell("exec")?;
             let begun = Instant::now();
             while !closes && begun.elapsed() < Duration::from_millis(200) {
@@ -520,7 +524,7 @@ fn executes(site: &TestArena, program: &Path) -> Outcome<Verdict> {
             }
             two.expect(&format!("get {same} w s 0 0"), &format!("w 0 10 {pid}"))?;
             if unlocks {
-                // What it knows nothing of goes too.
+                // A descriptor that the new program does not know ends them too.
                 let more = one.open("b", &name)?;
                 one.expect(&format!("set {more} u s 0 0"), "done")?;
                 two.expect(&format!("set {same} w s 0 0"), "done")?;
@@ -542,7 +546,8 @@ fn executes(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     passed()
 }
 
-/// Who waits gets the lock when it is free, is interrupted by signals or goes on behind them, and not let into a circle.
+/// A waiting process gets the lock when it is free. Signals interrupt it, or it continues after them; and it is not let
+/// into a circle.
 fn waits(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, fronts) in WAYS.into_iter().enumerate() {
         let (mut one, mut two) = pair(site, program, fronts)?;
@@ -556,7 +561,7 @@ fn waits(site: &TestArena, program: &Path) -> Outcome<Verdict> {
         let took = begun.elapsed();
         ensure!(Duration::from_millis(200) < took && took < AT_ONCE, "{fronts:?}: interrupted after {took:?}");
         two.expect("alarms", "1")?;
-        // What was given up does not come later.
+        // An abandoned lock does not come later.
         one.expect(&format!("set {file} u s 0 0"), "done")?;
         one.expect(&format!("set {file} w s 0 0"), "done")?;
         two.expect("alarm 100 1", "done")?;
@@ -571,7 +576,7 @@ fn waits(site: &TestArena, program: &Path) -> Outcome<Verdict> {
         two.tell(&format!("wait {others} w s 0 1"))?;
         one.expect("alarm 3000 0", "done")?;
         if one.ask(&format!("wait {file} w s 5 1"))? != "EDEADLK" {
-            // The other one has begun to wait only then, and is the one who closes the circle.
+            // The other process begins to wait only now, so it closes the circle.
             two.expect_line("EDEADLK")?;
             continue;
         }
@@ -581,7 +586,8 @@ fn waits(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     passed()
 }
 
-/// A thread waits for a lock while another one has the file, and with it the process's locks, become the kernel's: the wait goes on there.
+/// A thread waits for a lock, while another thread hands the file, and with it the process's locks, over to the kernel:
+/// the wait continues there.
 fn moves(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, other) in [Front::RunAtOnce, Front::Mount].into_iter().enumerate() {
         let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, other))?;
@@ -592,7 +598,7 @@ fn moves(site: &TestArena, program: &Path) -> Outcome<Verdict> {
         one.expect(&format!("set {file} r s 20 10"), "done")?;
         two.expect(&format!("set {same} w s 0 10"), "done")?;
         one.expect(&format!("later {file} w s 0 40"), "done")?;
-        // It waits by then, or is about to: both must do.
+        // By now it waits, or is about to: both must work.
         std::thread::sleep(QUIET);
         one.expect(&format!("map {file}"), "done")?;
         two.expect(&format!("get {same} w s 10 0"), &format!("r 20 10 {pid}"))?;
@@ -603,8 +609,8 @@ fn moves(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     passed()
 }
 
-/// A thread waits for a lock while another one locks as many files as memory is kept for: it gets the lock all the same, and not in the
-/// way of itself.
+/// A thread waits for a lock, while another one locks as many files as there is memory for. The first still gets the
+/// lock, and does not block itself.
 fn crowded(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, other) in [Front::RunAtOnce, Front::Mount].into_iter().enumerate() {
         let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, other))?;
@@ -629,12 +635,13 @@ fn crowded(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     passed()
 }
 
-/// Who gives up a wait for a lock, as SharedFS does not answer, does not have it for ever where SharedFS goes on.
+/// A process abandons a wait for a lock because SharedFS does not answer. When SharedFS runs again, the process does
+/// not keep the lock for ever.
 fn gives_up(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     given_up(site, program, false)
 }
 
-/// Nor does who then closes the file, and is not answered either, but for one more descriptor of it.
+/// The same holds if the process then closes the file without an answer, while it has one more descriptor of it.
 fn gives_up_twice(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     given_up(site, program, true)
 }
@@ -655,7 +662,7 @@ fn given_up(site: &TestArena, program: &Path, closes_early: bool) -> Outcome<Ver
     if closes_early && given_up.is_ok() {
         given_up = hasty.expect(&format!("close {early}"), "done");
     }
-    // The lock is free before SharedFS can see that nobody waits for it any more.
+    // The lock is free before SharedFS can see that no process waits for it any more.
     one.tell(&format!("set {held} u s 0 0"))?;
     std::thread::sleep(QUIET);
     signal(daemon, Signal::CONT)?;
@@ -666,16 +673,16 @@ fn given_up(site: &TestArena, program: &Path, closes_early: bool) -> Outcome<Ver
     passed()
 }
 
-/// A SharedFS that was killed finds the locks again: those that it had, and those that a process has itself, and stands still.
+/// A killed SharedFS finds the locks again: those in its table, and those that a stopped process has in its own memory.
 fn restarts(site: &TestArena, program: &Path) -> Outcome<Verdict> {
-    /// Longer than a new SharedFS waits for those who have locks.
+    /// Longer than a new SharedFS waits for sessions that have locks.
     const GRACE: Duration = Duration::from_secs(6);
     for (number, fronts) in WAYS.into_iter().enumerate() {
         let (mut one, mut two) = pair(site, program, fronts)?;
         let (name, next) = (format!("file{number}"), format!("next{number}"));
         let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
         let (other, others) = (one.open("bc", &next)?, two.open("bc", &next)?);
-        // One that nobody contends for, and one that somebody does.
+        // One lock without contention, and one with it.
         one.expect(&format!("set {file} w s 0 10"), "done")?;
         one.expect(&format!("set {other} w s 0 10"), "done")?;
         two.expect(&format!("set {others} w s 0 10"), "EAGAIN")?;
@@ -684,7 +691,7 @@ fn restarts(site: &TestArena, program: &Path) -> Outcome<Verdict> {
         let stopped = Pid::from_raw(one.child.id() as i32).ok_or("it's process 0")?;
         site.kill_daemon()?;
         let begun = Instant::now();
-        // As long as it may take until all are there that live.
+        // It may take until all living sessions have resumed.
         two.expect(&format!("set {others} w s 25 1"), "EAGAIN")?;
         ensure!(begun.elapsed() < GRACE, "{fronts:?}: it took {:?}", begun.elapsed());
         std::thread::sleep(GRACE.saturating_sub(begun.elapsed()));
@@ -701,12 +708,13 @@ fn restarts(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     passed()
 }
 
-/// Four that count in one file under its lock lose nothing, while SharedFS is killed under them, and the next one again before all have told it of their locks.
+/// Four processes count in one file under its lock, and lose nothing while SharedFS is killed. The next SharedFS is
+/// killed before all have resumed with their locks.
 fn counts(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     const TURNS: u64 = 6000;
     const ROUNDS: u64 = 3;
     const KILLS: u32 = 3;
-    /// Milliseconds between them, at most.
+    /// The longest pause between two kills, in milliseconds.
     const PAUSE: u64 = 150;
     let seed = number("ASHLAR_SEED", 1);
     let mut random = Random::new(seed);
@@ -788,7 +796,7 @@ print(*(database.execute(words).fetchone()[0] for words in
     passed()
 }
 
-/// A report counts locks that LibFS has as accelerated, and those that it leaves to the kernel as delegated.
+/// A report counts LibFS's locks as accelerated, and those that it leaves to the kernel as delegated.
 fn reported(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     let report: PathBuf = site.outside().join("report.json");
     let script = "printf 'open bc file\\nset 3 w s 0 1\\nset 3 w s 5 1\\nget 3 w s 0 0\\nclose 3\\n' | \"$0\"
@@ -803,7 +811,7 @@ fn reported(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     let calls = report["calls"].as_array().map(Vec::as_slice).unwrap_or_default();
     let line = calls.iter().find(|line| line["call"] == "fcntl").ok_or_else(|| format!("no fcntl in {text}"))?;
     let found = ["accelerated", "delegated", "missed"].map(|what| line[what].as_u64());
-    // By a descriptor that is the kernel's because of its mapping, locks are set here until something else is asked for.
+    // The mapping makes the kernel serve the descriptor, whose locks LibFS sets until another process asks.
     ensure!(found == [Some(5), Some(2), Some(0)], "5 accelerated and 2 delegated calls expected: {line}");
     passed()
 }

@@ -1,4 +1,6 @@
-//! `ashlar-suite [WORD…]`: tests of whole processes, those whose names contain one of the words.
+//! `ashlar-suite [WORD…]`: runs tests of whole processes.
+//!
+//! It runs the tests whose names contain one of the words.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -34,7 +36,7 @@ mod watched;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // What tests make has the permission bits that they ask for.
+    // Without this, files would not have the permission bits that tests request.
     rustix::process::umask(rustix::fs::Mode::from_bits_truncate(0o022));
     let groups = [
         life::TESTS,
@@ -67,7 +69,7 @@ fn main() -> ExitCode {
         power::TESTS,
         synced::TESTS,
     ];
-    // What rests on the way that requests come by more than other things do.
+    // Tests that depend more than others on the way that requests take.
     let io_uring_groups = [
         "life/",
         "conformance/",

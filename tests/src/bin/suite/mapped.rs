@@ -32,7 +32,7 @@ pub const TESTS: &[Test] = &[
 const PATIENCE: Duration = Duration::from_secs(20);
 const MIB: usize = 1 << 20;
 
-/// What the scripts have in common: mappings by libc, and who serves them.
+/// The scripts' common part: mappings by libc, and the check of which party serves them.
 const BEGIN: &str = "
 import ctypes, hashlib, os, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -68,8 +68,10 @@ def seen(address, length):
     return ctypes.string_at(address, length)
 ";
 
-/// Maps files as its words say (`shared` and `private` out of the segments, `plain` as it comes), and then answers questions about them, each in a line: `at
-/// MAPPING OFFSET` a byte, `sum MAPPING` a checksum, and `write FILE OFFSET BYTE`.
+/// Maps files as its arguments say, and then answers requests about them.
+///
+/// `shared` and `private` map out of the segments, `plain` as the kernel decides. Each request is a line: `at MAPPING
+/// OFFSET` for a byte, `sum MAPPING` for a checksum, and `write FILE OFFSET BYTE`.
 const HOLDER: &str = "
 held = []
 for word in sys.argv[1:]:
@@ -95,7 +97,7 @@ for line in sys.stdin:
         print(hashlib.sha256(seen(address, length)).hexdigest(), flush=True)
 ";
 
-/// Maps a file to write it, and stores what it's told: `OFFSET VALUE`; or says what is seen: `at OFFSET`.
+/// Maps a file to write it, and stores values by order: `OFFSET VALUE`. `at OFFSET` reads a byte.
 const STORER: &str = "
 file = os.open('file', os.O_RDWR)
 address = map(file, os.fstat(file).st_size, SHARED, protection=READ | WRITE)
@@ -110,7 +112,7 @@ for line in sys.stdin:
     print('stored', flush=True)
 ";
 
-/// Reads in all ways a byte of a file that it has open, `pread OFFSET` and the like, and writes: `write OFFSET VALUE`.
+/// Reads a byte of an open file in all ways, `pread OFFSET` and the like, and writes: `write OFFSET VALUE`.
 const READER: &str = "
 import shutil
 file = os.open('file', os.O_RDWR)
@@ -161,7 +163,7 @@ fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
-/// A program that has files mapped, and is asked about them.
+/// A program that has files mapped, and answers requests about them.
 struct Holder {
     child: Child,
     to: ChildStdin,
@@ -205,7 +207,7 @@ impl Holder {
     }
 }
 
-/// Bytes that are not the same twice.
+/// Bytes whose pattern never repeats.
 fn pattern(length: usize, seed: u32) -> Vec<u8> {
     let words = (0..length.div_ceil(4) as u32).map(|at| at.wrapping_mul(0x9e37_79b9).wrapping_add(seed) ^ seed << 7);
     let mut bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
@@ -223,7 +225,7 @@ fn end(site: &TestArena) -> Outcome<Verdict> {
     passed()
 }
 
-/// What is mapped how, and what becomes of it when the program does this or that to it.
+/// Checks which party serves a mapping, and how calls of the program change that.
 fn mapped() -> Outcome<Verdict> {
     let script = "
 length = os.stat('large').st_size
@@ -316,13 +318,14 @@ print('done')
     end(&site)
 }
 
-/// A shared mapping of a program that does nothing shows each write, of itself, through the mount, and of other programs, when it returns.
+/// A shared mapping of an idle program shows each write when the call returns: its own, those through the mount, and
+/// those of other programs.
 fn follows() -> Outcome<Verdict> {
     for medium in [Medium::Memory, Medium::Disk] {
         let site = TestArena::mounted(medium, "64M")?;
         let root = site.point(0);
         put(&root.join("file"), &pattern(MIB, 1))?;
-        // On a disk it's waited for that what was written is committed.
+        // On a disk, the mapping waits until the written data are committed.
         let mut holder = Holder::new(&root, &["shared:file"])?;
         let through = fs::File::options().write(true).open(root.join("file")).map_err(tried("opening"))?;
         let writer = "
@@ -363,7 +366,7 @@ for line in sys.stdin:
     passed()
 }
 
-/// A program with this script, which serves files in this way.
+/// A program with this script, whose files are reached in this way.
 fn start(front: Front, root: &Path, script: &str) -> Outcome<Holder> {
     let mut command = front.command("python3");
     command.arg("-c").arg(format!("{BEGIN}{script}")).current_dir(root);
@@ -373,7 +376,7 @@ fn start(front: Front, root: &Path, script: &str) -> Outcome<Holder> {
 
 const WAYS: [&str; 7] = ["pread", "read", "open", "copy", "send", "private", "shared"];
 
-/// Stores values in a mapping, and has them read in all ways.
+/// Stores values in a mapping, and lets the reader read them in all ways.
 fn check_stored(storer: &mut Holder, reader: &mut Holder) -> Outcome {
     for round in 0..5_u64 {
         for (at, way) in (0..).zip(WAYS) {
@@ -387,7 +390,8 @@ fn check_stored(storer: &mut Holder, reader: &mut Holder) -> Outcome {
     Ok(())
 }
 
-/// What a program stores in a shared mapping, others see at once, in whatever way they read: such as have read the file before, and such as begin then.
+/// Stores of a program in a shared mapping show to others at once, in whatever way they read: to processes that read
+/// the file before, and to processes that begin then.
 fn stored() -> Outcome<Verdict> {
     for front in [Front::Mount, Front::RunAtOnce] {
         let site = TestArena::mounted(Medium::Memory, "64M")?;
@@ -413,7 +417,8 @@ fn stored() -> Outcome<Verdict> {
     passed()
 }
 
-/// What a program under `ashlar run` writes to a file that another one has mapped shows there when the call returns, also where that one may only read.
+/// A program under `ashlar run` writes to a file that another one has mapped: the mapping shows it when the call
+/// returns. That holds also if the mapping program may only read.
 fn shown() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
@@ -432,7 +437,7 @@ fn shown() -> Outcome<Verdict> {
     end(&site)
 }
 
-/// A file that was mapped while the mount was alone, and whose pages the mapping has changed then.
+/// A process mapped the file while the mount was the sole session, and changed its pages through the mapping.
 fn stored_alone() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
@@ -452,7 +457,8 @@ fn stored_alone() -> Outcome<Verdict> {
     end(&site)
 }
 
-/// Once nobody has it mapped any more, programs that open the file serve it themselves: what they write then reaches the mount by their logs alone.
+/// After the last mapping is gone, programs that open the file serve it themselves: then only their logs bring their
+/// writes to the mount.
 fn ours_again() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
@@ -483,7 +489,7 @@ print('done')
     end(&site)
 }
 
-/// Where somebody has the file open through a mount, and may have it mapped to write it, all share the kernel's pages.
+/// If a process has the file open through a mount, and may have mapped it for writing, all share the kernel's pages.
 fn written() -> Outcome<Verdict> {
     let script = "
 file = os.open('file', os.O_RDWR)
@@ -521,7 +527,7 @@ fn free_bytes(root: &Path) -> Outcome<u64> {
     Ok(found.f_bfree * found.f_frsize)
 }
 
-/// Fills the arena with other files, and takes them away again.
+/// Fills the arena with other files, and removes them again.
 fn fill(root: &Path) -> Outcome {
     for round in 0..3_u8 {
         let mut count = 0;
@@ -534,7 +540,7 @@ fn fill(root: &Path) -> Outcome {
         }
         ensure!(count > 8, "only {count} MiB found room");
         for number in 0..=count {
-            // The last one may not be there.
+            // The last one may be missing.
             let _ = fs::remove_file(root.join(format!("filler-{number}")));
         }
         rustix::fs::sync();
@@ -542,7 +548,8 @@ fn fill(root: &Path) -> Outcome {
     Ok(())
 }
 
-/// What a program has mapped stays, though the file is written over and removed, and others fill the arena; and is free when the program is killed.
+/// A program's mapping stays, though others overwrite and remove the file, and fill the arena. Its blocks are free
+/// after the program is killed.
 fn kept() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
@@ -585,7 +592,7 @@ fn resized() -> Outcome<Verdict> {
     end(&site)
 }
 
-/// SharedFS is killed while programs that do nothing have files mapped.
+/// SharedFS is killed while idle programs have files mapped.
 fn killed() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
@@ -613,8 +620,9 @@ fn killed() -> Outcome<Verdict> {
     end(&site)
 }
 
-/// Sessions end and begin in the middle of mapping, as programs can't be run, users change and processes fork, while what was mapped is replaced and others
-/// take all the room that there is. (This hung where one thread forked while another's session began.)
+/// Sessions end and begin in the middle of mappings: programs fail to start, users change and processes fork. Meanwhile
+/// the mapped files are replaced, and others take all free room. (This hung if one thread forked while another's
+/// session began.)
 fn ending() -> Outcome<Verdict> {
     let script = "
 stop, failures, mapped = time.time() + 5, [], [0]
@@ -667,7 +675,7 @@ print('done')
     while child.try_wait().map_err(tried("waiting"))?.is_none() {
         put(&root.join("next"), &[b'A' + round % 2; 2 * MIB])?;
         fs::rename(root.join("next"), root.join("file")).map_err(tried("renaming"))?;
-        // What finds no room is cut off.
+        // A write without room is cut off.
         let _ = fs::write(root.join("filler"), vec![b'F'; 50 * MIB]);
         fs::remove_file(root.join("filler")).map_err(tried("removing"))?;
         round = round.wrapping_add(1);

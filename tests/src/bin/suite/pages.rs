@@ -1,4 +1,7 @@
-//! Kills while kernels drop pages: that waits for requests in flight, in the kernel, where no signal ends it. Whoever waits so himself can't be killed, and whoever waits for his end has to wait too.
+//! Kills while kernels drop pages.
+//!
+//! Dropping waits in the kernel for requests in flight, and no signal ends that wait. A process that waits so can't be
+//! killed, and a process that waits for its end has to wait too.
 
 use std::fs;
 use std::process::{Child, Stdio};
@@ -16,9 +19,9 @@ pub const TESTS: &[Test] = &[
     Test { name: "kill/everything_dies_as_pages_are_dropped", run: || with("ASHLAR_KILL_ALL", 10, everything) },
 ];
 
-/// What takes longer waits for what does not come.
+/// A longer wait waits for something that does not come.
 const SOON: Duration = Duration::from_secs(20);
-/// So that all are at work, and a lease has moved some hundred times.
+/// Long enough for all to be at work, and for a lease to move some hundred times.
 const WORK: Duration = Duration::from_millis(300);
 
 fn with(variable: &str, default: u64, test: fn(&TestArena, u64) -> Outcome) -> Outcome<Verdict> {
@@ -39,7 +42,8 @@ fn with(variable: &str, default: u64, test: fn(&TestArena, u64) -> Outcome) -> O
 struct Workers(Vec<Child>);
 
 impl Workers {
-    /// Starts some that read through the mount beside one that writes: through it, too, or under `ashlar run`, where it takes the lease from the mount.
+    /// Starts readers through the mount beside a writer. The writer works through the mount, too, or under `ashlar
+    /// run`, where it takes the lease from the mount.
     fn start(site: &TestArena, readers: usize, writer: Front) -> Outcome<Self> {
         let program =
             std::env::current_exe().map_err(tried("finding this program"))?.with_file_name("ashlar-repeat-io");
@@ -67,20 +71,21 @@ impl Workers {
 
     fn kill(&mut self) {
         for child in &mut self.0 {
-            // It fails for one that has ended.
+            // The kill fails for a worker that has ended.
             let _ = child.kill();
         }
     }
 }
 
-/// Nobody is waited for where a test has failed: that may be for ever.
+/// Waits for no worker if a test has failed: that may take for ever.
 impl Drop for Workers {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-/// One in three or so of these kills left SharedFS's process there until the programs gave up, and no other one started.
+/// Formerly, one in three or so of these kills left SharedFS's process there until the programs gave up, and no other
+/// one started.
 fn daemon(site: &TestArena, kills: u64) -> Outcome {
     let mut workers = Workers::start(site, 2, Front::RunAtOnce)?;
     for _ in 0..kills {
@@ -91,8 +96,9 @@ fn daemon(site: &TestArena, kills: u64) -> Outcome {
     workers.end()
 }
 
-/// One in twenty or so of these kills left all who used the mount waiting for ever, and nobody knew that it was dead. Every third time SharedFS is killed as well, and the next one finds a mount
-/// that is dead, or dies before it has come back.
+/// Formerly, one in twenty or so of these kills left all users of the mount waiting for ever, and no process noticed
+/// that it was dead. Every third time SharedFS is killed as well. The next one then finds a dead mount, or dies before
+/// the mount has come back.
 fn mounts(site: &TestArena, kills: u64) -> Outcome {
     (0..kills).try_for_each(|turn| {
         let mut workers = Workers::start(site, 7, Front::Mount)?;
@@ -107,7 +113,7 @@ fn mounts(site: &TestArena, kills: u64) -> Outcome {
     })
 }
 
-/// Nobody is left to end the mount's connection then but who mounts anew.
+/// Then only a new mount can end the dead mount's connection.
 fn everything(site: &TestArena, kills: u64) -> Outcome {
     (0..kills).try_for_each(|_| {
         let mut workers = Workers::start(site, 2, Front::RunAtOnce)?;

@@ -1,8 +1,8 @@
-//! Power cuts: an arena on a disk of its own, whose power goes while ledgers are written.
+//! Power cuts: the disk of an arena loses power while ledgers are written.
 //!
-//! The disk is an ext4 in a file. Its shutdown call stops it from writing anything more: what is in the page cache is lost,
-//! what was synced stays, and whatever writeback has reached before stays too. So that the latter is as mixed as it can be,
-//! random pages of the arena's files are written back all the time.
+//! The disk is an ext4 in a file. Its shutdown call stops all its writes: the page cache is lost, and synced data stay,
+//! and so do data that writeback has reached before. To make the latter as mixed as possible, random pages of the
+//! arena's files are written back all the time.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -110,9 +110,9 @@ fn cuts() -> Outcome<Verdict> {
     )))
 }
 
-/// Programs are told that nothing can be written any more, even where SharedFS can't write its own log.
+/// Programs get an error when nothing can be written any more, even if SharedFS can't write its own log.
 fn gone() -> Outcome<Verdict> {
-    // Where SharedFS itself gives up, calls wait two minutes for another one.
+    // If SharedFS itself gives up, calls wait two minutes for another one.
     const SOON: Duration = Duration::from_secs(180);
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
@@ -128,7 +128,7 @@ fn gone() -> Outcome<Verdict> {
     File::open(point.join("kept")).and_then(|file| file.sync_all()).map_err(tried("syncing"))?;
     disk.cut_power(&[])?;
     let mut sync = Command::new("sync").arg(point.join("kept")).stderr(Stdio::null()).spawn().map_err(tried("sync"))?;
-    // More than the log takes, so that it must be digested.
+    // More than the log holds, so that it must be digested.
     let mut writer = Command::new("dd")
         .args(["if=/dev/zero", "bs=1M", "count=100"])
         .arg(format!("of={}", point.join("big").display()))
@@ -160,8 +160,8 @@ fn directory(site: &TestArena, index: usize) -> PathBuf {
     site.point(index % MOUNTS).join(format!("w{index}"))
 }
 
-/// A count goes from mount to mount: written on one, seen on the other, and there written into a second file, whose session
-/// then depends on the first one's. Nobody may find the second file ahead of the first.
+/// A count goes from mount to mount: written on one, seen on the other, and written there into a second file. The
+/// second file's session then depends on the first one's. The second file must never be ahead of the first.
 const SEEN: [&str; 2] = ["written", "seen"];
 
 fn text(count: u64) -> String {
@@ -195,20 +195,20 @@ fn count_in_turns(site: &TestArena, is_cut: &AtomicBool) -> Outcome<u64> {
         (|| Ok::<_, io::Error>([[open(0, SEEN[0])?, open(0, SEEN[1])?], [open(1, SEEN[0])?, open(1, SEEN[1])?]]))()
             .map_err(tried("opening what is counted in"))?;
     let first = count(&site.point(0).join(SEEN[0]))? + 1;
-    // Ends with the first error, which the power cut brings.
+    // Ends with the first error, which the power cut causes.
     let _ = (first..).try_for_each(|number| turn(number, &files));
     Ok(synced)
 }
 
-/// Lets writers work, cuts the power in the middle of it, and ends them. With each writer comes the length of its journal just
-/// before the cut, and with all of them the last count that was synced.
+/// Lets writers work, cuts the power in the middle of it, and ends them. Returns each writer with the length of its
+/// journal just before the cut, and the last count that was synced.
 fn cut(site: &TestArena, disk: &Reference, seed: u64, work: Duration) -> Outcome<(Vec<(Writer, usize)>, u64)> {
     let is_cut = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let counter = scope.spawn(|| count_in_turns(site, &is_cut));
         let cut = cut_writers(site, disk, seed, work, &is_cut);
         if cut.is_err() || !counter.is_finished() {
-            // What is left of the mounts answers no more, or never failed.
+            // The rest of the mounts no longer answers, or never failed.
             site.kill_leftovers()?;
             site.clear_mounts();
         }
@@ -256,7 +256,7 @@ fn cut_writers(
 }
 
 fn end(child: &mut Child) -> Outcome {
-    // One that has failed has ended by itself.
+    // A writer that has failed has ended by itself.
     let _ = child.kill();
     child.wait().map(drop).map_err(tried("ending a process"))
 }

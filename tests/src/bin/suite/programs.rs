@@ -1,5 +1,6 @@
-//! Programs that know nothing of Ashlar: the same job gives the same results here, through the mount and under `ashlar run`, and on
-//! the reference file system.
+//! Unmodified programs: the same job gives the same results everywhere.
+//!
+//! It runs through the mount, under `ashlar run`, and on the reference file system.
 
 use std::path::Path;
 
@@ -9,10 +10,10 @@ use ashlar_tests::mount::{Front, Medium, TestArena, obstacle};
 use ashlar_tests::reference::Reference;
 use ashlar_tests::{Outcome, ensure, tried};
 
-/// What programs do, in a script that says what came of it.
+/// A job: a script that runs programs and prints the results.
 struct Job {
     name: &'static str,
-    /// Programs that it takes, or paths; with a bar between those of which one is enough.
+    /// Programs or paths that it needs; a bar separates alternatives.
     takes: &'static [&'static str],
     script: &'static str,
 }
@@ -97,12 +98,13 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/git_after_the_first_calls", run: || same_through(&GIT, Front::Run) },
 ];
 
-/// What is too large to be installed for whoever only runs the tests, or begins to serve when it is: by the need of 'scripts/setup.sh' that brings it.
+/// Jobs with packages that are too large for everybody who runs the tests, or whose servers begin to run. Each has the
+/// need of `scripts/setup.sh` that installs them.
 const APART: [(&str, &[Job]); 2] = [("runtimes", &[NODE, JAVA]), ("servers", &[DOVECOT, MARIADB])];
 const PRELUDE: &str = include_str!("../../../jobs/prelude.sh");
 
 impl Job {
-    /// Why it can't run here; `None` where it can.
+    /// Why it can't run here; `None` if it can.
     fn obstacle(&self) -> Option<String> {
         let directories = std::env::var_os("PATH").unwrap_or_default();
         let found = |program: &str| std::env::split_paths(&directories).any(|at| at.join(program).exists());
@@ -112,7 +114,7 @@ impl Job {
         Some(format!("there is no {missing}, which 'scripts/setup.sh {need}' installs"))
     }
 
-    /// Runs it in a directory of its own below `place`. What it prints is its result.
+    /// Runs it in a directory of its own below `place`. Its output is its result.
     fn run(&self, place: &Path, front: Front) -> Outcome<Done> {
         let directory = place.join(self.name);
         std::fs::create_dir(&directory).map_err(tried(format!("making {}", directory.display())))?;
@@ -148,12 +150,12 @@ fn same_through(job: &Job, front: Front) -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("as on {}; {again} files after another mount", reference.name())))
 }
 
-/// As [`same`], where the kernel has overlays.
+/// Does the same as [`same`], if the kernel has overlays.
 fn overlay() -> Outcome<Verdict> {
     let list = || std::fs::read_to_string("/proc/filesystems").map_err(tried("reading /proc/filesystems"));
     let has_overlays = || list().map(|known| known.lines().any(|line| line.ends_with("\toverlay")));
     if !has_overlays()? {
-        // It may be a module that nobody has loaded. Where that is not so, the list shows it.
+        // It may be a module that is not loaded yet. If not, the list shows it.
         run(std::process::Command::new("modprobe").arg("overlay"))?;
     }
     if !has_overlays()? {
@@ -162,13 +164,13 @@ fn overlay() -> Outcome<Verdict> {
     same(&OVERLAY)
 }
 
-/// What is in a job's directory, as a mount shows it.
+/// The content of a job's directory, as a mount shows it.
 fn contents(site: &TestArena, mount: usize, name: &str) -> Outcome<String> {
     let script = "find . -type f -print0 | sort -z | xargs -0 sha256sum";
     Ok(ashlar_tests::command::shell(&site.point(mount).join(name), script)?.success()?.output)
 }
 
-/// A second mount shows at once what programs have done past the first one.
+/// A second mount shows at once the changes of programs that bypassed the first one.
 fn elsewhere(site: &TestArena, name: &str) -> Outcome {
     site.mount(1)?;
     let (here, there) = (contents(site, 0, name)?, contents(site, 1, name)?);
@@ -197,7 +199,7 @@ fn compare(expected: &str, found: &str) -> Outcome {
     Err(format!("line {}:\n  expected: {a}\n  found:    {b}", number + 1))
 }
 
-/// All jobs at once, while SharedFS is killed again and again: the jobs see a pause, and results stay the same.
+/// All jobs run at once while SharedFS is killed again and again: the jobs see a pause, and results stay the same.
 fn killed_daemon(front: Front) -> Outcome<Verdict> {
     const JOBS: [&Job; 5] = [&GIT, &MAKE, &SQLITE, &LEVELDB, &POSTGRES];
     if let Some(why) = obstacle().or_else(|| JOBS.iter().find_map(|job| job.obstacle())) {
@@ -218,7 +220,7 @@ fn killed_daemon(front: Front) -> Outcome<Verdict> {
             })
             .into_iter()
             .collect();
-        // Killed at least twice, and then on as long as jobs run.
+        // At least two kills, and more as long as jobs run.
         while kills < 2 || !running.iter().all(std::thread::ScopedJoinHandle::is_finished) {
             site.kill_daemon()?;
             kills += 1;

@@ -1,4 +1,6 @@
-//! Quotas: limits hold to the block and to the file, for users, groups and subtrees, whoever else is at work and whatever dies.
+//! Quotas: limits hold to the block and to the file.
+//!
+//! They hold for users, groups and subtrees, whichever processes work beside and whichever die.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -36,7 +38,7 @@ fn with(test: fn(&TestArena) -> Outcome<Verdict>) -> Outcome<Verdict> {
         return Ok(Verdict::Skipped(why));
     }
     let site = TestArena::mounted(Medium::Memory, "128M")?;
-    // Other users must come through to the mount, and may write in its root.
+    // Other users must be able to reach the mount, and may write in its root.
     shell(site.outside(), "chmod 755 .")?.success()?;
     shell(&site.point(0), "chmod 1777 .")?.success()?;
     let verdict = test(&site)?;
@@ -71,7 +73,7 @@ fn set_user(site: &TestArena, words: &[&str]) -> Outcome<Done> {
     set(site, &[&["--user", &USER.to_string()], words].concat())
 }
 
-/// What `quota show` says of somebody.
+/// The output of `quota show` for an owner or subtree.
 fn shown(site: &TestArena, kind: &str, id: u64) -> Outcome<Value> {
     let text = site.ashlar(&["quota", "show", "--json"])?.success()?.output;
     let all: Value = serde_json::from_str(&text).map_err(tried("reading the JSON of quota show"))?;
@@ -91,7 +93,7 @@ fn size(path: &Path) -> Outcome<u64> {
 fn user_space(site: &TestArena) -> Outcome<Verdict> {
     let file = site.point(0).join("f");
     set_user(site, &["--space", "1M"])?;
-    // Whatever the size of the writes, what fits is written, and the rest is refused.
+    // Whatever the size of the writes, bytes up to the limit are written, and the rest is refused.
     for block in ["4k", "64k", "1M", "3333"] {
         exceeded(user(site, &format!("dd if=/dev/zero of=f bs={block} count=2000"))?)?;
         let length = size(&file)?;
@@ -104,14 +106,14 @@ fn user_space(site: &TestArena) -> Outcome<Verdict> {
     // The same through the kernel's pages.
     exceeded(user(site, "exec 3<>f; head -c 2M /dev/zero >&3")?)?;
     ensure!(size(&file)? == 1024 * KIB, "{} bytes were written through the kernel's pages", size(&file)?);
-    // The super-user is not held, and what is written so counts.
+    // The limit does not hold the super-user, whose writes count all the same.
     shell(&site.point(0), "dd if=/dev/zero of=f bs=4k count=10 oflag=append conv=notrunc")?.success()?;
     ensure!(used(site, "user", USER.into())?.0 == 1064 * KIB, "what root wrote for the user is not counted");
     user(site, "truncate -s 1M f")?.success()?;
     exceeded(user(site, "echo more > g")?)?;
     set_user(site, &["--space", "1028K"])?;
     user(site, "echo more > g")?.success()?;
-    // No limit is no limit, at once.
+    // A removed limit stops holding at once.
     site.ashlar(&["quota", "remove", "--user", &USER.to_string()])?.success()?;
     user(site, "dd if=/dev/zero of=f bs=64k count=100")?.success()?;
     passed()
@@ -148,10 +150,10 @@ fn calls(site: &TestArena) -> Outcome<Verdict> {
     exceeded(user(site, "fallocate -l 68K g")?)?;
     exceeded(user(site, "fallocate -o 64K -l 1 f")?)?;
     exceeded(user(site, "python3 -c 'import os; os.copy_file_range(os.open(\"f\", 0), os.open(\"g\", 1), 4096)'")?)?;
-    // Holes, cuts, and what is taken up already, need no room.
+    // Holes, cuts, and ranges that already have space, need no more space.
     user(site, "truncate -s 1M g && fallocate -l 64K f && fallocate -p -o 0 -l 4K f && fallocate -l 4K f")?
         .success()?;
-    // Who gets a file gets its space: here by a process that may give files away, and is not the super-user.
+    // A new owner is charged for a file: here by a process that may give files away, and is not the super-user.
     shell(&site.point(0), "head -c 8K /dev/zero > given && chmod 666 given")?.success()?;
     let chown = format!("--reuid={GROUP} --regid={GROUP} --clear-groups --inh-caps=+chown --ambient-caps=+chown");
     let give = || shell(&site.point(0), &format!("setpriv {chown} chown {USER} given"));
@@ -174,7 +176,7 @@ fn group(site: &TestArena) -> Outcome<Verdict> {
     exceeded(user(site, &format!("chgrp {GROUP} own"))?)?;
     user(site, &format!("truncate -s 60K g/f && chgrp {GROUP} own && touch g/1 g/2"))?.success()?;
     exceeded(user(site, "mkdir g/3")?)?;
-    // What is the group's, and who it belongs to, are counted apart.
+    // Group and owner are counted separately.
     ensure!(used(site, "user", USER.into())? == (64 * KIB, 4), "{}", shown(site, "user", USER.into())?);
     passed()
 }
@@ -195,12 +197,12 @@ fn subtree(site: &TestArena) -> Outcome<Verdict> {
     ensure!(shown(site, "subtree", id)?["name"] == "/tree", "{}", shown(site, "subtree", id)?);
     let free = shell(&tree, "stat -f -c '%b %f %c %d' .")?.success()?.output;
     ensure!(free == "256 231 20 14\n", "df within the tree would show {free}");
-    // All users together, and the super-user too.
+    // The subtree's limit counts all users together, and holds the super-user too.
     user(site, "mkdir tree/mine && head -c 100K /dev/zero > tree/mine/f")?.success()?;
     exceeded(shell(&root, "dd if=/dev/zero of=tree/big bs=4k count=1000")?)?;
     ensure!(used(site, "subtree", id)? == (1024 * KIB, 9), "{}", shown(site, "subtree", id)?);
     exceeded(user(site, "echo more > tree/mine/g")?)?;
-    // Nothing moves over the border by its name; what is copied is counted where it comes to.
+    // No name moves over the border; a copy counts where it is made.
     for (from, to) in [("tree/big", "out/big"), ("out/f", "tree/f"), ("tree/mine", "out/mine")] {
         let error = fs::rename(root.join(from), root.join(to)).err().and_then(|error| error.raw_os_error());
         ensure!(error == Some(EXDEV), "moving {from} to {to} gave {error:?}");
@@ -212,13 +214,13 @@ fn subtree(site: &TestArena) -> Outcome<Verdict> {
         .success()?;
     ensure!(used(site, "subtree", id)? == (200 * KIB, 10), "{}", shown(site, "subtree", id)?);
     ensure!(shown(site, "subtree", id)?["name"] == "/renamed", "{}", shown(site, "subtree", id)?);
-    // What it counts against is no attribute that copies would take along, and no number that there can't be.
+    // The subtree is no attribute that copies would take along, and no impossible number.
     let check = format!(
         "python3 -c 'import os; name = \"trusted.ashlar.quota\"; assert os.listxattr(\"renamed\") == []; \
          assert os.getxattr(\"renamed/deep\", name) == b\"{id}\"; os.setxattr(\"renamed\", name, b\"72057594037927936\")'"
     );
     shell(&root, &check)?.failure(1, &["Invalid argument"])?;
-    // The innermost one counts.
+    // The innermost subtree counts.
     let inner = root.join("renamed/deep").display().to_string();
     set(site, &["--subtree", &inner, "--files", "4"])?;
     ensure!(used(site, "subtree", id)? == (100 * KIB, 6), "{}", shown(site, "subtree", id)?);
@@ -231,12 +233,13 @@ fn subtree(site: &TestArena) -> Outcome<Verdict> {
     passed()
 }
 
-/// Random changes of a file by a user who has a limit and never comes to it. That LibFS asks for all that it uses, `with` sees.
+/// Random changes of a file by a user who has a limit and never reaches it. `with` checks that LibFS pays for all of
+/// it.
 fn fsx(site: &TestArena) -> Outcome<Verdict> {
     let Some(program) = crate::conformance::tool("fsx") else {
         return Ok(Verdict::Skipped("fsx is not built; 'scripts/tools.sh' builds it".into()));
     };
-    // Where the user may read them.
+    // In a directory that the user may read.
     let (copy, configuration) = (site.outside().join("fsx"), site.outside().join("fsx.toml"));
     fs::copy(program, &copy).map_err(tried("copying fsx"))?;
     fs::write(&configuration, include_str!("../../../fsx.toml")).map_err(tried("writing the configuration"))?;
@@ -255,7 +258,7 @@ fn fsx(site: &TestArena) -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("{operations} operations")))
 }
 
-/// Two writers on two mounts fill one limit again and again: what both got is the limit, to the block.
+/// Two writers on two mounts fill one limit again and again: their sum is the limit, to the block.
 fn two_mounts(site: &TestArena) -> Outcome<Verdict> {
     const LIMIT: u64 = 2048 * KIB;
     site.mount(1)?;
@@ -287,7 +290,7 @@ fn two_mounts(site: &TestArena) -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("{rounds} rounds")))
 }
 
-/// A writer that makes, fills and removes files until a file called `stop` is there.
+/// A writer that makes, fills and removes files until there is a file called `stop`.
 fn busy(site: &TestArena, number: usize) -> Outcome<Child> {
     let script = format!(
         "while [ ! -e stop ]; do dd if=/dev/zero of=k{number} bs=8k count=100 || true; touch k{number}-{{1..9}} || true; \
@@ -338,7 +341,7 @@ fn survives(site: &TestArena) -> Outcome<Verdict> {
     user(site, "head -c 4K /dev/zero > g && touch tree/2")?.success()?;
     exceeded(user(site, "echo more > h")?)?;
     exceeded(user(site, "touch tree/3")?)?;
-    // Limits can be set while nothing is mounted, too.
+    // Limits can also be set while nothing is mounted.
     site.umount(0)?;
     set_user(site, &["--space", "68K"])?;
     site.mount(0)?;

@@ -1,4 +1,6 @@
-//! What `ashlar run --report` says of programs whose calls are known, and that nothing of it shows to whoever runs them.
+//! The counts of `ashlar run --report` for programs whose calls are known.
+//!
+//! The user of the programs must notice nothing of the report.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -31,7 +33,7 @@ pub const TESTS: &[Test] = &[
 ];
 
 const SOON: Duration = Duration::from_secs(60);
-/// Makes 10 writes, 7 calls of `stat` on a name that there is not, and a few others; its exit status is 3.
+/// Makes 10 writes, 7 calls of `stat` on a missing name, and a few others; its exit status is 3.
 const STATIC_PROGRAM: &str = r#"
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -69,20 +71,20 @@ impl Place {
     fn command(&self, script: &str) -> Command {
         let report = self.report.display().to_string();
         let mut command = ashlar(&["run", "--report-json", "--report-to", &report, "--", "bash", "-ec", script]);
-        // Each call shows what it is, and not only those behind the first ones.
+        // The report shows each call, and not only those after the first ones.
         command.env(ashlar_wire::DEFER_VARIABLE, "0").env("OUTSIDE", self.site.outside());
         command.current_dir(self.site.point(0));
         command
     }
 
-    /// What is said of one that ends with `code`.
+    /// The report on a script that ends with `code`.
     fn report_of(&self, script: &str, code: i32) -> Outcome<Value> {
         let done = run(&mut self.command(script))?;
         ensure!(done.status.code() == Some(code), "exit status {code} expected: {}", done.describe());
         self.written()
     }
 
-    /// The report that was written, which goes.
+    /// Reads and removes the written report.
     fn written(&self) -> Outcome<Value> {
         let text = fs::read_to_string(&self.report).map_err(tried("reading the report"))?;
         fs::remove_file(&self.report).map_err(tried("removing the report"))?;
@@ -100,7 +102,7 @@ impl Place {
     }
 }
 
-/// A number of a call's.
+/// A number from a call's row.
 pub(crate) fn count(report: &Value, call: &str, what: &str) -> u64 {
     let calls = report["calls"].as_array().map(Vec::as_slice).unwrap_or_default();
     calls.iter().find(|line| line["call"] == call).and_then(|line| line[what].as_u64()).unwrap_or(0)
@@ -108,7 +110,8 @@ pub(crate) fn count(report: &Value, call: &str, what: &str) -> u64 {
 
 fn counted() -> Outcome<Verdict> {
     let place = Place::new()?;
-    // What a program opens, or the shell for it alone, is LibFS's; what it has in common with the shell is the kernel's.
+    // LibFS serves files that a program opens, or that the shell opens for it alone. The kernel serves those that it
+    // shares with the shell.
     let script = "dd if=/dev/zero of=one bs=100 count=30 2>/dev/null; dd if=/dev/zero bs=10 count=7 >two 2>/dev/null
         exec 5>three; dd if=/dev/zero bs=10 count=5 >&5 2>/dev/null; exit 7";
     let report = place.report_of(script, 7)?;
@@ -133,7 +136,7 @@ fn counted() -> Outcome<Verdict> {
     place.end()
 }
 
-/// Several make files of the same names at the same time; who was not the first opens what is there.
+/// Several programs make files of the same names at the same time; those that come later open the existing file.
 fn at_once() -> Outcome<Verdict> {
     const SCRIPT: &str = "for number in 1 2 3 4; do python3 -c \"
 import os
@@ -152,7 +155,7 @@ for number in range(300):
     place.end()
 }
 
-/// The kernel makes and finds sockets, by way of the mount.
+/// The kernel makes and finds sockets, through the mount.
 fn sockets() -> Outcome<Verdict> {
     const SCRIPT: &str = "python3 -c \"
 import os, socket
@@ -173,7 +176,7 @@ except FileNotFoundError: pass
     place.end()
 }
 
-/// `tar -C` opens a directory as a path alone; RocksDB asks each of its logs for its file system.
+/// `tar -C` opens a directory as an `O_PATH` descriptor; RocksDB asks for the file system of each of its logs.
 fn alone() -> Outcome<Verdict> {
     const SCRIPT: &str = "python3 -c \"
 import errno, fcntl, os
@@ -243,8 +246,9 @@ assert os.listdir('deeper') == ['made-8']\"";
     place.end()
 }
 
-/// `cp` asks for a clone of each file before it copies it, which made the copy the kernel's: it took thirty times as long. What copies between a
-/// file of the mount and one beside it asks for what the kernel can't do, and goes on.
+/// `cp` asks for a clone of each file before it copies it. That used to hand the copy over to the kernel, and took
+/// thirty times as long. A copy between a file of the mount and one beside it asks for what the kernel can't do, and
+/// continues.
 fn copies() -> Outcome<Verdict> {
     const SCRIPT: &str = "
         mkdir tree
@@ -273,7 +277,8 @@ for source, target in (\"tree/9\", \"here\"), (\"tree/9\", outside + \"/there\")
     place.end()
 }
 
-/// `rm -r` duplicates the descriptors of directories before it has a session, and a program that forks has none of its own left.
+/// `rm -r` duplicates the descriptors of directories before it has a session, and a forking program then has none of
+/// its own left.
 fn kernels_directories() -> Outcome<Verdict> {
     const SCRIPT: &str = "python3 -c \"
 import os
@@ -310,7 +315,8 @@ assert other == place and 'etc' in os.listdir(other) and os.stat('etc', dir_fd=o
     place.end()
 }
 
-/// A working directory above the mount or beside it, and paths that say more than they must; one that leads there over a link is the kernel's.
+/// A working directory above the mount or beside it, and paths with redundant parts. The kernel serves a path that
+/// leads there over a link.
 fn beside() -> Outcome<Verdict> {
     const SCRIPT: &str = "mkdir ../beside; ln -s \"$PWD\" ../link; export NAME=$(basename \"$PWD\"); python3 -c \"
 import os
@@ -356,11 +362,11 @@ for path in (real[1:] + '//inner', './/' + real[1:] + '/./inner'):
     place.end()
 }
 
-/// The program has a name that nobody knows yet: what others did is remembered on this machine.
+/// The program has an unknown name: this machine remembers what programs with known names did.
 fn program_profile() -> Outcome<Verdict> {
     const FILES: usize = 100;
     let place = Place::new()?;
-    // Others' names may have its place there.
+    // Another name may have its place there.
     let _ = fs::remove_file(crate::short::PROFILE);
     let name = format!("look-{}", std::process::id());
     let program = place.site.outside().join(name);
@@ -396,7 +402,7 @@ fn missed() -> Outcome<Verdict> {
     ensure!(by["program"] == "past" && by["has_library"] == false, "missed by {by}");
     ensure!(count(&report, "write", "accelerated") == 0, "a static program's writes were accelerated:\n{report:#}");
     ensure!(report["missed_percent"].as_f64() > Some(50.0), "most of it was missed:\n{report:#}");
-    // One that was left behind by whoever started it is of the run too.
+    // If the starting process left a program behind, it belongs to the run too.
     let outside = place.site.outside().display().to_string();
     let script = format!(
         "(({program} file none || true; : > {outside}/done) &); until [ -e {outside}/done ]; do sleep 0.01; done; echo x > y"
@@ -404,7 +410,7 @@ fn missed() -> Outcome<Verdict> {
     let report = place.report_of(&script, 0)?;
     let found = ["accelerated", "missed"].map(|what| count(&report, "write", what));
     ensure!(found == [1, 10], "one accelerated and 10 missed writes expected:\n{report:#}");
-    // Others are not.
+    // Programs of others do not.
     let mut command = place.command("echo ready; read -r; echo x > y");
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(tried("starting"))?;
     let mut line = String::new();
@@ -443,7 +449,7 @@ fn ends() -> Outcome<Verdict> {
         let mut line = String::new();
         let output = child.stdout.take().ok_or("it has no output")?;
         BufReader::new(output).read_line(&mut line).map_err(tried("waiting for it"))?;
-        // From a process of another group, as a shell is to its jobs.
+        // From a process of another group, as a shell signals its jobs.
         let killer = format!("kill -{} {}", sent.as_raw(), child.id());
         let sender = run(Command::new("setsid").args(["--wait", "sh", "-c", &killer]))?;
         sender.success()?;
@@ -451,7 +457,7 @@ fn ends() -> Outcome<Verdict> {
         ensure!(status.code() == Some(code), "exit status {code} expected after {sent:?}: {status}");
         place.written()?;
     }
-    // What this process ignores the program ignores too.
+    // The program ignores the signals that this process ignores.
     let mut nohup = Command::new("nohup");
     let report = place.report.display().to_string();
     nohup.arg(ashlar_tests::mount::program()).args([
@@ -465,7 +471,7 @@ fn ends() -> Outcome<Verdict> {
     ]);
     let done = run(&mut nohup)?;
     ensure!(done.status.code() == Some(5), "exit status 5 expected: {}", done.describe());
-    // One that is signalled itself, and not by way of the report, ends the run as well.
+    // If a program is signalled itself, and not through the report, the run ends as well.
     let mut child =
         place.command("echo $$; exec sleep 100").stdout(Stdio::piped()).spawn().map_err(tried("starting"))?;
     let mut line = String::new();
@@ -477,7 +483,7 @@ fn ends() -> Outcome<Verdict> {
     place.end()
 }
 
-/// Programs as they are miss next to nothing.
+/// Unmodified programs miss next to nothing.
 fn programs() -> Outcome<Verdict> {
     const JOBS: [(&str, &str); 10] = [
         (

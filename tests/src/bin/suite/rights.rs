@@ -1,4 +1,6 @@
-//! A process may go on to use its open files, whichever rights to them are narrowed, and wherever SharedFS is killed.
+//! A process may continue to use its open files after rights to them are narrowed.
+//!
+//! That holds for each way to narrow them, and wherever SharedFS is killed.
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Write};
@@ -22,7 +24,7 @@ pub const TESTS: &[Test] = &[
 
 const USER: u32 = 2000;
 const GROUP: u32 = 4242;
-/// Ways to narrow the rights, by the names of the files that they are tried on.
+/// Ways to narrow the rights, by the names of the files on which they are used.
 const FILES: [&str; 6] = ["chmod", "chown", "chgrp", "list", "inner/closed", "unlinked"];
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -70,7 +72,7 @@ fn set_mode(path: &Path, mode: u32) -> Outcome {
     fs::set_permissions(path, Permissions::from_mode(mode)).map_err(tried("chmod"))
 }
 
-/// Gives a file an access list by which the user may do so much with it.
+/// Gives a file an access list that grants the user these permissions.
 fn set_list(path: &Path, permissions: u16) -> Outcome {
     let none = u32::MAX;
     let entries: [(u16, u16, u32); 5] =
@@ -83,7 +85,7 @@ fn set_list(path: &Path, permissions: u16) -> Outcome {
         .map_err(tried("setting a list"))
 }
 
-/// Makes the files, which the user may all write.
+/// Makes the files; the user may write all of them.
 fn furnish(root: &Path) -> Outcome {
     let at = |name: &str| root.join(name);
     fs::create_dir(at("inner")).map_err(tried("making a directory"))?;
@@ -138,7 +140,7 @@ fn one_story(front: Front, medium: Medium, is_committed: bool) -> Outcome {
     site.let_daemon_run()?;
     narrow(&root)?;
     if is_committed {
-        // A check commits all that there is.
+        // A check commits everything.
         site.check()?;
     }
     site.kill_daemon_at_once()?;

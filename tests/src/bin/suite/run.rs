@@ -1,4 +1,4 @@
-//! Programs that are served by LibFS in their own processes, beside a mount.
+//! Programs that LibFS serves in their own processes, beside a mount.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
@@ -50,7 +50,7 @@ pub const TESTS: &[Test] = &[
 ];
 
 const ROOT: Credentials = Credentials::checked(0, 0);
-/// Nobody.
+/// The user `nobody`.
 const USER: u32 = 65534;
 const SOON: Duration = Duration::from_secs(30);
 
@@ -135,10 +135,10 @@ fn read(file: &File) -> Outcome<String> {
     Ok(String::from_utf8_lossy(&bytes[..count]).into_owned())
 }
 
-/// Sessions that begin after so many calls: in the middle of all that the program does.
+/// Numbers of calls after which sessions begin: in the middle of everything that the program does.
 const BEGINNINGS: [u32; 14] = [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 100_000];
 
-/// What a program has opened through the kernel goes on where it stands when its session begins.
+/// A program opens files through the kernel; when its session begins, they continue at the same offsets.
 fn begins() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let script = include_str!("../../../jobs/deferred.py");
@@ -157,8 +157,8 @@ fn begins() -> Outcome<Verdict> {
     passed()
 }
 
-/// Files that a shell opens for the programs that it runs show what they would anywhere, and programs write to them as to those that they
-/// have opened.
+/// Files that a shell opens for its programs show the same as anywhere. Programs write to them as to files that they
+/// opened.
 fn redirected() -> Outcome<Verdict> {
     let script = include_str!("../../../jobs/redirected.sh");
     let site = TestArena::mounted(Medium::Memory, "64M")?;
@@ -181,23 +181,23 @@ fn redirected() -> Outcome<Verdict> {
     passed()
 }
 
-/// What is said of extended attributes under `ashlar run`, and what is done to them, is what the kernel says and does.
+/// Extended attributes answer and change under `ashlar run` as in the kernel.
 fn xattrs() -> Outcome<Verdict> {
     says_the_same(include_str!("../../../jobs/xattrs.py"), 100)
 }
 
-/// What comes of copying between descriptors of all kinds is what the kernel says and does.
+/// Copies between descriptors of all kinds answer as in the kernel.
 fn copied() -> Outcome<Verdict> {
     says_the_same(include_str!("../../../jobs/copies.py"), 1000)
 }
 
-/// Arguments that the kernel looks at, requests that it refuses, names for files without one, and descriptors that are passed on in structures get the
-/// kernel's answer.
+/// The kernel's answer comes for arguments that it reads, requests that it refuses, names for files without one, and
+/// descriptors that are passed in structures.
 fn refused_alike() -> Outcome<Verdict> {
     says_the_same(include_str!("../../../jobs/calls.py"), 4000)
 }
 
-/// What the kernel refuses it refuses alone: the file is LibFS's before and after.
+/// If the kernel refuses a call, only the call fails: LibFS serves the file before and after.
 fn refused() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let told = site.outside().join("report");
@@ -214,7 +214,7 @@ fn refused() -> Outcome<Verdict> {
     passed()
 }
 
-/// `pwritev2` with flags that say where it writes does by an open file that appends what it does on a local file system.
+/// `pwritev2` with flags that name the place of the write acts on an appending open file as on a local file system.
 fn appended() -> Outcome<Verdict> {
     let script = include_str!("../../../jobs/appended.py");
     let site = TestArena::mounted(Medium::Memory, "64M")?;
@@ -232,7 +232,7 @@ fn appended() -> Outcome<Verdict> {
     passed()
 }
 
-/// The kernel can't break a lease where LibFS opens the file, so that none is granted.
+/// The kernel can't break a lease if LibFS opens the file, so none is granted.
 fn leases() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let expected: String = ["open to read", "open to write", "the kernel's"]
@@ -250,12 +250,12 @@ fn leases() -> Outcome<Verdict> {
     passed()
 }
 
-/// What is set up with a descriptor in a structure shows the file.
+/// A device that is set up with a descriptor in a structure shows the file.
 fn loop_device() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let image = site.point(0).join("image");
     fs::write(&image, [7; 1 << 20]).map_err(tried("writing"))?;
-    // Whether there may be any here.
+    // Whether this machine allows loop devices.
     let free = || run(Command::new("losetup").args(["--find", "--show"]).arg(&image));
     let detach = |device: &str| run(Command::new("losetup").args(["--detach", device.trim()]));
     match free() {
@@ -271,12 +271,13 @@ fn loop_device() -> Outcome<Verdict> {
     passed()
 }
 
-/// A server that becomes the users whom it serves, and threads of different users, get what the kernel says.
+/// A server that becomes each of its users, and threads of different users, get the kernel's answers.
 fn users() -> Outcome<Verdict> {
     says_the_same(include_str!("../../../jobs/users.py"), 15)
 }
 
-/// Where address space is limited, as by `ulimit -v`, a program finds what others have written, whether there is room for a session or not.
+/// With a limited address space, as by `ulimit -v`, a program finds the writes of others, with or without room for a
+/// session.
 fn little_address_space() -> Outcome<Verdict> {
     // A data segment of 256 MiB.
     let site = TestArena::mounted(Medium::Memory, "512M")?;
@@ -288,7 +289,7 @@ fn little_address_space() -> Outcome<Verdict> {
             run(Front::RunAtOnce.command("bash").args(["-euc", &script]).current_dir(site.point(0)))?.success()?;
         ensure!(done.output == text && done.errors.is_empty(), "with {kilobytes}: {}", done.errors);
     }
-    // Too little for the library itself, which the dynamic linker would complain of.
+    // Too little for the library itself; the dynamic linker would print an error.
     let script = "ulimit -v 6000; for i in 1 2; do /bin/echo $i; done; exec /bin/echo 3";
     for shell in ["dash", "bash"] {
         let done = run(Front::RunAtOnce.command(shell).args(["-c", script]).current_dir(site.point(0)))?.success()?;
@@ -299,7 +300,8 @@ fn little_address_space() -> Outcome<Verdict> {
     passed()
 }
 
-/// Runs a program in each way in which there are, with no environment and with one in which something else is loaded first, and has it say what it was given.
+/// Runs a program in each possible way, with no environment and with one that loads another library first. The program
+/// prints its environment.
 const ENVIRONMENTS: &str = "import ctypes, errno, os, subprocess
 program = ['/bin/sh', '-c', 'echo ${LD_PRELOAD#*:} ${LD_PRELOAD%:*} ${ASHLAR_RUN:+told}']
 def forked(environment):
@@ -345,7 +347,8 @@ fn environments() -> Outcome<Verdict> {
     passed()
 }
 
-/// A file and a directory are taken into no set that is waited for, whether they are LibFS's yet or not, and go on being what they are.
+/// `select` and `epoll` treat a file and a directory as the kernel does, before and after the session begins. The
+/// descriptors keep working afterwards.
 const SETS: &str = "import errno, os, select
 def error(call, *arguments):
     try:
@@ -376,20 +379,20 @@ fn no_set() -> Outcome<Verdict> {
     passed()
 }
 
-/// What is looked at again is as the kernel says, whoever has changed it, and whoever looks.
+/// A repeated look-up on warm state answers as the kernel does, whichever process changed the file, and whichever asks.
 fn at_hand() -> Outcome<Verdict> {
     let script = include_str!("../../../jobs/at_hand.py");
     says_the_same_to(Some(USER), script, 10_000)?;
     says_the_same(script, 10_000)
 }
 
-/// A script, which is told a directory beside the mount, gives more answers than `least`, and the same ones through the mount and under
-/// `ashlar run`.
+/// A script gives more answers than `least`, and the same ones through the mount and under `ashlar run`. It gets a
+/// directory beside the mount as its argument.
 fn says_the_same(script: &str, least: usize) -> Outcome<Verdict> {
     says_the_same_to(None, script, least)
 }
 
-/// As [`says_the_same`], to another user than the super-user.
+/// Does the same as [`says_the_same`], as another user than the super-user.
 fn says_the_same_to(user: Option<u32>, script: &str, least: usize) -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let mut answers = Vec::new();
@@ -397,7 +400,7 @@ fn says_the_same_to(user: Option<u32>, script: &str, least: usize) -> Outcome<Ve
         let (here, there) = (site.point(0).join(name), site.outside().join(name));
         for directory in [&here, &there] {
             fs::create_dir(directory).map_err(tried("making a directory"))?;
-            // Others may look into it.
+            // Other users may search it.
             fs::set_permissions(directory, Permissions::from_mode(0o777)).map_err(tried("chmod"))?;
         }
         let mut command = front.command("python3");
@@ -418,7 +421,7 @@ fn says_the_same_to(user: Option<u32>, script: &str, least: usize) -> Outcome<Ve
     passed()
 }
 
-/// A mount whose root its user may go through and not list: what a program has open can leave it all the same.
+/// A mount whose root its user may search and not list: LibFS can still hand over the open files of a program.
 fn closed_root() -> Outcome<Verdict> {
     let script = "import mmap, os
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
@@ -470,7 +473,7 @@ fn short() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let shell = |script: &str| {
         let mut command = Front::Run.command("sh");
-        // As many calls as by default, whatever programs of these names did the times before.
+        // The default number of calls, whatever earlier runs of programs with these names did.
         command.args(["-euc", script]).current_dir(site.point(0)).env(DEFER_VARIABLE, "64");
         run(&mut command)?.success()
     };
@@ -495,17 +498,18 @@ fn short() -> Outcome<Verdict> {
     passed()
 }
 
-/// Pages of the library that each program has to itself, in KiB: with a table for each checksum that there is they were three times as many.
+/// Private pages of the library in each program, in KiB. With a table for each kind of checksum they were three times
+/// as many.
 const OWN_KIB: u64 = 128;
 
-/// What each program pays before it does anything: the dynamic linker copies the pages that it fills addresses into. A crate that brings
+/// Limits the cost of a program's start: the dynamic linker copies the pages that it fills addresses into. A crate with
 /// tables shows here.
 fn little() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let mut own = 0;
     let mut is_library = false;
     for line in run(Front::Run.command("cat").arg("/proc/self/smaps"))?.success()?.output.lines() {
-        // A mapping begins with its addresses.
+        // A mapping's line begins with its addresses.
         if line.split('-').next().is_some_and(|start| u64::from_str_radix(start, 16).is_ok()) {
             is_library = line.ends_with("libashlar_preload.so");
         } else if let Some(kib) = line.strip_prefix("Anonymous:").filter(|_| is_library) {
@@ -517,15 +521,15 @@ fn little() -> Outcome<Verdict> {
     passed()
 }
 
-/// How often a mount that is alone gets company.
+/// How often a new session begins beside a sole mount.
 const NEWCOMERS: usize = 4;
 /// Names that the kernel keeps then, and uses all the time.
 const KEPT: usize = 150;
-/// Sooner than names run out by themselves.
+/// Shorter than the time after which names expire by themselves.
 const AT_ONCE: Duration = Duration::from_millis(700);
 
-/// The kernel of a lone mount keeps names. When a session comes, it waits for no timer, and what it does to them shows at once; who has a
-/// directory for a working directory keeps it.
+/// The kernel of a sole mount keeps names. A new session waits for no timer, and its changes of names show at once. A
+/// process keeps its working directory.
 fn newcomer() -> Outcome<Verdict> {
     let mut longest = Duration::ZERO;
     for _ in 0..NEWCOMERS {
@@ -540,7 +544,7 @@ fn newcomer() -> Outcome<Verdict> {
             for _ in 0..2 {
                 scope.spawn(|| {
                     while !stopped.load(Ordering::Relaxed) {
-                        // Some are renamed meanwhile.
+                        // A thread renames some of them meanwhile.
                         names.iter().for_each(|name| drop(fs::symlink_metadata(name)));
                     }
                 });
@@ -559,7 +563,8 @@ fn newcomer() -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("sessions began within {:.1} ms", longest.as_secs_f64() * 1000.0)))
 }
 
-/// Opens a session and renames all files by it, each of which must show at once. How long the opening took.
+/// Opens a session and renames all files by it; each new name must show at once. Returns the time that the opening
+/// took.
 fn renamed(site: &TestArena, names: &[PathBuf]) -> Outcome<Duration> {
     let begin = Instant::now();
     let session = connect(site)?;
@@ -576,7 +581,7 @@ fn renamed(site: &TestArena, names: &[PathBuf]) -> Outcome<Duration> {
     Ok(took)
 }
 
-/// An arena on a file system that becomes full: a program is told so, and goes on when there is room again.
+/// An arena lies on a file system that becomes full: a program gets the error, and continues when there is room again.
 fn grows() -> Outcome<Verdict> {
     let disk = tempfile::tempdir().map_err(tried("making a directory"))?;
     run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=112M", "none"]).arg(disk.path()))?.success()?;
@@ -644,7 +649,7 @@ fn nameless(beside: &Beside) -> Outcome {
         ensure!(read(&file)? == "by bothkernel.", "it is gone while a descriptor has it open");
         ensure!(file.metadata().map_err(tried("fstat"))?.nlink() == 0, "it has a name");
         drop(file);
-        // The kernel tells of a last close afterwards.
+        // The kernel reports a last close only afterwards.
         eventually("it is gone", SOON, || beside.ask(id, OFlags::RDONLY).err() == Some(Errno::ESTALE))?;
     }
     Ok(())
@@ -721,7 +726,7 @@ struct Other {
 
 impl Other {
     fn start(site: &TestArena) -> Outcome<Self> {
-        // Neither the arena nor the place of this program is open to everybody.
+        // Neither the arena nor this program's directory is open to all users.
         let arena = site.arena();
         fs::set_permissions(arena, Permissions::from_mode(0o711)).map_err(tried("opening the arena's directory"))?;
         let program = std::env::current_exe().map_err(tried("finding this program"))?.with_file_name("ashlar-session");
@@ -755,7 +760,7 @@ impl Other {
 
 impl Drop for Other {
     fn drop(&mut self) {
-        // It ends with its input, or is ended.
+        // The process ends with its input, or by the kill.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -791,14 +796,14 @@ fn rights() -> Outcome<Verdict> {
             (writable, OFlags::RDWR, "writable"),
             (private, OFlags::RDONLY, "EACCES"),
             (private, OFlags::WRONLY, "EACCES"),
-            // A path alone takes no right to the file, but the way there must be open.
+            // An `O_PATH` descriptor needs no right to the file, but the path to it must be searchable.
             (private, OFlags::PATH, ""),
             (&inside, OFlags::PATH, "EACCES"),
         ] {
             let answer = other.materialise(inode, flags)?;
             ensure!(answer == expected, "{expected} expected, {flags:?} gives {answer} (narrowed: {narrowed})");
         }
-        // What it has open stays as it was; one that is opened afterwards has no such past.
+        // Files that it had open stay usable; a file that it opens afterwards gets no such right.
         chmod("readable", 0o600)?;
         chmod("writable", 0o600)?;
     }
@@ -813,8 +818,8 @@ fn rights() -> Outcome<Verdict> {
     passed()
 }
 
-/// SharedFS is killed at any point of its part in an open, for which the mount's process may need an answer of it. Where SharedFS itself
-/// waited for the mount, one kill in twenty or so left it half dead, and everybody waiting.
+/// Kills SharedFS at any point of its part in an open, for which the mount's process may need an answer of SharedFS.
+/// When SharedFS itself waited for the mount, one kill in twenty or so left it half dead, and all sessions waiting.
 fn kills() -> Outcome<Verdict> {
     const FILES: usize = 64;
     let kills = number("ASHLAR_KILL_HELPER", 10);
@@ -826,7 +831,7 @@ fn kills() -> Outcome<Verdict> {
     let open_and_write = |half: &[InodeId]| -> Outcome {
         while !is_done.load(Ordering::Relaxed) {
             for &id in half {
-                // A write of the session's makes the mount's process ask for what it knew.
+                // A write of the session's makes the mount's process ask for its state again.
                 let turn = made.fetch_add(1, Ordering::Relaxed);
                 beside.write(id, 0, &format!("{turn:20}"))?;
                 let text = read(&beside.materialise(id, OFlags::RDONLY)?)?;

@@ -1,5 +1,7 @@
-//! Programs that read back what they have written, as a sort on disk does, while SharedFS is killed again and again: it had put
-//! data in blocks that it did not live to commit, and the next one puts other data there.
+//! Programs read back their own data, as a sort on disk does, over kills.
+//!
+//! SharedFS is killed again and again. It had put data in blocks that it did not live to commit, and the next one puts
+//! other data there.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -19,10 +21,10 @@ pub const TESTS: &[Test] = &[Test { name: "kill/programs_read_back_their_writes_
 const PROGRAMS: u64 = 4;
 const BLOCK_BYTES: usize = 8192;
 const BLOCKS_MAX: u64 = 300;
-/// The longest that a call may take over a kill. A second is promised; the rest is for machines that have much else to do.
+/// The longest time of a call over a kill. A second is promised; the rest is for machines with much other work.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// What the programs have seen.
+/// The programs' counts and longest call.
 #[derive(Default)]
 struct Seen {
     reads: u64,
@@ -30,7 +32,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Notes how long a call takes.
+    /// Records how long a call takes.
     fn timed<R>(&mut self, call: impl FnOnce() -> R) -> R {
         let start = Instant::now();
         let result = call();

@@ -1,4 +1,6 @@
-//! Programs that end so soon that they are run without the library, which is known by what they did the times before.
+//! Programs that end so soon that they run without the library.
+//!
+//! The profile of their earlier runs says which programs these are.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,7 +19,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/programs_leave_only_their_files_in_an_arena", run: || with(traces) },
 ];
 
-/// Says whether it has the library. It makes so many calls on a file where its first word says so.
+/// Prints whether it has the library. If its first argument says so, it makes that many calls on a file.
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +35,8 @@ int main(int count, char **words) {
     return 0;
 }
 "#;
-/// Runs a program in memory that it lends, again and again, while a timer interrupts it. In the end its signals come as before.
+/// Runs a program in memory that it lends, again and again, while a timer interrupts it. At the end its signals come as
+/// before.
 const LENDER: &str = r#"
 #include <signal.h>
 #include <sys/time.h>
@@ -65,11 +68,11 @@ int main(int count, char **words) {
     return sigismember(&blocked, SIGALRM) ? 3 : ticks < before + 10 ? 4 : 0;
 }
 "#;
-/// Where it's kept what programs did the times before.
+/// The file of program profiles.
 pub const PROFILE: &str = "/var/cache/ashlar/plans/program_profile";
-/// How often it must have ended before that is believed.
+/// How often a program must have ended before its profile counts.
 const BELIEVED: usize = 8;
-/// How often it's run then. One run in sixteen is looked at.
+/// How often it runs then. One run in sixteen is observed.
 const TIMES: usize = 160;
 
 fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
@@ -90,7 +93,7 @@ fn compiled(site: &TestArena, name: &str, text: &str) -> Outcome<PathBuf> {
 }
 
 impl Place {
-    /// What was remembered on this machine before is forgotten.
+    /// Forgets the profiles that this machine had before.
     fn new() -> Outcome<Self> {
         let site = TestArena::mounted(Medium::Memory, "64M")?;
         let _ = fs::remove_file(PROFILE);
@@ -101,7 +104,7 @@ impl Place {
         Ok(Self { site, program })
     }
 
-    /// What the program says of each of so many runs, on these arguments, out of a shell.
+    /// The program's answer in each of so many runs, with these arguments, out of a shell.
     fn runs(&self, shell: &str, times: usize, arguments: &str, settings: &[(&str, &str)]) -> Outcome<Vec<bool>> {
         let script = format!("for i in $(seq {times}); do {} {arguments} || exit 1; done", self.program.display());
         let mut command = Front::Run.command(shell);
@@ -121,19 +124,19 @@ impl Place {
 
 fn short() -> Outcome<Verdict> {
     let place = Place::new()?;
-    // A shell that borrows its memory to programs, and one that copies it.
+    // A shell that lends its memory to programs, and one that copies it.
     for (shell, first) in [("sh", BELIEVED), ("bash", 0)] {
         let said = place.runs(shell, TIMES, "", &[])?;
         ensure!(said[..first].iter().all(|with| *with), "without the library in one of the first runs: {said:?}");
         let with = said[first..].iter().filter(|with| **with).count();
         ensure!((1..=TIMES / 4).contains(&with), "of {TIMES} short programs of {shell}, {with} have the library");
     }
-    // What is much work is not known by what was done before.
+    // A run with large inputs has the library, whatever earlier runs did.
     for much in ["large", "-L directory", "-I file directory", "<large"] {
         let said = place.runs("sh", 2 * BELIEVED, much, &[])?;
         ensure!(said.iter().all(|with| *with), "without the library on '{much}': {said:?}");
     }
-    // A directory in which it looks for something is none that it goes through.
+    // A directory that a program searches for includes is not one that it walks through.
     let said = place.runs("sh", 2 * BELIEVED, "-I directory -I directory file", &[])?;
     let with = said.iter().filter(|with| **with).count();
     ensure!(with <= BELIEVED, "of {} runs on little, {with} have the library", said.len());
@@ -141,12 +144,13 @@ fn short() -> Outcome<Verdict> {
         let said = place.runs("sh", 2 * BELIEVED, "", &[setting])?;
         ensure!(said.iter().all(|with| *with), "without the library where {setting:?} is set: {said:?}");
     }
-    // Who does more is noticed when he's looked at, one time in sixteen by chance, and has the library from then on.
+    // One run in sixteen, chosen at random, is observed. If the program does more in it, it has the library from then
+    // on.
     let said = place.runs("sh", TIMES, "-calls 100", &[])?;
     let noticed = said.iter().position(|with| *with).ok_or("a program with 100 calls was never looked at")?;
     let again = said[noticed..].iter().take(4 * BELIEVED).position(|with| !*with);
     ensure!(again.is_none(), "what has made 100 calls goes without the library again: {said:?}");
-    // Who may run others has it, so that those have.
+    // A program that may run others has the library, so that those have it.
     let runs_others = compiled(
         &place.site,
         "runs-others",
@@ -156,7 +160,7 @@ fn short() -> Outcome<Verdict> {
     let said = others.runs("sh", 3 * BELIEVED, "", &[])?;
     ensure!(said.iter().all(|with| *with), "without the library though it may run others: {said:?}");
     let place = others;
-    // What is noted at its end is no signal to a program that may write nothing.
+    // A program that may write nothing gets no signal from the record at its end.
     let limited = place.program.with_extension("limited");
     fs::copy(&place.program, &limited).map_err(tried("copying a program"))?;
     let script = format!("ulimit -f 0; exec {}", limited.display());
@@ -164,7 +168,8 @@ fn short() -> Outcome<Verdict> {
     place.end()
 }
 
-/// Runs short programs in the middle of its own work, and says of a file that it opens then whether it is LibFS's: its descriptor is one of a path alone.
+/// Runs short programs in the middle of its own work. Prints whether LibFS serves a file that it opens then: its
+/// descriptor is an `O_PATH` one.
 const RUNNER: &str = "import os, subprocess, sys
 def is_served(name):
     with open(name, 'w') as file:
@@ -201,7 +206,7 @@ fn arena_bytes(site: &TestArena, names: &[&str]) -> Outcome<u64> {
     names.iter().map(of).sum::<Result<u64, _>>().map_err(tried("looking at an arena's files"))
 }
 
-/// A machine that runs programs for years has them in no log.
+/// On a machine that runs programs for years, no log has them.
 fn traces() -> Outcome<Verdict> {
     let place = Place::new()?;
     let logs = ["daemon.log", "mount.log"];

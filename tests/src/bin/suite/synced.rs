@@ -1,4 +1,6 @@
-//! `fsync` and `sync` make other processes' updates persistent: the power is cut as soon as they have returned.
+//! `fsync` and `sync` make other processes' updates persistent.
+//!
+//! The power is cut as soon as they have returned.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -28,7 +30,7 @@ pub const TESTS: &[Test] = &[
 
 const NOBODY: u32 = 65534;
 const MOUNTS: usize = 2;
-/// A sync takes no longer, even if a process is stopped.
+/// The limit for a sync, even if a process is stopped.
 const SOON: Duration = Duration::from_secs(20);
 const OLD: &str = "old";
 const NEW: &str = "new";
@@ -49,7 +51,7 @@ fn with(test: fn(&mut Power) -> Outcome<Verdict>) -> Outcome<Verdict> {
 
 /// An arena on a disk whose power can be cut.
 struct Power {
-    // It comes first: the arena's processes end before the disk goes.
+    // This field comes first, so that the arena's processes end before the disk goes.
     site: TestArena,
     disk: Reference,
     cuts: usize,
@@ -74,10 +76,10 @@ impl Power {
         Ok(())
     }
 
-    /// Cuts the power, ends the processes, gives the power back, and mounts again.
+    /// Cuts the power, ends the processes, restores the power, and mounts again.
     fn cut(&mut self, hands: impl IntoIterator<Item = Hand>) -> Outcome {
         self.disk.cut_power(&[])?;
-        // A process whose mount is stopped ends only after that has.
+        // A process whose mount is stopped ends only after the mount's process.
         self.site.kill_leftovers()?;
         hands.into_iter().for_each(drop);
         self.site.clear_mounts();
@@ -86,7 +88,7 @@ impl Power {
         self.mount()
     }
 
-    /// Checks that a file says this after a cut.
+    /// Checks a file's text after a cut.
     fn check(&self, case: &str, name: &str, text: &str) -> Outcome {
         let found = fs::read_to_string(self.site.point(0).join(case).join(name));
         let found = found.map_err(tried(format!("{case}: reading {name}")))?;
@@ -110,7 +112,7 @@ impl Power {
     }
 }
 
-/// How a process gets to files: with LibFS or through the kernel, and by which mount.
+/// A way to the files: with LibFS or through the kernel, and by which mount.
 type Way = (Front, usize);
 
 const RUN: Way = (Front::RunAtOnce, 0);
@@ -120,7 +122,7 @@ const OTHER_MOUNT: Way = (Front::Mount, 1);
 /// A process that follows orders.
 struct Hand {
     child: Child,
-    /// `None`: it ends.
+    /// `None` once the process has been told to end.
     orders: Option<ChildStdin>,
     says: BufReader<ChildStdout>,
 }
@@ -138,7 +140,7 @@ impl Hand {
         Ok(Self { child, orders, says: BufReader::new(says) })
     }
 
-    /// Has it do something, and waits until it says that it has.
+    /// Gives it an order, and waits until it confirms.
     fn does(&mut self, deeds: &[Value]) -> Outcome {
         for deed in deeds {
             let orders = self.orders.as_mut().ok_or("a process that ends gets orders")?;
@@ -150,7 +152,7 @@ impl Hand {
         Ok(())
     }
 
-    /// Ends it, as a program that has nothing more to do.
+    /// Ends it like a program that is finished.
     fn finish(mut self) -> Outcome {
         self.orders = None;
         self.child.wait().map(drop).map_err(tried("waiting for a process"))
@@ -159,13 +161,13 @@ impl Hand {
 
 impl Drop for Hand {
     fn drop(&mut self) {
-        // One that has ended can't be killed any more.
+        // If it has ended, the kill fails.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// One writes, another syncs: with each way to get to files on both sides, and each call that syncs a file.
+/// One process writes, another syncs: with each way to the files on both sides, and each call that syncs a file.
 fn written(power: &mut Power) -> Outcome<Verdict> {
     let cases: [(&str, Way, Way, &[Value]); 9] = [
         ("run-run", RUN, RUN, &[json!(["fsync", "file"])]),
@@ -192,11 +194,11 @@ fn written(power: &mut Power) -> Outcome<Verdict> {
     power.end()
 }
 
-/// A case, the ways of the process that makes names and of the one that syncs, what the first does, what the second has
-/// open and syncs, and which file then says what.
+/// A case: its name; the ways of the process that makes names and of the one that syncs; the first one's orders; the
+/// file that the second has open and syncs; and which file then holds which text.
 type Naming<'a> = (&'a str, [Way; 2], &'a [Value], &'a str, [&'a str; 2]);
 
-/// One makes names, another syncs the directory or the file.
+/// One process makes names, another syncs the directory or the file.
 fn named(power: &mut Power) -> Outcome<Verdict> {
     let make = [json!(["open", "made", "w+"]), json!(["write", "made", NEW])];
     let rename = [json!(["rename", "file", "moved"])];
@@ -239,7 +241,7 @@ fn by_users(power: &mut Power) -> Outcome<Verdict> {
     power.end()
 }
 
-/// A process syncs a file after its child, which has it by a descriptor, has written to it and said so by a pipe.
+/// A child has a file by a descriptor, writes to it, and says so through a pipe. Then its parent syncs the file.
 fn passed_on(power: &mut Power) -> Outcome<Verdict> {
     for (case, way) in [("child-run", RUN), ("child-mount", MOUNT)] {
         power.prepare(case)?;
@@ -256,7 +258,7 @@ fn passed_on(power: &mut Power) -> Outcome<Verdict> {
     power.end()
 }
 
-/// `sync` by a process that has nothing to do with what others wrote, whose processes may have ended.
+/// `sync` by a process that does not know the writers, whose processes may have ended.
 fn all(power: &mut Power) -> Outcome<Verdict> {
     for (name, sync) in [("sync", json!(["sync"])), ("syncfs", json!(["syncfs", "."]))] {
         for ends in [false, true] {

@@ -1,4 +1,4 @@
-//! What `ashlar top` shows of sessions that do something.
+//! `ashlar top` shows sessions that work.
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
@@ -26,12 +26,12 @@ pub const TESTS: &[Test] = &[
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Something that runs until the test is done with it.
+/// A process that runs until the test is done with it.
 struct Load(Child);
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // It's a child of ours.
+        // It is not reaped yet, so its number is still its own.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -71,7 +71,7 @@ fn busy() -> Outcome<Verdict> {
         ensure!(text.contains(word), "top does not say '{word}':\n{text}");
     }
     ensure!(!text.contains('\x1b'), "there are escapes where no terminal is:\n{text}");
-    // It goes on until nobody listens any more.
+    // It runs until the reader is gone.
     let arena = site.arena().display().to_string();
     let mut command = ashlar(&["top", "--json", "--interval", "0.1", "--arena", &arena]);
     let mut top = command.stdout(Stdio::piped()).spawn().map_err(tried("starting top"))?;
@@ -87,7 +87,7 @@ fn busy() -> Outcome<Verdict> {
     passed()
 }
 
-/// What goes through a mount is counted exactly, and goes on being so with the next SharedFS.
+/// Operations through a mount are counted exactly, also by the next SharedFS.
 fn counts() -> Outcome<Verdict> {
     const WRITES: u64 = 100;
     let site = TestArena::mounted(Medium::Memory, "64M")?;

@@ -1,4 +1,6 @@
-//! What a program under `ashlar run`, and the person before it, get to know of what goes wrong: the table in `docs/interception.md`.
+//! Faults and their messages to a program under `ashlar run` and to its user.
+//!
+//! The table in `docs/interception.md` lists them.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -33,14 +35,14 @@ pub const TESTS: &[Test] = &[
 
 /// How long calls wait for SharedFS here, in seconds, instead of two minutes.
 const PATIENCE: u64 = 3;
-/// What a call may take beyond that on a machine that has much else to do.
+/// Extra time that a call may take on a machine with much other work.
 const SLACK: Duration = Duration::from_secs(4);
 const SOON: Duration = Duration::from_secs(30);
-/// As `obedient.py` has it.
+/// The block size of `obedient.py`.
 const BLOCK_BYTES: usize = 1 << 16;
-/// Nobody.
+/// The user `nobody`.
 const USER: &str = "65534";
-/// Blocks that a program writes beforehand: then there is room in its log, and some to spare.
+/// Blocks that a program writes beforehand: then its log has room, and some to spare.
 const BEFORE: usize = 40;
 const TERMINAL: &str = include_str!("../../../jobs/terminal.py");
 
@@ -48,8 +50,8 @@ fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
-/// A command whose standard error is a terminal, so that it thinks that a person is looking; what is said there goes to `said`. It is
-/// ended where it hangs.
+/// A command whose standard error is a terminal, as if a person were watching; its messages go to `said`. If it hangs,
+/// it is killed.
 fn watched(command: &Command, said: &Path) -> Command {
     let mut outer = Command::new("timeout");
     outer.args(["--kill-after=1", "100", "python3", "-c", TERMINAL]).arg(said).arg(command.get_program());
@@ -70,7 +72,7 @@ fn told(said: &Path) -> String {
     fs::read_to_string(said).unwrap_or_default().replace('\r', "")
 }
 
-/// A site whose mount has little patience.
+/// A test arena whose mount has little patience.
 fn impatient() -> Outcome<TestArena> {
     let site = TestArena::new(Medium::Memory, "64M")?;
     fs::create_dir(site.point(0)).map_err(tried("making a directory"))?;
@@ -111,7 +113,7 @@ impl Obedient {
         Ok(line.trim_end().to_owned())
     }
 
-    /// Has it do something; gives its answer, and how long it took.
+    /// Gives it an order; returns its answer, and how long it took.
     fn ask(&mut self, what: &str) -> Outcome<(String, Duration)> {
         let input = self.input.as_mut().ok_or("it has no input any more")?;
         writeln!(input, "{what}").map_err(tried("telling the program what to do"))?;
@@ -127,12 +129,12 @@ impl Obedient {
         Ok(())
     }
 
-    /// Has it append so many blocks to its log, which are so many then.
+    /// Makes it append `more` blocks to its log, which then has `all`.
     fn write(&mut self, more: usize, all: usize) -> Outcome {
         self.expect(&format!("write {more}"), &format!("{all} written"))
     }
 
-    /// What it says to a person, when it has said all of these words.
+    /// Its messages to a person, once they contain all of these words.
     fn says(&self, words: &[&str]) -> Outcome {
         let has_all = || words.iter().all(|word| told(&self.said).contains(word));
         eventually("it says why", SOON, has_all).map_err(|error| format!("{error}: {words:?} in {}", told(&self.said)))
@@ -148,13 +150,13 @@ impl Obedient {
 
 impl Drop for Obedient {
     fn drop(&mut self) {
-        // It ends with its input.
+        // The program ends with its input.
         drop(self.input.take());
         let _ = wait(&mut self.child, SOON);
     }
 }
 
-/// The log of `obedient.py` as a mount shows it: so many blocks, in their order.
+/// Checks the log of `obedient.py` as a mount shows it: so many blocks, in their order.
 fn check_log(path: &Path, blocks: usize) -> Outcome {
     let bytes = fs::read(path).map_err(tried("reading the log"))?;
     ensure!(bytes.len() == blocks * BLOCK_BYTES, "the log has {} bytes, not {blocks} blocks", bytes.len());
@@ -172,7 +174,7 @@ fn blocks(answer: &str) -> Outcome<usize> {
     number.parse().map_err(tried(format!("a number in '{answer}'")))
 }
 
-/// A mount namespace of its own, where nobody has written mounts down.
+/// In a mount namespace of its own, without records of mounts.
 fn nothing_mounted() -> Outcome<Verdict> {
     let directory = tempfile::tempdir().map_err(tried("making a directory"))?;
     let without = |words: &str| {
@@ -226,7 +228,7 @@ fn no_library() -> Outcome<Verdict> {
     passed()
 }
 
-/// Stands between programs and SharedFS as if they were of a version that is to come; all others notice nothing.
+/// Relays between programs and SharedFS with the version number of a later release; all other bytes pass unchanged.
 fn relay(acceptor: Acceptor, daemon: PathBuf) {
     while let Ok(mut near) = acceptor.accept() {
         let daemon = daemon.clone();
@@ -267,7 +269,7 @@ fn other_version() -> Outcome<Verdict> {
     let outcome = run_at(Some(&said)).and_then(Done::success);
     fs::remove_dir_all(site.point(0).join("directory")).map_err(tried("removing what it made"))?;
     let quiet = run_at(None).and_then(Done::success);
-    // Also where the session comes after some calls.
+    // Also if the session begins only after some calls.
     let said_later = site.outside().join("said.later");
     let mut later = Front::Run.command("head");
     later.args(["-c0"]).arg(site.point(0).join("directory/file")).env(DEFER_VARIABLE, "1");
@@ -301,7 +303,7 @@ fn make_unknown(site: &TestArena, names: &[&str]) -> Outcome {
     })
 }
 
-/// A call that needs SharedFS, which is away.
+/// A call that needs SharedFS while it is away.
 fn check_refused(program: &mut Obedient, what: &str) -> Outcome<Duration> {
     let (answer, took) = program.ask(what)?;
     ensure!(answer.ends_with("Input/output error"), "'{what}' gives '{answer}'");
@@ -310,7 +312,7 @@ fn check_refused(program: &mut Obedient, what: &str) -> Outcome<Duration> {
     Ok(took)
 }
 
-/// A new program while SharedFS is away: it has no session, and the mount does what it can. Whatever comes of it comes in time.
+/// A new program while SharedFS is away: it has no session, and the mount does what it can. Every answer comes in time.
 fn check_new_program(site: &TestArena) -> Outcome<String> {
     let said = site.outside().join("said.new");
     let mut command = Front::RunAtOnce.command("cat");
@@ -326,7 +328,7 @@ fn check_new_program(site: &TestArena) -> Outcome<String> {
     Ok(lines)
 }
 
-/// SharedFS and its supervisor are killed, so that nobody starts it again.
+/// SharedFS and its supervisor are killed, so that no process starts SharedFS again.
 fn gone() -> Outcome<Verdict> {
     let site = impatient()?;
     make_unknown(&site, &["first", "second", "third", "fourth"])?;
@@ -337,7 +339,7 @@ fn gone() -> Outcome<Verdict> {
         kill(process)?;
         eventually("it is dead", SOON, || !is_alive(process))?;
     }
-    // What is at hand needs nobody.
+    // The fast path needs no other process.
     program.write(2, BEFORE + 2)?;
     let first = check_refused(&mut program, "read first")?;
     ensure!(first >= Duration::from_secs(PATIENCE), "SharedFS was waited for only {first:?}");
@@ -347,7 +349,7 @@ fn gone() -> Outcome<Verdict> {
     program.write(1, BEFORE + 3)?;
     let lines = check_new_program(&site)?;
     ensure!(lines.contains("no ashlar daemon answers"), "a person is not told why: {lines}");
-    // Another mount brings it back.
+    // Another mount starts SharedFS again.
     site.mount(1)?;
     eventually("the program is served again", SOON, || {
         program.ask("read first").is_ok_and(|(answer, _)| answer == "content of first")
@@ -369,7 +371,8 @@ fn gone() -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("refused after {:.1} s, then after {:.1} s", first.as_secs_f64(), second.as_secs_f64())))
 }
 
-/// A program closes all numbers that there may be when its session has opened a data segment since it began, and has come back to another SharedFS.
+/// A program closes all possible numbers. Before, its session has opened a data segment after its begin, and has
+/// resumed with another SharedFS.
 fn closed() -> Outcome<Verdict> {
     const LENGTH: usize = 80 << 20;
     let site = impatient()?;
@@ -422,10 +425,10 @@ fn stopped() -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("{} KiB were written meanwhile", ((acknowledged - BEFORE) * BLOCK_BYTES) >> 10)))
 }
 
-/// Gives how many blocks were written.
+/// Returns how many blocks were written.
 fn while_stopped(site: &TestArena, program: &mut Obedient) -> Outcome<usize> {
     std::thread::scope(|scope| {
-        // Who looks what is going on does not wait either.
+        // `ashlar status` does not wait either.
         let status = scope.spawn(|| site.ashlar(&["status"]));
         let (answer, took) = program.ask("write 10000")?;
         ensure!(answer.ends_with("Input/output error"), "a log without an end: '{answer}'");
@@ -437,7 +440,7 @@ fn while_stopped(site: &TestArena, program: &mut Obedient) -> Outcome<usize> {
         check_refused(program, "read second")?;
         let lines = check_new_program(site)?;
         ensure!(lines.contains("does not answer"), "a person is not told why: {lines}");
-        // Refused is refused: nothing of it comes after all.
+        // A refused write stays refused: none of it comes later.
         let (answer, _) = program.ask("write 1")?;
         ensure!(blocks(&answer)? == acknowledged, "a write was taken by a log that is full: '{answer}'");
         let status = status.join().map_err(|_| "a thread has panicked".to_owned())??;
@@ -446,7 +449,7 @@ fn while_stopped(site: &TestArena, program: &mut Obedient) -> Outcome<usize> {
     })
 }
 
-/// A program looks for mounts before it begins, and must not look through a file system that does not answer.
+/// A program searches for mounts before it begins, and must not search a file system that does not answer.
 fn within_stopped() -> Outcome<Verdict> {
     let (outer, inner) = (TestArena::mounted(Medium::Memory, "64M")?, TestArena::new(Medium::Memory, "64M")?);
     let point = outer.point(0).join("inner");
@@ -455,7 +458,7 @@ fn within_stopped() -> Outcome<Verdict> {
     run(mount.arg(inner.arena()).arg(&point))?.success()?;
     let processes = outer.mount_processes()?;
     processes.iter().try_for_each(|&process| signal(process, Signal::STOP))?;
-    // What the kernel knows of the path is out of date by then.
+    // By then the kernel's knowledge of the path has expired.
     std::thread::sleep(Duration::from_secs(2));
     let began = Instant::now();
     let mut waiting = Command::new("timeout");
@@ -490,8 +493,8 @@ fn full() -> Outcome<Verdict> {
     passed()
 }
 
-/// What the kernel still shows, nobody serves: a session would work until something it has open must become the kernel's. A program that gets none has
-/// all descriptors for itself.
+/// The kernel still shows the mount, but no process serves it. A session would work only until an open file must be
+/// handed over to the kernel. So the program gets no session, and keeps all descriptors for itself.
 fn dead() -> Outcome<Verdict> {
     const SCRIPT: &str = "import os, resource, subprocess, sys\n\
         for process in sys.argv[2:]: os.kill(int(process), 9)\n\
@@ -522,11 +525,11 @@ fn unmounted() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let mut program = Obedient::start(&site)?;
     program.expect("write 2", "2 written")?;
-    // A mount that is in use stays.
+    // A mount in use stays.
     let refused = run(ashlar(&["umount"]).arg(site.point(0)))?;
     refused.failure(1, &["busy", "python3", "--lazy"])?;
     program.expect("make there", "made")?;
-    // The process behind it is killed: what goes past the kernel goes on.
+    // The process behind it is killed: calls that bypass the kernel continue.
     site.kill_mounts()?;
     program.expect("write 2", "4 written")?;
     program.expect("make meanwhile", "made")?;
@@ -542,7 +545,7 @@ fn unmounted() -> Outcome<Verdict> {
     ensure!(found == ["log", "meanwhile", "there"], "the new mount shows {found:?}");
     program.expect("write 1", "5 written")?;
     program.expect("make again", "made")?;
-    // It is taken out of the tree: its path leads elsewhere now, and what is open stays open.
+    // The mount leaves the tree: its path leads elsewhere now, and open files stay open.
     run(ashlar(&["umount", "--lazy"]).arg(site.point(0)))?.success()?;
     program.expect("write 1", "6 written")?;
     let mut turn = 0;
@@ -558,7 +561,7 @@ fn unmounted() -> Outcome<Verdict> {
         site.mount_processes().is_ok_and(|processes| processes.is_empty()) || site.daemon().is_err()
     })?;
     for turn in 1..=turn {
-        // Those of the time before it was noticed are in the arena.
+        // Files from before the program noticed are in the arena.
         let _ = fs::remove_file(site.point(0).join(format!("outside-{turn}")));
     }
     site.mount(0)?;
@@ -568,8 +571,8 @@ fn unmounted() -> Outcome<Verdict> {
     passed()
 }
 
-/// The kernel names the owner of a flock by where it has the open file in memory, and tells of a file's end only afterwards: by then the
-/// next file may stand there, and its lock went with the other's.
+/// The kernel names the owner of a flock by the address of the open file, and reports a file's end only afterwards. By
+/// then the next file may have the same address, and its lock ended with the other's.
 fn flock() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let script = include_str!("../../../jobs/exclusive.py");

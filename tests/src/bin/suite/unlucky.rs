@@ -1,7 +1,9 @@
-//! Programs that are unlucky, or hostile: they fork amid their threads, take all descriptors, are interrupted all the time, or meet their limits.
+//! Programs under adverse conditions: forks, full tables, signals, limits.
 //!
-//! `unlucky.c`, `freed.c` and `room.c` have a story for each, `wide.c` has one, and they say what has come of it. That must be the same in memory without Ashlar, on a mount, and with LibFS
-//! in the process, from its first call on and after some.
+//! They fork amid their threads, take all descriptors, are interrupted all the time, or meet their limits. Some are
+//! hostile. `unlucky.c`, `freed.c` and `room.c` have a story for each condition, `wide.c` has one, and they print the
+//! results. These must be the same in memory without Ashlar, on a mount, and with LibFS in the process, from its first
+//! call on and after some.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -46,7 +48,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/memory_checkers_keep_working", run: checked },
 ];
 
-/// A program that tells stories.
+/// A program with stories.
 #[derive(Clone, Copy)]
 struct Source {
     name: &'static str,
@@ -59,19 +61,19 @@ const ROOM: Source = Source { name: "room.c", text: include_str!("../../../jobs/
 const WIDE: Source = Source { name: "wide.c", text: include_str!("../../../jobs/wide.c") };
 const PARTLY: Source = Source { name: "partly.c", text: include_str!("../../../jobs/partly.c") };
 const CHECKED: Source = Source { name: "checked.c", text: include_str!("../../../jobs/checked.c") };
-/// What all include.
+/// The header that all include.
 const SAYS: Source = Source { name: "says.h", text: include_str!("../../../jobs/says.h") };
 
 /// Descriptors that a story may have: as many as most programs may, and few enough to take them all.
 const DESCRIPTORS: u32 = 1024;
-/// Seconds that a story may take. Those that hang tell less the longer they do.
+/// The limit for a story in seconds. A story that hangs says no more after that.
 const SECONDS: u32 = 60;
 
 fn same(teller: Source, story: &str) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
-    // A data segment is of 256 MiB, where it can be.
+    // A data segment has 256 MiB, if there is room.
     let site = TestArena::mounted(Medium::Memory, "512M")?;
     let Some(program) = compiled(&site, teller, &[])? else { return Ok(Verdict::Skipped("there is no gcc".into())) };
     let answers = compare(&site.point(0), &program, story)?;
@@ -80,7 +82,8 @@ fn same(teller: Source, story: &str) -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("{answers} answers")))
 }
 
-/// Programs that the compiler has made look at each access to memory. What they find must not be ours, and what is theirs they must find.
+/// Programs that a compiler has instrumented to check each memory access. They must find no fault of the library, and
+/// must still find the program's own.
 fn checked() -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
@@ -94,7 +97,7 @@ fn checked() -> Outcome<Verdict> {
         };
         let elsewhere = tempfile::tempdir().map_err(tried("making a directory"))?;
         if told(Front::Mount, &program, "", elsewhere.path()).is_err() {
-            // Some compilers' don't know the addresses that some kernels give.
+            // Some compilers' checkers don't know the addresses that some kernels give.
             absent.push(kind);
             continue;
         }
@@ -107,7 +110,7 @@ fn checked() -> Outcome<Verdict> {
             ensure!(!done.status.success() && done.describe().contains("heap-buffer-overflow"), "{}", done.describe());
         }
     }
-    // What runs a program's code in its own way has that program to itself.
+    // A checker that runs a program's code in its own way runs that program without the library.
     let Some(program) = compiled(&site, CHECKED, &["-g"])? else {
         return Ok(Verdict::Skipped("there is no gcc".into()));
     };
@@ -124,14 +127,14 @@ fn checked() -> Outcome<Verdict> {
     Ok(Verdict::Passed(without))
 }
 
-/// The program, compiled with these options; `None` where there is no compiler.
+/// The program, compiled with these options; `None` if there is no compiler.
 fn compiled(site: &TestArena, teller: Source, options: &[&str]) -> Outcome<Option<PathBuf>> {
     let (source, program) = (site.outside().join(teller.name), site.outside().join("teller"));
     for Source { name, text } in [teller, SAYS] {
         std::fs::write(site.outside().join(name), text).map_err(tried("writing a program"))?;
     }
     let mut command = Command::new("gcc");
-    // Pointers that lead nowhere are what some calls are tried with.
+    // Some calls are tested with pointers that lead nowhere.
     command.args(["-O1", "-w", "-pthread"]).args(options).arg("-o").arg(&program).arg(&source);
     match command.output() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -141,7 +144,8 @@ fn compiled(site: &TestArena, teller: Source, options: &[&str]) -> Outcome<Optio
     Ok(Some(program))
 }
 
-/// Has a story told in memory, and below a directory on a mount, without LibFS in the process and with it; how many answers there are, which must be the same.
+/// Runs a story in memory, and below a directory on a mount, without LibFS in the process and with it. The answers must
+/// be the same; returns how many there are.
 fn compare(directory: &Path, program: &Path, story: &str) -> Outcome<usize> {
     let memory = tempfile::Builder::new().prefix("ashlar-unlucky-").tempdir_in("/dev/shm");
     let memory = memory.map_err(tried("making a directory in memory"))?;
@@ -158,7 +162,7 @@ fn compare(directory: &Path, program: &Path, story: &str) -> Outcome<usize> {
     Ok(expected.lines().count())
 }
 
-/// What a story says, in a directory.
+/// A story's output in a directory.
 fn told(front: Front, program: &Path, story: &str, directory: &Path) -> Outcome<String> {
     let mut command = front.command("sh");
     let script = format!("ulimit -n {DESCRIPTORS}; exec timeout -s KILL {SECONDS} \"$0\" {story}");

@@ -33,7 +33,7 @@ fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
-/// A program that watches and changes files as it is ordered.
+/// A program that watches and changes files by order.
 struct Ordered {
     child: Child,
     to: ChildStdin,
@@ -66,7 +66,7 @@ impl Ordered {
         Ok(line.trim_end().to_owned())
     }
 
-    /// Opens a file anew, and says whether LibFS serves it.
+    /// Opens a file anew, and returns whether LibFS serves it.
     fn is_served(&mut self, name: &str) -> Outcome<bool> {
         self.order(&format!("open again {name}"))?;
         let number = self.order("number again")?;
@@ -98,15 +98,15 @@ fn events_of(directory: &Path, watcher: &str, actor: &str) -> Outcome<Vec<String
     Ok(done.output.lines().map(str::to_owned).collect())
 }
 
-/// The events of files that were open in another process under `ashlar run` before the watch began: each shows one
-/// opening more, when it is handed over to the kernel.
+/// The events without the extra opening. Files that another process had open under `ashlar run` before the watch began
+/// show one opening more, when they are handed over to the kernel.
 fn without_opening(line: &str) -> String {
     ["dir open early", "file open -"]
         .iter()
         .fold(line.to_owned(), |line, event| line.replace(&format!("'{event}', "), ""))
 }
 
-/// Each combination of watcher and actor, through the kernel and under `ashlar run`, sees what it would see in a local
+/// Each combination of watcher and actor, through the kernel and under `ashlar run`, sees the events of a local
 /// directory.
 fn compared() -> Outcome<Verdict> {
     let site = site()?;
@@ -126,7 +126,7 @@ fn compared() -> Outcome<Verdict> {
     passed()
 }
 
-/// A watch whose path the kernel need not look up, by a program without the library, is found in a moment.
+/// A watch by a program without the library is found in a moment, even if the kernel need not look its path up.
 fn found_soon() -> Outcome<Verdict> {
     let site = site()?;
     let mut actor = Ordered::served(&site.point(0))?;
@@ -151,7 +151,7 @@ fn found_soon() -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("after {} ms at most", longest.as_millis())))
 }
 
-/// However a watch ends, LibFS serves again what was watched.
+/// However a watch ends, LibFS serves the watched files again.
 fn ends() -> Outcome<Verdict> {
     let site = site()?;
     let mut actor = Ordered::served(&site.point(0))?;
@@ -185,7 +185,7 @@ fn ends() -> Outcome<Verdict> {
     passed()
 }
 
-/// Does some things in the directory `sub`, and checks that a watcher of it sees all of them.
+/// Makes some changes in the directory `sub`, and checks that a watcher of it sees all of them.
 fn check_events(actor: &mut Ordered, watcher: &mut Ordered, name: &str) -> Outcome {
     for order in ["open made sub/NAME x", "write made", "close made", "rename sub/NAME sub/other", "unlink sub/other"] {
         actor.order(&order.replace("NAME", name))?;
@@ -198,7 +198,7 @@ fn check_events(actor: &mut Ordered, watcher: &mut Ordered, name: &str) -> Outco
     Ok(())
 }
 
-/// A site with a directory `sub`, a program that works there with LibFS, and one that watches it.
+/// A test arena with a directory `sub`, a program that works there with LibFS, and one that watches it.
 fn watched_directory() -> Outcome<(TestArena, Ordered, Ordered)> {
     let site = site()?;
     fs::create_dir(site.point(0).join("sub")).map_err(tried("making a directory"))?;
@@ -210,7 +210,7 @@ fn watched_directory() -> Outcome<(TestArena, Ordered, Ordered)> {
     Ok((site, actor, watcher))
 }
 
-/// A SharedFS that is started anew knows the watches before it serves any session.
+/// A restarted SharedFS knows the watches before it serves any session.
 fn killed() -> Outcome<Verdict> {
     let (site, mut actor, mut watcher) = watched_directory()?;
     for round in 0..4 {
@@ -276,7 +276,7 @@ print('seen', flush=True)
     passed()
 }
 
-/// A program that prints `ready` (or such) when it watches the directory `sub`, and then the names in its events, sees
+/// A program prints `ready` (or such) when it watches the directory `sub`, and then the names in its events. It sees
 /// the files that another program makes under `ashlar run`.
 fn sees_changes(program: &str, arguments: &[&str], ready: &str) -> Outcome<Verdict> {
     if run(Command::new("sh").args(["-c", &format!("command -v {program}")]))?.success().is_err() {
