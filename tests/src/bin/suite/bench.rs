@@ -16,30 +16,30 @@ use serde_json::Value;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "bench/all_contenders_have_figures", run: || with(side_by_side) },
-    Test { name: "bench/own_mount_is_removed_at_the_end", run: || with(own_mount) },
-    Test { name: "bench/interrupted_run_leaves_nothing", run: || with(interrupted) },
-    Test { name: "bench/refusals_name_the_missing_part", run: || with(refusals) },
-    Test { name: "bench/applications_find_the_same_in_all_places", run: || with(applications) },
-    Test { name: "bench/applications_leave_out_jobs_without_their_program", run: || with(left_out) },
+    Test { name: "bench/all_contenders_have_figures", run: || when_mountable(side_by_side) },
+    Test { name: "bench/own_mount_is_removed_at_the_end", run: || when_mountable(own_mount) },
+    Test { name: "bench/interrupted_run_leaves_nothing", run: || when_mountable(interrupted) },
+    Test { name: "bench/refusals_name_the_missing_part", run: || when_mountable(refusals) },
+    Test { name: "bench/applications_find_the_same_in_all_places", run: || when_mountable(applications) },
+    Test { name: "bench/applications_leave_out_jobs_without_their_program", run: || when_mountable(left_out) },
 ];
 
 const SOON: Duration = Duration::from_secs(30);
 /// The contenders that have figures in every case; some have a floor besides.
 const ALL: [&str; 3] = ["run", "fuse", "compared"];
 
-fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
-fn listing(directory: &Path) -> Outcome<Vec<String>> {
+fn list_names(directory: &Path) -> Outcome<Vec<String>> {
     let entries = fs::read_dir(directory).map_err(tried(format!("listing {}", directory.display())))?;
     let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     Ok(names)
 }
 
-fn document(done: &Done) -> Outcome<Value> {
+fn parse_json(done: &Done) -> Outcome<Value> {
     serde_json::from_str(&done.output).map_err(tried("reading the JSON of bench"))
 }
 
@@ -63,7 +63,7 @@ fn side_by_side() -> Outcome<Verdict> {
     fs::create_dir(&compared).map_err(tried("mkdir"))?;
     let mut command = ashlar(&["bench", "--json", "--rounds", "1", "--cases", "append", "stat", "breakdown"]);
     let done = run(command.arg("--compare").arg(&compared).arg("--").arg(&directory))?.success()?;
-    let report = document(&done)?;
+    let report = parse_json(&done)?;
     let lines = report["lines"].as_array().cloned().unwrap_or_default();
     let names: Vec<_> = lines.iter().filter_map(|line| line["what"].as_str()).collect();
     ensure!(names == ["append 128 B", "append 4 KB", "append 64 KB", "stat"], "what was measured: {names:?}");
@@ -84,15 +84,15 @@ fn side_by_side() -> Outcome<Verdict> {
     // Nothing is faster than a copy of memory. A copy of 64 KB takes a microsecond at the very least.
     let fastest = ALL.iter().filter_map(|contender| lines[2]["contenders"][contender]["p50_ns"].as_f64());
     ensure!(fastest.fold(f64::MAX, f64::min) > 1000.0, "64 KB were appended in no time: {}", lines[2]);
-    ensure!(listing(&directory)? == ["file"], "it has left something: {:?}", listing(&directory)?);
+    ensure!(list_names(&directory)? == ["file"], "it has left something: {:?}", list_names(&directory)?);
     ensure!(fs::read_to_string(directory.join("file")).is_ok_and(|it| it == "content"), "the file changed");
-    ensure!(listing(&compared)?.is_empty(), "it has left something: {:?}", listing(&compared)?);
+    ensure!(list_names(&compared)?.is_empty(), "it has left something: {:?}", list_names(&compared)?);
     site.check()?;
     passed()
 }
 
 /// The leftovers of a benchmark with this process number.
-fn left(pid: u32) -> Vec<String> {
+fn leftovers(pid: u32) -> Vec<String> {
     let places = [std::env::temp_dir(), "/dev/shm".into()].into_iter();
     let names = places.flat_map(|place| fs::read_dir(place).into_iter().flatten().flatten());
     let names = names.map(|entry| entry.path().display().to_string());
@@ -116,7 +116,7 @@ fn own_mount() -> Outcome<Verdict> {
     for word in ["open + close", "FLOOR", "RUN", "FUSE", "TMPFS", "p99", "/dev/shm"] {
         ensure!(done.output.contains(word), "the table lacks '{word}': {}", done.describe());
     }
-    ensure!(left(pid).is_empty(), "it has left something: {:?}", left(pid));
+    ensure!(leftovers(pid).is_empty(), "it has left something: {:?}", leftovers(pid));
     passed()
 }
 
@@ -127,13 +127,13 @@ fn interrupted() -> Outcome<Verdict> {
     let pid = child.id();
     // A worker has written something: it's in the middle of a turn.
     let turn = std::env::temp_dir().join(format!("ashlar-bench-mount-{pid}/ashlar-bench-files-{pid}/turn"));
-    let has_begun = || listing(&turn).is_ok_and(|names| !names.is_empty());
+    let has_begun = || list_names(&turn).is_ok_and(|names| !names.is_empty());
     let begun = eventually("it measures", SOON, has_begun);
     signal(pid, Signal::INT)?;
     let done = finish(child, "ashlar bench".to_owned())?.failure(1, &["interrupted"])?;
     begun?;
     ensure!(done.output.is_empty(), "half of the figures are printed: {}", done.describe());
-    ensure!(left(pid).is_empty(), "it has left something: {:?}", left(pid));
+    ensure!(leftovers(pid).is_empty(), "it has left something: {:?}", leftovers(pid));
     passed()
 }
 
@@ -150,7 +150,7 @@ fn refusals() -> Outcome<Verdict> {
     let program = ashlar_tests::mount::program().display().to_string();
     let under = run(ashlar(&["run", "--"]).args([&program, "bench", &point]))?;
     under.failure(1, &["without 'ashlar run'"])?;
-    ensure!(listing(&site.point(0))? == ["file"], "it has left something: {:?}", listing(&site.point(0))?);
+    ensure!(list_names(&site.point(0))? == ["file"], "it has left something: {:?}", list_names(&site.point(0))?);
     site.umount(0)?;
     bench(&[&point])?.failure(1, &["not in an Ashlar", "ashlar status"])?;
     bench(&[&site.outside().join("none").display().to_string()])?.failure(1, &["no directory"])?;
@@ -159,7 +159,7 @@ fn refusals() -> Outcome<Verdict> {
 
 /// `ashlar-bench applications` at its smallest, beside the suite. It clones this repository, where the tests are
 /// started.
-fn at_smallest(words: &[&str]) -> Outcome<Command> {
+fn smallest_applications(words: &[&str]) -> Outcome<Command> {
     let beside = std::env::current_exe().map_err(tried("looking where the suite is"))?.with_file_name("ashlar-bench");
     let mut command = Command::new(beside);
     command.args(["applications", "--smallest", "--repeat", "1", "--json"]).args(words);
@@ -169,7 +169,7 @@ fn at_smallest(words: &[&str]) -> Outcome<Command> {
 fn applications() -> Outcome<Verdict> {
     const JOBS: [&str; 6] = ["untar", "copy", "sqlite", "rocksdb", "varmail", "fileserver"];
     const LINES: usize = 4 + 12 + 3 + 5 + 1 + 1;
-    let report = document(&run(&mut at_smallest(&JOBS)?)?.success()?)?;
+    let report = parse_json(&run(&mut smallest_applications(&JOBS)?)?.success()?)?;
     // The programs that a job needs come with `scripts/setup.sh test`.
     let left_out = report["left_out"].as_object().is_some_and(|jobs| !jobs.is_empty());
     ensure!(!left_out, "jobs were left out: {}", report["left_out"]);
@@ -199,11 +199,11 @@ fn left_out() -> Outcome<Verdict> {
     let umount = std::env::split_paths(&directories).map(|at| at.join("umount")).find(|path| path.exists());
     let umount = umount.ok_or("there is no umount")?;
     std::os::unix::fs::symlink(umount, programs.path().join("umount")).map_err(tried("making a link"))?;
-    let mut command = at_smallest(&["sqlite", "varmail"])?;
-    let report = document(&run(command.env("PATH", programs.path()))?.success()?)?;
+    let mut command = smallest_applications(&["sqlite", "varmail"])?;
+    let report = parse_json(&run(command.env("PATH", programs.path()))?.success()?)?;
     let reason = report["left_out"]["sqlite"].as_str().unwrap_or_default();
     ensure!(reason.contains("sqlite3") && reason.contains("setup.sh"), "why SQLite is left out: '{reason}'");
     ensure!(report["lines"][0]["what"] == "varmail", "the other job was not measured: {report}");
-    run(&mut at_smallest(&["nothing"])?)?.failure(1, &["'nothing'", "varmail"])?;
+    run(&mut smallest_applications(&["nothing"])?)?.failure(1, &["'nothing'", "varmail"])?;
     passed()
 }

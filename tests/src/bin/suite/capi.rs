@@ -21,12 +21,12 @@ use rustix::process::Signal;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "capi/header_matches_library", run: || with(header) },
-    Test { name: "capi/every_call_answers_as_the_kernel", run: || with(every_call) },
-    Test { name: "capi/examples_and_mount_see_each_other", run: || with(examples) },
-    Test { name: "capi/refused_session_says_why", run: || with(refusals) },
-    Test { name: "capi/hung_daemon_gives_error_within_patience", run: || with(hangs) },
-    Test { name: "capi/killed_writer_keeps_acknowledged_data", run: || with(kills) },
+    Test { name: "capi/header_matches_library", run: || when_mountable(header) },
+    Test { name: "capi/every_call_answers_as_the_kernel", run: || when_mountable(every_call) },
+    Test { name: "capi/examples_and_mount_see_each_other", run: || when_mountable(examples) },
+    Test { name: "capi/refused_session_says_why", run: || when_mountable(refusals) },
+    Test { name: "capi/hung_daemon_gives_error_within_patience", run: || when_mountable(hangs) },
+    Test { name: "capi/killed_writer_keeps_acknowledged_data", run: || when_mountable(kills) },
 ];
 
 /// The tree that these tests were built from: examples, sources and the script that installs.
@@ -37,7 +37,7 @@ const SOON: Duration = Duration::from_secs(60);
 /// Lines that a writer prints before it is killed, at least.
 const SAID_MIN: u64 = 200;
 
-fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
@@ -96,7 +96,7 @@ impl Installed {
     }
 
     /// The example in Python, not yet run.
-    fn notes(&self, site: &TestArena, words: &[&str]) -> Command {
+    fn notes_command(&self, site: &TestArena, words: &[&str]) -> Command {
         let mut command = Command::new("python3");
         command.arg(in_tree("examples/python/notes.py")).arg(site.point(0)).args(words);
         command.env("ASHLAR_LIBRARY", self.library()).env("PYTHONDONTWRITEBYTECODE", "1");
@@ -158,7 +158,7 @@ fn every_call() -> Outcome<Verdict> {
 }
 
 /// Runs a program with input.
-fn fed(command: &mut Command, input: &str) -> Outcome<Done> {
+fn run_with_input(command: &mut Command, input: &str) -> Outcome<Done> {
     let line = format!("{command:?}");
     let mut child = command
         .stdin(Stdio::piped())
@@ -190,7 +190,7 @@ fn examples() -> Outcome<Verdict> {
         command
     };
     let message = "From: ann\n\nLunch at one?\n";
-    let said = fed(&mut maildir(&["deliver", "box"]), message)?.output;
+    let said = run_with_input(&mut maildir(&["deliver", "box"]), message)?.output;
     ensure!(said.starts_with("delivered box/new/") && said.contains("25 bytes"), "it says {said}");
     // The kernel reads files that the library has written.
     let arrived = site.point(0).join("box/new");
@@ -208,15 +208,15 @@ fn examples() -> Outcome<Verdict> {
     ensure!(said == "Two o'clock.\n", "it reads {said}");
     ensure!(names(&site.point(0).join("box/cur"))? == ["by-hand"], "the kernel does not see what was read");
 
-    let noted = run(&mut installed.notes(&site, &["add", "bought", "bread"]))?.success()?.output;
+    let noted = run(&mut installed.notes_command(&site, &["add", "bought", "bread"]))?.success()?.output;
     let path = noted.split([' ', ',']).nth(2).unwrap_or_default().to_owned();
     let path = site.point(0).join(path);
     let text = fs::read_to_string(&path).map_err(tried(format!("reading {} ({noted})", path.display())))?;
     ensure!(text.ends_with(" bought bread\n"), "it reads {text}");
     fs::write(&path, format!("{text}07:00 by hand\n")).map_err(tried("writing a note"))?;
-    let said = run(&mut installed.notes(&site, &["show"]))?.success()?.output;
+    let said = run(&mut installed.notes_command(&site, &["show"]))?.success()?.output;
     ensure!(said.contains("07:00 by hand\n") && said.ends_with("2 notes\n"), "it shows {said}");
-    let said = run(&mut installed.notes(&site, &["find", "bread"]))?.success()?.output;
+    let said = run(&mut installed.notes_command(&site, &["find", "bread"]))?.success()?.output;
     ensure!(said.ends_with("1 note\n"), "it finds {said}");
     site.check()?;
     site.umount(0)?;
@@ -245,7 +245,7 @@ fn refusals() -> Outcome<Verdict> {
     list(&point, USER)?.success()?;
     fs::set_permissions(point.join("box"), Permissions::from_mode(0o700)).map_err(tried("closing the box"))?;
     list(&point, USER)?.failure(1, &["listing box/new", "Permission denied"])?;
-    let mut command = installed.notes(&site, &["show"]);
+    let mut command = installed.notes_command(&site, &["show"]);
     run(command.uid(USER).gid(USER))?.failure(1, &["notes: notes: No such file or directory"])?;
     site.umount(0)?;
     list(&point, 0)?.failure(1, &["no Ashlar is mounted on"])?;
@@ -296,7 +296,7 @@ fn kills() -> Outcome<Verdict> {
         let directory = format!("round{round}");
         fs::create_dir(site.point(0).join(&directory)).map_err(tried("making a directory"))?;
         // Every other time the daemon is killed before, which only makes the writer pause.
-        let said = written(&site, &program, &directory, round % 2 == 1).map_err(tried(&directory))?;
+        let said = kill_writer(&site, &program, &directory, round % 2 == 1).map_err(tried(&directory))?;
         check_written(&site.point(0).join(&directory), said).map_err(tried(&directory))?;
         site.check()?;
         fs::remove_dir_all(site.point(0).join(&directory)).map_err(tried("clearing up"))?;
@@ -308,7 +308,7 @@ fn kills() -> Outcome<Verdict> {
 }
 
 /// Starts a writer, and kills it; returns how many numbers it has printed.
-fn written(site: &TestArena, program: &Path, directory: &str, kills_daemon: bool) -> Outcome<u64> {
+fn kill_writer(site: &TestArena, program: &Path, directory: &str, kills_daemon: bool) -> Outcome<u64> {
     let mut child = Command::new(program)
         .arg(site.point(0))
         .arg(directory)

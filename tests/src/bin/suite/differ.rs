@@ -17,10 +17,10 @@ use crate::capi::Installed;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "differ/planted_fault_is_found_and_reduced", run: || with(planted) },
-    Test { name: "run/random_calls_answer_as_on_ext4", run: || with(|| compare(ServedBy::Run)) },
-    Test { name: "mount/random_calls_answer_as_on_ext4", run: || with(|| compare(ServedBy::Mount)) },
-    Test { name: "capi/random_calls_answer_as_on_ext4", run: || with(|| compare(ServedBy::Library)) },
+    Test { name: "differ/planted_fault_is_found_and_reduced", run: || when_mountable(planted) },
+    Test { name: "run/random_calls_answer_as_on_ext4", run: || when_mountable(|| compare(ServedBy::Run)) },
+    Test { name: "mount/random_calls_answer_as_on_ext4", run: || when_mountable(|| compare(ServedBy::Mount)) },
+    Test { name: "capi/random_calls_answer_as_on_ext4", run: || when_mountable(|| compare(ServedBy::Library)) },
 ];
 
 /// Calls of a sequence, before the whole tree is compared.
@@ -33,7 +33,7 @@ const CALLS: u64 = 100_000;
 const ACCELERATED_MIN: f64 = 0.5;
 const SOURCES: [&str; 5] = ["main.c", "draw.c", "calls.c", "world.c", "library.c"];
 
-fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 

@@ -15,21 +15,21 @@ use rustix::fs::{FlockOperation, flock};
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
     Test { name: "errors/bad_flag_is_named_with_nearest_one", run: bad_flag },
-    Test { name: "errors/ordinary_user_is_refused", run: || with(not_root) },
-    Test { name: "errors/missing_fuse_device_is_named", run: || with(no_device) },
-    Test { name: "errors/missing_directory_and_plain_file_are_refused", run: || with(no_directory) },
-    Test { name: "errors/mounted_and_unmounted_directories_are_refused", run: || with(mounted_already) },
-    Test { name: "errors/busy_mount_names_its_users", run: || with(busy) },
-    Test { name: "errors/arena_in_use_is_refused", run: || with(in_use) },
-    Test { name: "errors/arena_of_other_version_is_refused", run: || with(wrong_version) },
-    Test { name: "errors/arena_without_space_is_refused", run: || with(no_space) },
-    Test { name: "errors/growth_without_space_is_refused", run: || with(no_space_to_grow) },
+    Test { name: "errors/ordinary_user_is_refused", run: || when_mountable(not_root) },
+    Test { name: "errors/missing_fuse_device_is_named", run: || when_mountable(no_device) },
+    Test { name: "errors/missing_directory_and_plain_file_are_refused", run: || when_mountable(no_directory) },
+    Test { name: "errors/mounted_and_unmounted_directories_are_refused", run: || when_mountable(mounted_already) },
+    Test { name: "errors/busy_mount_names_its_users", run: || when_mountable(busy) },
+    Test { name: "errors/arena_in_use_is_refused", run: || when_mountable(in_use) },
+    Test { name: "errors/arena_of_other_version_is_refused", run: || when_mountable(wrong_version) },
+    Test { name: "errors/arena_without_space_is_refused", run: || when_mountable(no_space) },
+    Test { name: "errors/growth_without_space_is_refused", run: || when_mountable(no_space_to_grow) },
     Test { name: "errors/missing_arena_and_daemon_are_named", run: no_arena },
-    Test { name: "errors/damaged_superblock_is_refused", run: || with(damaged) },
-    Test { name: "errors/check_asks_no_dying_daemon", run: || with(dying) },
+    Test { name: "errors/damaged_superblock_is_refused", run: || when_mountable(damaged) },
+    Test { name: "errors/check_asks_no_dying_daemon", run: || when_mountable(dying) },
 ];
 
-fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 

@@ -13,32 +13,32 @@ use serde_json::Value;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "run/shared_open_files_answer_as_the_kernel", run: || with(same) },
-    Test { name: "run/forking_process_keeps_its_files_served", run: || with(goes_on) },
-    Test { name: "run/forked_process_keeps_its_parents_files", run: || with(inherits) },
-    Test { name: "run/killed_process_leaves_offset_to_the_others", run: || with(killed) },
-    Test { name: "run/stopped_process_keeps_no_sharer_waiting", run: || with(stopped) },
-    Test { name: "run/forked_process_maps_file_that_parent_extends", run: || with(grown) },
-    Test { name: "run/record_lock_survives_exec_with_two_descriptors", run: || with(locked) },
-    Test { name: "run/calls_past_the_library_fail_on_shared_files", run: || with(past) },
+    Test { name: "run/shared_open_files_answer_as_the_kernel", run: || when_mountable(same) },
+    Test { name: "run/forking_process_keeps_its_files_served", run: || when_mountable(goes_on) },
+    Test { name: "run/forked_process_keeps_its_parents_files", run: || when_mountable(inherits) },
+    Test { name: "run/killed_process_leaves_offset_to_the_others", run: || when_mountable(killed) },
+    Test { name: "run/stopped_process_keeps_no_sharer_waiting", run: || when_mountable(stopped) },
+    Test { name: "run/forked_process_maps_file_that_parent_extends", run: || when_mountable(grown) },
+    Test { name: "run/record_lock_survives_exec_with_two_descriptors", run: || when_mountable(locked) },
+    Test { name: "run/calls_past_the_library_fail_on_shared_files", run: || when_mountable(past) },
 ];
 
-fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
 /// A script's output on a mount, by each of these ways.
-fn told_on(size: &'static str, fronts: &[Front], script: &str) -> Outcome<Vec<String>> {
+fn outputs_on(size: &'static str, fronts: &[Front], script: &str) -> Outcome<Vec<String>> {
     let site = TestArena::mounted(Medium::Memory, size)?;
-    let mut told = Vec::new();
+    let mut outputs = Vec::new();
     for front in fronts {
         let done = run(front.command("python3").args(["-c", script]).current_dir(site.point(0)))?;
         let done = done.success().map_err(|error| format!("{front:?}: {error}"))?;
-        told.push(done.output.trim().to_owned());
+        outputs.push(done.output.trim().to_owned());
     }
     site.check()?;
     site.umount(0)?;
-    Ok(told)
+    Ok(outputs)
 }
 
 /// Processes make random calls on open files, one after the other. They find the same as in memory without Ashlar.
@@ -52,20 +52,20 @@ fn same() -> Outcome<Verdict> {
     let memory = memory.map_err(tried("making a directory in memory"))?;
     let mut steps = 0;
     for seed in 0..SEEDS {
-        let told = |front: Front, root: &Path, calls: &str| -> Outcome<String> {
+        let run_script = |front: Front, root: &Path, calls: &str| -> Outcome<String> {
             let directory = root.join(format!("{front:?}-{seed}-{calls}"));
             fs::create_dir(&directory).map_err(tried("making a directory"))?;
             let mut command = front.command("python3");
             command.arg(&script).args([seed.to_string(), STEPS.to_string()]).current_dir(&directory);
             Ok(run(command.env(DEFER_VARIABLE, calls).stdin(Stdio::null()))?.success()?.output)
         };
-        let expected = told(Front::Mount, memory.path(), "64")?;
+        let expected = run_script(Front::Mount, memory.path(), "64")?;
         steps += expected.lines().count();
         for (front, calls) in [(Front::Mount, "64"), (Front::Run, "20"), (Front::Run, "0")] {
-            let found = told(front, &site.point(0), calls)?;
+            let found = run_script(front, &site.point(0), calls)?;
             let differs = expected.lines().zip(found.lines()).find(|(expected, found)| expected != found);
             ensure!(differs.is_none(), "{front:?} after {calls} calls, seed {seed}: in memory, and here: {differs:#?}");
-            ensure!(expected == found, "{front:?}, seed {seed}: not all is told");
+            ensure!(expected == found, "{front:?}, seed {seed}: the outputs differ");
         }
     }
     site.check()?;
@@ -74,15 +74,15 @@ fn same() -> Outcome<Verdict> {
 }
 
 /// How often a script's call was accelerated and delegated, if all its processes have sessions after so many calls.
-fn counted(site: &TestArena, script: &str, calls: u32, call: &str) -> Outcome<[u64; 2]> {
+fn count_calls(site: &TestArena, script: &str, calls: u32, call: &str) -> Outcome<[u64; 2]> {
     let report = site.outside().join("report.json");
     let file = report.display().to_string();
     let mut command = ashlar(&["run", "--report-json", "--report-to", &file, "--", "python3", "-c", script]);
     command.env(DEFER_VARIABLE, calls.to_string()).current_dir(site.point(0));
     run(&mut command)?.success()?;
     let text = fs::read_to_string(&report).map_err(tried("reading the report"))?;
-    let told: Value = serde_json::from_str(&text).map_err(tried(format!("the report is no JSON:\n{text}")))?;
-    let lines = told["calls"].as_array().ok_or("there are no calls")?;
+    let report: Value = serde_json::from_str(&text).map_err(tried(format!("the report is no JSON:\n{text}")))?;
+    let lines = report["calls"].as_array().ok_or("there are no calls")?;
     let line = lines.iter().find(|line| line["call"] == call).ok_or(format!("there is no {call}:\n{text}"))?;
     Ok(["accelerated", "delegated"].map(|what| line[what].as_u64().unwrap_or(0)))
 }
@@ -114,7 +114,7 @@ assert os.lseek(file, 0, os.SEEK_CUR) == os.fstat(file).st_size == 3000
 ";
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     for call in ["write", "pwrite64"] {
-        let found = counted(&site, SCRIPT, 0, call)?;
+        let found = count_calls(&site, SCRIPT, 0, call)?;
         ensure!(found == [300, 0], "300 accelerated, and no delegated {call} expected: {found:?}");
     }
     site.check()?;
@@ -147,7 +147,7 @@ lines = open('file').read().split('\\n')
 assert [lines.count(what) for what in ['00000', '00001', '00002', '']] == [500, 500, 500, 1]
 ";
     let site = TestArena::mounted(Medium::Memory, "64M")?;
-    let [accelerated, delegated] = counted(&site, SCRIPT, 64, "write")?;
+    let [accelerated, delegated] = count_calls(&site, SCRIPT, 64, "write")?;
     // The first 64 calls of each of the three, and of their parent.
     ensure!(
         accelerated + delegated == 3200 && (150..=4 * 64).contains(&delegated),
@@ -202,8 +202,8 @@ for number, count in enumerate(counts):
 assert not of and sum(counts) > 1000, sum(counts)
 print(sum(counts))
 ";
-    let told = told_on("64M", &[Front::Mount, Front::Run, Front::RunAtOnce], SCRIPT)?;
-    Ok(Verdict::Passed(format!("lines through the kernel, and here: {}", told.join(", "))))
+    let outputs = outputs_on("64M", &[Front::Mount, Front::Run, Front::RunAtOnce], SCRIPT)?;
+    Ok(Verdict::Passed(format!("lines through the kernel, and here: {}", outputs.join(", "))))
 }
 
 /// A process that shares an offset with its parent is stopped again and again. Its parent continues, and no write of
@@ -238,8 +238,8 @@ assert lines.count(b'parent') == 100, lines.count(b'parent')
 assert count * 2000 <= lines.count(b'child') <= count * 2000 + 2000, (count, lines.count(b'child'))
 print(count)
 ";
-    let told = told_on("256M", &[Front::Mount, Front::RunAtOnce], SCRIPT)?;
-    Ok(Verdict::Passed(format!("writes through the kernel, and here: {}", told.join(", "))))
+    let outputs = outputs_on("256M", &[Front::Mount, Front::RunAtOnce], SCRIPT)?;
+    Ok(Verdict::Passed(format!("writes through the kernel, and here: {}", outputs.join(", "))))
 }
 
 /// A process maps a file that it was forked with: the mapping has the file's current length, not the earlier one.
@@ -265,7 +265,7 @@ for kind in ['mmap.MAP_PRIVATE, mmap.PROT_READ', 'mmap.MAP_SHARED, mmap.PROT_REA
         subprocess.run([sys.executable, '-c', MAPS % kind, str(file)], pass_fds=[file], check=True)
         for number in [file, wait, go]: os.close(number)
 ";
-    told_on("64M", &[Front::Mount, Front::Run, Front::RunAtOnce], SCRIPT)?;
+    outputs_on("64M", &[Front::Mount, Front::Run, Front::RunAtOnce], SCRIPT)?;
     passed()
 }
 

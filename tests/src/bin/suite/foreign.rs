@@ -15,10 +15,10 @@ use ashlar_types::Errno;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "run/library_with_own_calls_uses_libc_descriptors", run: || with(libraries) },
-    Test { name: "run/generated_code_fails_with_libc_descriptors", run: || with(generated) },
-    Test { name: "run/program_of_another_libc_runs_silently", run: || with(programs) },
-    Test { name: "run/program_in_chroot_runs_silently", run: || with(chroot) },
+    Test { name: "run/library_with_own_calls_uses_libc_descriptors", run: || when_mountable(libraries) },
+    Test { name: "run/generated_code_fails_with_libc_descriptors", run: || when_mountable(generated) },
+    Test { name: "run/program_of_another_libc_runs_silently", run: || when_mountable(programs) },
+    Test { name: "run/program_in_chroot_runs_silently", run: || when_mountable(chroot) },
 ];
 
 const LIBRARY: &str = include_str!("../../../jobs/own_calls.c");
@@ -41,12 +41,12 @@ const RUNNERS: [&str; 4] = [
     "printf '#! %s\\n' \"$0\" > script && chmod +x script && ./script one",
 ];
 
-fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
 /// Compiles a program or a library with a compiler and options; `None` if the compiler can't.
-fn compiled(site: &TestArena, compiler: &str, name: &str, text: &str, options: &[&str]) -> Outcome<Option<PathBuf>> {
+fn compile(site: &TestArena, compiler: &str, name: &str, text: &str, options: &[&str]) -> Outcome<Option<PathBuf>> {
     let program = site.outside().join(name);
     let source = program.with_extension("c");
     fs::write(&source, text).map_err(tried("writing a program"))?;
@@ -54,7 +54,7 @@ fn compiled(site: &TestArena, compiler: &str, name: &str, text: &str, options: &
     Ok(made.is_ok_and(|made| made.status.success()).then_some(program))
 }
 
-fn end(site: TestArena) -> Outcome<Verdict> {
+fn finish_test(site: TestArena) -> Outcome<Verdict> {
     site.check()?;
     site.umount(0)?;
     passed()
@@ -66,12 +66,12 @@ fn libraries() -> Outcome<Verdict> {
     // With a build id the plan is kept; without one it's made each time. Without tables, only calls of a plain number
     // are found.
     for (name, options) in [("kept.so", "-Wl,--build-id"), ("anew.so", "-Wl,--build-id=none")] {
-        let library = compiled(&site, "gcc", name, LIBRARY, &["-shared", "-fPIC", options])?;
+        let library = compile(&site, "gcc", name, LIBRARY, &["-shared", "-fPIC", options])?;
         let Some(library) = library else { return Ok(Verdict::Skipped("there is no gcc".into())) };
         let path = library.display().to_string();
         let linked = ["-Wl,--no-as-needed", &path, "-ldl"];
         for (name, options) in [("later", &["-ldl"][..]), ("linked", &linked)] {
-            let user = compiled(&site, "gcc", name, USER, options)?.ok_or("a program can't be linked")?;
+            let user = compile(&site, "gcc", name, USER, options)?.ok_or("a program can't be linked")?;
             for front in [Front::Run, Front::RunAtOnce] {
                 // The second run finds the plan of the first.
                 for _ in 0..2 {
@@ -81,12 +81,12 @@ fn libraries() -> Outcome<Verdict> {
             }
         }
     }
-    end(site)
+    finish_test(site)
 }
 
 fn generated() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
-    let user = compiled(&site, "gcc", "user", USER, &["-ldl"])?;
+    let user = compile(&site, "gcc", "user", USER, &["-ldl"])?;
     let Some(user) = user else { return Ok(Verdict::Skipped("there is no gcc".into())) };
     let file = site.point(0).join("file");
     let done = run(Front::Run.command(&user).arg(&file))?.success()?;
@@ -94,33 +94,33 @@ fn generated() -> Outcome<Verdict> {
     ensure!(done.output.trim() == expected, "'{}', and not '{expected}'", done.output.trim());
     let found = fs::read(&file).map_err(tried("reading the file"))?;
     ensure!(found == b"libc", "the file holds {found:?}");
-    end(site)
+    finish_test(site)
 }
 
 fn programs() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let mut absent = Vec::new();
     for (name, compiler, options) in [("musl", "musl-gcc", &[][..]), ("32-bit", "gcc", &["-m32"])] {
-        let Some(program) = compiled(&site, compiler, name, SPEAKER, options)? else {
+        let Some(program) = compile(&site, compiler, name, SPEAKER, options)? else {
             absent.push(name);
             continue;
         };
         let mut direct = Front::Run.command(&program);
-        silent(name, direct.arg("one"), &site.point(0))?;
+        run_silently(name, direct.arg("one"), &site.point(0))?;
         for script in RUNNERS {
             for shell in ["sh", "bash"] {
                 let mut command = Front::Run.command(shell);
-                silent(script, command.args(["-c", script]).arg(&program), &site.point(0))?;
+                run_silently(script, command.args(["-c", script]).arg(&program), &site.point(0))?;
             }
         }
     }
-    end(site)?;
+    finish_test(site)?;
     let without = if absent.is_empty() { String::new() } else { format!("without {absent:?}, not compiled here") };
     Ok(if absent.len() == 2 { Verdict::Skipped(without) } else { Verdict::Passed(without) })
 }
 
 /// Runs a program that prints two lines and nothing else.
-fn silent(what: &str, command: &mut Command, directory: &Path) -> Outcome<()> {
+fn run_silently(what: &str, command: &mut Command, directory: &Path) -> Outcome<()> {
     let done = run(command.current_dir(directory))?.success()?;
     ensure!(done.output == "one\nchild\n" && done.errors.is_empty(), "{what}: {}", done.describe());
     Ok(())
@@ -139,5 +139,5 @@ fn chroot() -> Outcome<Verdict> {
         let done = run(Front::Run.command(shell).args(["-c", script]).current_dir(site.outside()))?.success()?;
         ensure!(done.output == "ok\n" && done.errors.is_empty(), "{shell}: {}", done.describe());
     }
-    end(site)
+    finish_test(site)
 }

@@ -15,15 +15,15 @@ use rustix::fs::{FlockOperation, flock};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "two_mounts/writes_of_one_show_at_once_on_the_other", run: || with(fresh) },
-    Test { name: "two_mounts/counters_under_locks_are_exact", run: || with(counters) },
-    Test { name: "two_mounts/appends_are_never_lost", run: || with(appends) },
-    Test { name: "two_mounts/exclusive_names_have_one_winner", run: || with(winners) },
-    Test { name: "two_mounts/renames_of_the_same_names_lose_none", run: || with(names) },
-    Test { name: "two_mounts/free_name_is_never_refused_as_taken", run: || with(free_names) },
+    Test { name: "two_mounts/writes_of_one_show_at_once_on_the_other", run: || when_mountable(fresh) },
+    Test { name: "two_mounts/counters_under_locks_are_exact", run: || when_mountable(counters) },
+    Test { name: "two_mounts/appends_are_never_lost", run: || when_mountable(appends) },
+    Test { name: "two_mounts/exclusive_names_have_one_winner", run: || when_mountable(winners) },
+    Test { name: "two_mounts/renames_of_the_same_names_lose_none", run: || when_mountable(names) },
+    Test { name: "two_mounts/free_name_is_never_refused_as_taken", run: || when_mountable(free_names) },
 ];
 
-fn with(test: fn(&TestArena) -> Outcome<String>) -> Outcome<Verdict> {
+fn when_mountable(test: fn(&TestArena) -> Outcome<String>) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
@@ -37,12 +37,12 @@ fn with(test: fn(&TestArena) -> Outcome<String>) -> Outcome<Verdict> {
     Ok(Verdict::Passed(words))
 }
 
-fn time() -> Duration {
+fn test_duration() -> Duration {
     Duration::from_secs(number("ASHLAR_HAMMER_SECONDS", 4))
 }
 
 /// Runs `work` on threads and returns the sum of their counts. A thread's number says which mount it uses.
-fn threads(count: usize, work: impl Fn(usize) -> Outcome<u64> + Sync) -> Outcome<u64> {
+fn run_threads(count: usize, work: impl Fn(usize) -> Outcome<u64> + Sync) -> Outcome<u64> {
     std::thread::scope(|scope| {
         let running: Vec<_> = (0..count)
             .map(|number| {
@@ -61,12 +61,12 @@ fn threads(count: usize, work: impl Fn(usize) -> Outcome<u64> + Sync) -> Outcome
 fn fresh(site: &TestArena) -> Outcome<String> {
     let turn = AtomicU64::new(0);
     let done = AtomicBool::new(false);
-    let deadline = Instant::now() + time();
+    let deadline = Instant::now() + test_duration();
     let (one, two) = (site.point(0), site.point(1));
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
             let result = (1..).take_while(|_| Instant::now() < deadline).try_for_each(|number: u64| {
-                change(&one, number)?;
+                change_files(&one, number)?;
                 turn.store(number * 2 - 1, Ordering::SeqCst);
                 await_turn(&turn, number * 2, &done)
             });
@@ -82,7 +82,7 @@ fn fresh(site: &TestArena) -> Outcome<String> {
                 if done.load(Ordering::SeqCst) {
                     break Ok(number - 1);
                 }
-                if let Err(error) = look(&two, number) {
+                if let Err(error) = check_state(&two, number) {
                     break Err(format!("turn {number}: {error}"));
                 }
                 turn.store(number * 2, Ordering::SeqCst);
@@ -107,7 +107,7 @@ fn await_turn(turn: &AtomicU64, number: u64, done: &AtomicBool) -> Outcome {
     Ok(())
 }
 
-fn change(root: &Path, number: u64) -> Outcome {
+fn change_files(root: &Path, number: u64) -> Outcome {
     let file = root.join("file");
     let content = format!("{number} ").repeat(1 + (number % 3000) as usize);
     fs::write(&file, content).map_err(tried("writing"))?;
@@ -120,7 +120,7 @@ fn change(root: &Path, number: u64) -> Outcome {
     if number % 2 == 1 { fs::create_dir(directory) } else { fs::remove_dir(directory) }.map_err(tried("mkdir or rmdir"))
 }
 
-fn look(root: &Path, number: u64) -> Outcome {
+fn check_state(root: &Path, number: u64) -> Outcome {
     use std::os::unix::fs::MetadataExt;
     let expected = format!("{number} ").repeat(1 + (number % 3000) as usize);
     let metadata = fs::metadata(root.join("file")).map_err(tried("stat"))?;
@@ -143,8 +143,8 @@ fn look(root: &Path, number: u64) -> Outcome {
 fn counters(site: &TestArena) -> Outcome<String> {
     let counter = |mount: usize| site.point(mount).join("counter");
     fs::write(counter(0), "0").map_err(tried("writing"))?;
-    let deadline = Instant::now() + time();
-    let added = threads(4, |thread| {
+    let deadline = Instant::now() + test_duration();
+    let added = run_threads(4, |thread| {
         let mut added = 0;
         let mut file = OpenOptions::new().read(true).write(true).open(counter(thread % 2)).map_err(tried("opening"))?;
         while Instant::now() < deadline {
@@ -171,8 +171,8 @@ fn counters(site: &TestArena) -> Outcome<String> {
 fn appends(site: &TestArena) -> Outcome<String> {
     let path = |mount: usize| site.point(mount).join("lines");
     File::create(path(0)).map_err(tried("creating"))?;
-    let deadline = Instant::now() + time();
-    let written = threads(4, |thread| {
+    let deadline = Instant::now() + test_duration();
+    let written = run_threads(4, |thread| {
         let mut file = OpenOptions::new().append(true).open(path(thread % 2)).map_err(tried("opening"))?;
         let mut count = 0;
         while Instant::now() < deadline && count < 20_000 {
@@ -212,8 +212,8 @@ fn appends(site: &TestArena) -> Outcome<String> {
 fn winners(site: &TestArena) -> Outcome<String> {
     let next = AtomicU64::new(0);
     let wins: Vec<_> = (0..4).map(|_| AtomicU64::new(0)).collect();
-    let deadline = Instant::now() + time();
-    threads(4, |thread| {
+    let deadline = Instant::now() + test_duration();
+    run_threads(4, |thread| {
         let mut number = 0;
         while Instant::now() < deadline {
             let name = site.point(thread % 2).join(format!("n{number}"));
@@ -250,8 +250,8 @@ fn names(site: &TestArena) -> Outcome<String> {
     for file in 0..FILES {
         fs::write(place(0, 0, file), file.to_string()).map_err(tried("writing"))?;
     }
-    let deadline = Instant::now() + time();
-    let moved = threads(4, |thread| {
+    let deadline = Instant::now() + test_duration();
+    let moved = run_threads(4, |thread| {
         let (mut random, mut moved) = (Random::new(thread as u64), 0);
         while Instant::now() < deadline {
             let (file, from, to) = (random.below(FILES), random.below(3), random.below(3));
@@ -279,8 +279,8 @@ fn names(site: &TestArena) -> Outcome<String> {
 /// Each thread makes, moves and links names of its own in one directory, and removes them. Whatever the others do there
 /// at the same time, its names are free.
 fn free_names(site: &TestArena) -> Outcome<String> {
-    let deadline = Instant::now() + time();
-    let made = threads(4, |thread| {
+    let deadline = Instant::now() + test_duration();
+    let made = run_threads(4, |thread| {
         let root = site.point(thread % 2);
         let [file, link, moved] = ["file", "link", "moved"].map(|name| root.join(format!("{name}{thread}")));
         let mut made = 0;

@@ -19,27 +19,27 @@ use ashlar_tests::{Outcome, ensure, number, tried};
 pub const TESTS: &[Test] = &[
     Test {
         name: "kill/killed_applications_lose_nothing",
-        run: || with(Kill::Application, Front::Mount, "ASHLAR_KILL_WRITER", 30),
+        run: || when_mountable(Kill::Application, Front::Mount, "ASHLAR_KILL_WRITER", 30),
     },
     Test {
         name: "kill/killed_sharedfs_loses_nothing",
-        run: || with(Kill::Daemon, Front::Mount, "ASHLAR_KILL_DAEMON", 30),
+        run: || when_mountable(Kill::Daemon, Front::Mount, "ASHLAR_KILL_DAEMON", 30),
     },
     Test {
         name: "kill/killed_everything_loses_nothing",
-        run: || with(Kill::Everything, Front::Mount, "ASHLAR_KILL_ALL", 10),
+        run: || when_mountable(Kill::Everything, Front::Mount, "ASHLAR_KILL_ALL", 10),
     },
     Test {
         name: "run/killed_applications_lose_nothing",
-        run: || with(Kill::Application, Front::RunAtOnce, "ASHLAR_KILL_WRITER", 14),
+        run: || when_mountable(Kill::Application, Front::RunAtOnce, "ASHLAR_KILL_WRITER", 14),
     },
     Test {
         name: "run/killed_sharedfs_loses_nothing",
-        run: || with(Kill::Daemon, Front::RunAtOnce, "ASHLAR_KILL_DAEMON", 10),
+        run: || when_mountable(Kill::Daemon, Front::RunAtOnce, "ASHLAR_KILL_DAEMON", 10),
     },
     Test {
         name: "run/killed_everything_loses_nothing",
-        run: || with(Kill::Everything, Front::RunAtOnce, "ASHLAR_KILL_ALL", 6),
+        run: || when_mountable(Kill::Everything, Front::RunAtOnce, "ASHLAR_KILL_ALL", 6),
     },
 ];
 
@@ -86,17 +86,17 @@ impl Writer {
 
 /// The sum of the rounds.
 #[derive(Default)]
-struct Sum {
+struct KillTotals {
     acknowledged: u64,
     pending: u64,
 }
 
-fn with(kill: Kill, front: Front, variable: &str, default: u64) -> Outcome<Verdict> {
+fn when_mountable(kill: Kill, front: Front, variable: &str, default: u64) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
     let rounds = number(variable, default);
-    let mut sum = Sum::default();
+    let mut sum = KillTotals::default();
     // Half on each medium: they differ in what a digest has to wait for.
     for (medium, rounds) in [(Medium::Memory, rounds.div_ceil(2)), (Medium::Disk, rounds / 2)] {
         let site = TestArena::mounted(medium, "256M")?;
@@ -104,13 +104,13 @@ fn with(kill: Kill, front: Front, variable: &str, default: u64) -> Outcome<Verdi
             .map_err(|error| format!("{medium:?}: {error}\nthe daemon's log:\n{}", site.complaints()))?;
     }
     ensure!(sum.acknowledged > rounds * 10, "only {} updates in {rounds} rounds: nothing was tried", sum.acknowledged);
-    let Sum { acknowledged, pending } = sum;
+    let KillTotals { acknowledged, pending } = sum;
     Ok(Verdict::Passed(format!(
         "{rounds} kills, {acknowledged} acknowledged updates all there, {pending} that were under way done whole"
     )))
 }
 
-fn run(kill: Kill, front: Front, site: &TestArena, rounds: u64, sum: &mut Sum) -> Outcome {
+fn run(kill: Kill, front: Front, site: &TestArena, rounds: u64, sum: &mut KillTotals) -> Outcome {
     site.mount(1)?;
     let mut random = Random::new(number("ASHLAR_SEED", 1));
     let mut trees = vec![Tree::new(); WRITERS];
@@ -119,26 +119,26 @@ fn run(kill: Kill, front: Front, site: &TestArena, rounds: u64, sum: &mut Sum) -
     }
     for round in 0..rounds {
         let seed = random.draw();
-        let told = |error: String| format!("round {round}, seed {seed}: {error}");
+        let with_round = |error: String| format!("round {round}, seed {seed}: {error}");
         let mut writers =
             (0..WRITERS).map(|index| start(front, site, index, round, seed)).collect::<Outcome<Vec<_>>>()?;
         eventually("the writers are at work", Duration::from_secs(60), || {
-            writers.iter().all(|writer| size(&writer.journal) > 2000)
+            writers.iter().all(|writer| journal_size(&writer.journal) > 2000)
         })
-        .map_err(|error| told(format!("{error}: {}", last_words(&writers))))?;
+        .map_err(|error| with_round(format!("{error}: {}", last_words(&writers))))?;
         std::thread::sleep(Duration::from_millis(random.below(150)));
-        strike(kill, site, &mut writers, &mut random).map_err(told)?;
+        kill_and_restart(kill, site, &mut writers, &mut random).map_err(with_round)?;
         for (index, writer) in writers.iter().enumerate() {
             // Read through the mount that the writer did not use, if possible.
             let root = directory(site, (index + 1) % 2, index);
             let verdict = check(&root, &writer.journal, &trees[index], writer.seed, Bound::Acknowledged)
-                .map_err(|error| told(format!("writer {index}: {error}")))?;
+                .map_err(|error| with_round(format!("writer {index}: {error}")))?;
             sum.acknowledged += verdict.acknowledged;
             sum.pending += verdict.survived - verdict.acknowledged;
             trees[index] = verdict.tree;
             fs::remove_file(&writer.journal).map_err(tried("removing a journal"))?;
         }
-        site.check().map_err(told)?;
+        site.check().map_err(with_round)?;
     }
     site.umount(0)?;
     site.umount(1)?;
@@ -156,10 +156,10 @@ fn start(front: Front, site: &TestArena, index: usize, round: u64, seed: u64) ->
 }
 
 /// Kills, restarts whatever reading needs, and leaves no writer running.
-fn strike(kill: Kill, site: &TestArena, writers: &mut [Writer], random: &mut Random) -> Outcome {
+fn kill_and_restart(kill: Kill, site: &TestArena, writers: &mut [Writer], random: &mut Random) -> Outcome {
     match kill {
         Kill::Application => {
-            end(writers)?;
+            kill_writers(writers)?;
             // Every other time the processes behind the mounts too: LibFS is part of an application.
             if random.below(2) == 0 {
                 site.kill_mounts()?;
@@ -170,15 +170,15 @@ fn strike(kill: Kill, site: &TestArena, writers: &mut [Writer], random: &mut Ran
         Kill::Daemon => {
             site.kill_daemon()?;
             // The writers must continue: their journals grow, and none of their calls may fail.
-            let before: Vec<_> = writers.iter().map(|writer| size(&writer.journal)).collect();
+            let before: Vec<_> = writers.iter().map(|writer| journal_size(&writer.journal)).collect();
             eventually("the writers go on", Duration::from_secs(60), || {
-                writers.iter().zip(&before).all(|(writer, before)| size(&writer.journal) > before + 500)
+                writers.iter().zip(&before).all(|(writer, before)| journal_size(&writer.journal) > before + 500)
             })?;
             for writer in writers.iter_mut() {
                 let ended = writer.child.try_wait().map_err(tried("looking at a writer"))?;
                 ensure!(ended.is_none(), "a writer ended with {ended:?} when the daemon was killed");
             }
-            end(writers)?;
+            kill_writers(writers)?;
         }
         Kill::Everything => {
             site.kill_everything()?;
@@ -195,7 +195,7 @@ fn strike(kill: Kill, site: &TestArena, writers: &mut [Writer], random: &mut Ran
     Ok(())
 }
 
-fn end(writers: &mut [Writer]) -> Outcome {
+fn kill_writers(writers: &mut [Writer]) -> Outcome {
     for writer in writers.iter_mut() {
         writer.child.kill().map_err(tried("killing a writer"))?;
         let status = writer.child.wait().map_err(tried("ending a writer"))?;
@@ -220,7 +220,7 @@ fn complaints_of(journal: &Path) -> PathBuf {
     journal.with_extension("complaints")
 }
 
-fn size(journal: &Path) -> u64 {
+fn journal_size(journal: &Path) -> u64 {
     fs::metadata(journal).map_or(0, |journal| journal.len())
 }
 

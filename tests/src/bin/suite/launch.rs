@@ -13,7 +13,8 @@ use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_wire::DEFER_VARIABLE;
 
 /// The tests of this group.
-pub const TESTS: &[Test] = &[Test { name: "run/small_command_runs_programs_as_ashlar_main", run: || with(alike) }];
+pub const TESTS: &[Test] =
+    &[Test { name: "run/small_command_runs_programs_as_ashlar_main", run: || when_mountable(alike) }];
 
 /// The library that programs are run with.
 const LIBRARY: &str = "libashlar_preload.so";
@@ -83,19 +84,19 @@ const LEFT: &[&str] = &[
     r#"unshare -m sh -c 'mkdir large && mount --bind large /run/ashlar && printf "%9000s" "" > large/1.json && exec "$@" cat /proc/self/environ' sh "$@""#,
 ];
 
-fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
 /// A place for scripts, and the files that they find there.
-struct Place {
+struct ScriptDirectory {
     directory: PathBuf,
     strange: PathBuf,
     /// The records of this test's mounts alone: others may come and go meanwhile.
     records: PathBuf,
 }
 
-impl Place {
+impl ScriptDirectory {
     fn new(site: &TestArena) -> Outcome<Self> {
         let within = |name: &str| site.outside().join(name);
         let (source, strange, records) = (within("strange.c"), within("strange"), within("records"));
@@ -135,7 +136,7 @@ impl Place {
 fn alike() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     site.mount(1)?;
-    let place = Place::new(&site)?;
+    let place = ScriptDirectory::new(&site)?;
     // Without ashlar-main, the small command can leave nothing to it.
     let alone = site.outside().join("alone");
     fs::create_dir(&alone).map_err(tried("making a directory"))?;
@@ -145,13 +146,13 @@ fn alike() -> Outcome<Verdict> {
     let beside = program().parent().map(|place| place.display().to_string()).unwrap_or_default();
     for (number, script) in SERVED.iter().chain(LEFT).enumerate() {
         let expected = place.run(&program().with_file_name(MAIN), script)?;
-        let told = |done: Done| (done.status, done.output, done.errors);
-        let expected = told(expected);
-        let found = told(place.run(&program(), script)?);
+        let parts = |done: Done| (done.status, done.output, done.errors);
+        let expected = parts(expected);
+        let found = parts(place.run(&program(), script)?);
         ensure!(found == expected, "{script}: {found:?}, and ashlar-main {expected:?}");
         if number < SERVED.len() {
             let from = alone.display().to_string();
-            let (status, output, errors) = told(place.run(&alone.join("ashlar"), script)?);
+            let (status, output, errors) = parts(place.run(&alone.join("ashlar"), script)?);
             let found = (status, output.replace(&from, &beside), errors.replace(&from, &beside));
             ensure!(found == expected, "{script}: {found:?} by the command alone, and ashlar-main {expected:?}");
         }
@@ -159,7 +160,7 @@ fn alike() -> Outcome<Verdict> {
     let mounts = place.run(&program(), r#""$@" printenv ASHLAR_RUN"#)?.success()?.output;
     for number in 0..2 {
         let point = site.point(number).display().to_string();
-        ensure!(mounts.contains(&point), "a program is told of {mounts}, not of {point}");
+        ensure!(mounts.contains(&point), "a program gets {mounts}, not {point}");
     }
     site.umount(1)?;
     site.umount(0)?;

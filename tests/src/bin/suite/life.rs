@@ -17,38 +17,38 @@ use rustix::process::Signal;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "life/mount_and_umount_leave_nothing_running", run: || with(nothing_left) },
-    Test { name: "life/files_outlive_the_mount_on_every_medium", run: || with(files_outlive) },
-    Test { name: "life/mount_over_files_says_that_it_hides_them", run: || with(hides) },
-    Test { name: "life/two_mounts_share_a_daemon", run: || with(two_mounts) },
-    Test { name: "life/status_informs_people_and_machines", run: || with(status) },
-    Test { name: "life/fsck_is_clean_in_use_and_at_rest", run: || with(fsck) },
-    Test { name: "life/fsck_finds_damaged_block", run: || with(damage) },
-    Test { name: "life/flipped_log_bytes_are_never_data", run: || with(flipped) },
-    Test { name: "life/arena_in_use_grows_and_shrinks", run: || with(resize) },
-    Test { name: "life/regrown_arena_shows_no_old_data", run: || with(regrow) },
-    Test { name: "life/full_arena_gives_enospc_and_recovers", run: || with(full) },
-    Test { name: "life/emptied_arena_has_room_for_all_writers", run: || with(full_and_emptied) },
-    Test { name: "life/arena_emptied_by_one_mount_serves_another", run: || with(full_and_shared) },
-    Test { name: "life/full_arena_waits_for_no_stopped_mount", run: || with(full_and_stopped) },
-    Test { name: "life/full_arena_allows_overwrites", run: || with(full_and_written_over) },
-    Test { name: "life/full_arena_fails_syncs_of_mappings", run: || with(full_and_mapped) },
-    Test { name: "life/read_only_mounts_refuse_changes", run: || with(read_only) },
-    Test { name: "life/foreground_mount_ends_with_signal", run: || with(foreground) },
-    Test { name: "life/standalone_daemon_stays", run: || with(own_daemon) },
-    Test { name: "life/asked_daemon_lingers", run: || with(lingering) },
-    Test { name: "life/daemon_of_removed_arena_ends", run: || with(removed) },
-    Test { name: "life/dead_mount_is_mounted_anew", run: || with(died) },
-    Test { name: "life/umount_succeeds_as_sharedfs_is_killed", run: || with(killed_before_umount) },
-    Test { name: "life/lazy_umount_lets_programs_finish", run: || with(lazy) },
-    Test { name: "life/idle_mount_takes_little_memory", run: || with(memory) },
-    Test { name: "life/stopped_program_delays_no_other", run: || with(stopped) },
-    Test { name: "life/used_arena_memory_lies_in_huge_pages", run: || with(huge_pages) },
+    Test { name: "life/mount_and_umount_leave_nothing_running", run: || when_mountable(nothing_left) },
+    Test { name: "life/files_outlive_the_mount_on_every_medium", run: || when_mountable(files_outlive) },
+    Test { name: "life/mount_over_files_says_that_it_hides_them", run: || when_mountable(hides) },
+    Test { name: "life/two_mounts_share_a_daemon", run: || when_mountable(two_mounts) },
+    Test { name: "life/status_informs_people_and_machines", run: || when_mountable(status) },
+    Test { name: "life/fsck_is_clean_in_use_and_at_rest", run: || when_mountable(fsck) },
+    Test { name: "life/fsck_finds_damaged_block", run: || when_mountable(damage) },
+    Test { name: "life/flipped_log_bytes_are_never_data", run: || when_mountable(flipped) },
+    Test { name: "life/arena_in_use_grows_and_shrinks", run: || when_mountable(resize) },
+    Test { name: "life/regrown_arena_shows_no_old_data", run: || when_mountable(regrow) },
+    Test { name: "life/full_arena_gives_enospc_and_recovers", run: || when_mountable(full) },
+    Test { name: "life/emptied_arena_has_room_for_all_writers", run: || when_mountable(full_and_emptied) },
+    Test { name: "life/arena_emptied_by_one_mount_serves_another", run: || when_mountable(full_and_shared) },
+    Test { name: "life/full_arena_waits_for_no_stopped_mount", run: || when_mountable(full_and_stopped) },
+    Test { name: "life/full_arena_allows_overwrites", run: || when_mountable(full_and_written_over) },
+    Test { name: "life/full_arena_fails_syncs_of_mappings", run: || when_mountable(full_and_mapped) },
+    Test { name: "life/read_only_mounts_refuse_changes", run: || when_mountable(read_only) },
+    Test { name: "life/foreground_mount_ends_with_signal", run: || when_mountable(foreground) },
+    Test { name: "life/standalone_daemon_stays", run: || when_mountable(own_daemon) },
+    Test { name: "life/asked_daemon_lingers", run: || when_mountable(lingering) },
+    Test { name: "life/daemon_of_removed_arena_ends", run: || when_mountable(removed) },
+    Test { name: "life/dead_mount_is_mounted_anew", run: || when_mountable(died) },
+    Test { name: "life/umount_succeeds_as_sharedfs_is_killed", run: || when_mountable(killed_before_umount) },
+    Test { name: "life/lazy_umount_lets_programs_finish", run: || when_mountable(lazy) },
+    Test { name: "life/idle_mount_takes_little_memory", run: || when_mountable(memory) },
+    Test { name: "life/stopped_program_delays_no_other", run: || when_mountable(stopped) },
+    Test { name: "life/used_arena_memory_lies_in_huge_pages", run: || when_mountable(huge_pages) },
 ];
 
 const SOON: Duration = Duration::from_secs(30);
 
-fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
@@ -264,7 +264,7 @@ fn flipped() -> Outcome<Verdict> {
         signal(daemon, Signal::STOP)?;
         let marked = "the marked record of this very log ".repeat(100);
         let written = FileExt::write_all_at(&file, marked.as_bytes(), 0).map_err(tried("writing"));
-        let flipped = written.and_then(|()| flip(&site, b"the marked record of this very log"));
+        let flipped = written.and_then(|()| flip_bytes(&site, b"the marked record of this very log"));
         if is_dead {
             mounts.iter().try_for_each(|pid| signal(*pid, Signal::KILL))?;
         }
@@ -299,7 +299,7 @@ fn flipped() -> Outcome<Verdict> {
 }
 
 /// Flips a byte wherever `needle` stands in a log; returns how often it did.
-fn flip(site: &TestArena, needle: &[u8]) -> Outcome<usize> {
+fn flip_bytes(site: &TestArena, needle: &[u8]) -> Outcome<usize> {
     let mut flipped = 0;
     for file in fs::read_dir(site.arena().join("sessions")).map_err(tried("listing logs"))?.flatten() {
         let path = file.path();
@@ -580,10 +580,10 @@ with mmap.mmap(file, 0) as mapping:
             sync()
         except OSError:
             errors += 1
-print('told' if errors else 'nobody was told')";
+print('reported' if errors else 'not reported')";
     let site = TestArena::mounted(Medium::Memory, "48M")?;
     let done = ashlar_tests::command::run(Command::new("python3").args(["-c", SCRIPT]).current_dir(site.point(0)))?;
-    ensure!(done.output.trim() == "told", "it says: {}", done.describe());
+    ensure!(done.output.trim() == "reported", "it says: {}", done.describe());
     site.umount(0)?;
     site.check()?;
     passed()
@@ -620,7 +620,7 @@ fn foreground() -> Outcome<Verdict> {
     }
     // No process asks it meanwhile: a daemon that is asked stays.
     eventually("the daemon ends by itself", SOON, || !is_alive(daemon))?;
-    ensure!(site.status()?["daemon"].is_null(), "the daemon is told to be there still");
+    ensure!(site.status()?["daemon"].is_null(), "status still shows the daemon");
     passed()
 }
 
@@ -639,7 +639,7 @@ fn own_daemon() -> Outcome<Verdict> {
     site.mount(0)?;
     write(&site.point(0).join("f"), "x")?;
     site.umount(0)?;
-    ensure!(site.daemon()? == daemon, "a daemon that nobody told to end has ended");
+    ensure!(site.daemon()? == daemon, "the daemon ended without an order");
     signal(child.id(), Signal::TERM)?;
     ensure!(wait(&mut child, SOON)?.success(), "the supervisor did not end well");
     ensure!(!is_alive(daemon), "SharedFS is left");

@@ -133,18 +133,18 @@ impl Worker {
         Ok(Self { child, input, lines })
     }
 
-    fn say(&mut self, words: &str) -> Outcome {
+    fn send(&mut self, words: &str) -> Outcome {
         writeln!(self.input, "{words}").map_err(tried("a worker does not listen"))
     }
 
-    fn hear(&self) -> Outcome<String> {
+    fn receive(&self) -> Outcome<String> {
         self.lines.recv_timeout(ROUND_LIMIT).map_err(|_| "a worker hangs or has ended".to_owned())
     }
 
     fn events(&self) -> Outcome<History> {
         let mut events = History::new();
         loop {
-            match self.hear()?.as_str() {
+            match self.receive()?.as_str() {
                 "done" => return Ok(events),
                 line => events.push(serde_json::from_str::<Event>(line).map_err(tried(format!("reading '{line}'")))?),
             }
@@ -161,7 +161,7 @@ impl Drop for Worker {
 }
 
 /// The results of a round.
-struct Done {
+struct RoundResult {
     stops: u64,
     states: usize,
     stale: usize,
@@ -180,7 +180,7 @@ fn now() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-fn round(site: &TestArena, workers: &mut [Worker], mounts: [u32; MOUNTS], seed: u64) -> Outcome<Done> {
+fn round(site: &TestArena, workers: &mut [Worker], mounts: [u32; MOUNTS], seed: u64) -> Outcome<RoundResult> {
     let name = format!("round{seed}");
     let root = site.point((seed % 2) as usize).join(&name);
     let mut paths = vec![root.clone()];
@@ -189,10 +189,10 @@ fn round(site: &TestArena, workers: &mut [Worker], mounts: [u32; MOUNTS], seed: 
     }
     paths.iter().try_for_each(fs::create_dir).map_err(tried("making the round's directories"))?;
     for (number, worker) in workers.iter_mut().enumerate() {
-        worker.say(&format!("{name} {} {OPERATIONS}", seed * WORKERS as u64 + number as u64))?;
+        worker.send(&format!("{name} {} {OPERATIONS}", seed * WORKERS as u64 + number as u64))?;
     }
     for worker in workers.iter() {
-        let word = worker.hear()?;
+        let word = worker.receive()?;
         ensure!(word == "ready", "a worker says '{word}'");
     }
     let processes: Vec<u32> = workers.iter().map(|worker| worker.child.id()).collect();
@@ -206,7 +206,7 @@ fn round(site: &TestArena, workers: &mut [Worker], mounts: [u32; MOUNTS], seed: 
     let is_over = AtomicBool::new(false);
     let (histories, stops) = std::thread::scope(|scope| {
         let stopper = scope.spawn(|| stop_at_random(&victims, seed, &is_over));
-        let histories = (workers.iter_mut().try_for_each(|worker| worker.say("go")))
+        let histories = (workers.iter_mut().try_for_each(|worker| worker.send("go")))
             .and_then(|()| workers.iter().map(Worker::events).collect::<Outcome<Vec<History>>>());
         is_over.store(true, Ordering::SeqCst);
         let stops = stopper.join().map_err(|_| "the stopper panicked".to_owned())??;
@@ -221,12 +221,12 @@ fn round(site: &TestArena, workers: &mut [Worker], mounts: [u32; MOUNTS], seed: 
         format!("{error}the mounts showed {ends:?}\nand now {again:?}")
     })?;
     if ends[0] != ends[1] {
-        let told = check(&histories, &ends[1]).err().unwrap_or_default();
-        return Err(format!("the other mount shows another tree at the end: {ends:?}\n{told}"));
+        let explanation = check(&histories, &ends[1]).err().unwrap_or_default();
+        return Err(format!("the other mount shows another tree at the end: {ends:?}\n{explanation}"));
     }
     fs::remove_dir_all(site.point((seed / 2 % 2) as usize).join(&name)).map_err(tried("removing the round"))?;
     let stale = histories.iter().flatten().filter(|event| is_stale(&event.answer)).count();
-    Ok(Done { stops: stops.len() as u64, states, stale, pause })
+    Ok(RoundResult { stops: stops.len() as u64, states, stale, pause })
 }
 
 /// Stops and continues one of the victims after the other, until the round is over.

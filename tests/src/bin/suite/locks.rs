@@ -19,24 +19,24 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "run/record_locks_answer_as_the_kernel", run: || with(same) },
-    Test { name: "run/record_locks_exclude_in_every_pairing", run: || with(exclude) },
-    Test { name: "run/uncontended_record_locks_cost_no_message", run: || with(cheap) },
-    Test { name: "run/record_locks_hold_in_many_files_and_ranges", run: || with(many) },
-    Test { name: "run/record_locks_end_with_their_process", run: || with(dead) },
-    Test { name: "run/record_locks_of_stopped_process_delay_only_waiters", run: || with(stopped) },
-    Test { name: "run/record_locks_end_at_any_close", run: || with(closes) },
-    Test { name: "run/record_locks_keep_access_modes_of_files", run: || with(opened) },
-    Test { name: "run/record_locks_survive_exec", run: || with(executes) },
-    Test { name: "run/record_locks_can_be_waited_for", run: || with(waits) },
-    Test { name: "run/record_lock_wait_continues_in_the_kernel", run: || with(moves) },
-    Test { name: "run/record_lock_wait_needs_no_slot", run: || with(crowded) },
-    Test { name: "run/abandoned_record_lock_ends_with_the_file", run: || with(gives_up) },
-    Test { name: "run/abandoned_record_lock_ends_with_a_later_close", run: || with(gives_up_twice) },
-    Test { name: "run/record_locks_outlive_sharedfs", run: || with(restarts) },
-    Test { name: "run/record_locks_keep_a_counter_right", run: || with(counts) },
-    Test { name: "run/sqlite_writers_work_in_both_ways", run: || with(databases) },
-    Test { name: "run/record_locks_are_counted_in_reports", run: || with(reported) },
+    Test { name: "run/record_locks_answer_as_the_kernel", run: || when_mountable(same) },
+    Test { name: "run/record_locks_exclude_in_every_pairing", run: || when_mountable(exclude) },
+    Test { name: "run/uncontended_record_locks_cost_no_message", run: || when_mountable(cheap) },
+    Test { name: "run/record_locks_hold_in_many_files_and_ranges", run: || when_mountable(many) },
+    Test { name: "run/record_locks_end_with_their_process", run: || when_mountable(dead) },
+    Test { name: "run/record_locks_of_stopped_process_delay_only_waiters", run: || when_mountable(stopped) },
+    Test { name: "run/record_locks_end_at_any_close", run: || when_mountable(closes) },
+    Test { name: "run/record_locks_keep_access_modes_of_files", run: || when_mountable(opened) },
+    Test { name: "run/record_locks_survive_exec", run: || when_mountable(executes) },
+    Test { name: "run/record_locks_can_be_waited_for", run: || when_mountable(waits) },
+    Test { name: "run/record_lock_wait_continues_in_the_kernel", run: || when_mountable(moves) },
+    Test { name: "run/record_lock_wait_needs_no_slot", run: || when_mountable(crowded) },
+    Test { name: "run/abandoned_record_lock_ends_with_the_file", run: || when_mountable(gives_up) },
+    Test { name: "run/abandoned_record_lock_ends_with_a_later_close", run: || when_mountable(gives_up_twice) },
+    Test { name: "run/record_locks_outlive_sharedfs", run: || when_mountable(restarts) },
+    Test { name: "run/record_locks_keep_a_counter_right", run: || when_mountable(counts) },
+    Test { name: "run/sqlite_writers_work_in_both_ways", run: || when_mountable(databases) },
+    Test { name: "run/record_locks_are_counted_in_reports", run: || when_mountable(reported) },
 ];
 
 /// The two ways to the files: that of the first process, and that of the second.
@@ -47,7 +47,7 @@ const QUIET: Duration = Duration::from_millis(150);
 /// The limit for calls that need no stopped process.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
-fn with(test: fn(&TestArena, &Path) -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn when_mountable(test: fn(&TestArena, &Path) -> Outcome<Verdict>) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
@@ -104,12 +104,12 @@ impl Locker {
         Ok(locker)
     }
 
-    fn tell(&mut self, what: &str) -> Outcome {
+    fn send(&mut self, what: &str) -> Outcome {
         let input = self.input.as_mut().ok_or("it has no input any more")?;
         writeln!(input, "{what}").map_err(tried("telling a program what to do"))
     }
 
-    fn hear(&mut self) -> Outcome<String> {
+    fn receive(&mut self) -> Outcome<String> {
         let mut line = String::new();
         self.answers.read_line(&mut line).map_err(tried("waiting for a program"))?;
         ensure!(!line.is_empty(), "a program ({:?}) has ended", self.front);
@@ -117,14 +117,14 @@ impl Locker {
     }
 
     fn expect_line(&mut self, answer: &str) -> Outcome {
-        let found = self.hear()?;
+        let found = self.receive()?;
         ensure!(found == answer, "{:?}: '{found}', not '{answer}'", self.front);
         Ok(())
     }
 
     fn ask(&mut self, what: &str) -> Outcome<String> {
-        self.tell(what)?;
-        self.hear()
+        self.send(what)?;
+        self.receive()
     }
 
     fn expect(&mut self, what: &str, answer: &str) -> Outcome {
@@ -163,13 +163,13 @@ impl Drop for Locker {
 }
 
 /// Starts two lockers.
-fn pair(site: &TestArena, program: &Path, (first, second): (Front, Front)) -> Outcome<(Locker, Locker)> {
+fn start_pair(site: &TestArena, program: &Path, (first, second): (Front, Front)) -> Outcome<(Locker, Locker)> {
     let point = site.point(0);
     Ok((Locker::start(program, first, &point)?, Locker::start(program, second, &point)?))
 }
 
 /// The answers of two programs that make random lock operations without waiting.
-fn said(program: &Path, seed: u64, directory: &Path, fronts: (Front, Front)) -> Outcome<String> {
+fn random_answers(program: &Path, seed: u64, directory: &Path, fronts: (Front, Front)) -> Outcome<String> {
     const STEPS: u32 = 400;
     let mut random = Random::new(seed);
     let mut both = [Locker::start(program, fronts.0, directory)?, Locker::start(program, fronts.1, directory)?];
@@ -234,8 +234,8 @@ fn same(site: &TestArena, program: &Path) -> Outcome<Verdict> {
             for directory in [&there, &here] {
                 std::fs::create_dir(directory).map_err(tried("making a directory"))?;
             }
-            let expected = said(program, seed, &there, (Front::Mount, Front::Mount))?;
-            let found = said(program, seed, &here, fronts)?;
+            let expected = random_answers(program, seed, &there, (Front::Mount, Front::Mount))?;
+            let found = random_answers(program, seed, &here, fronts)?;
             for (expected, found) in expected.lines().zip(found.lines()) {
                 ensure!(expected == found, "{fronts:?}, seed {seed}: '{found}', on the reference '{expected}'");
             }
@@ -248,7 +248,7 @@ fn same(site: &TestArena, program: &Path) -> Outcome<Verdict> {
 /// again.
 fn exclude(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, fronts) in WAYS.into_iter().enumerate() {
-        let (mut one, mut two) = pair(site, program, fronts)?;
+        let (mut one, mut two) = start_pair(site, program, fronts)?;
         let name = format!("file{number}");
         let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
         let pids = (one.pid()?, two.pid()?);
@@ -280,7 +280,7 @@ fn exclude(site: &TestArena, program: &Path) -> Outcome<Verdict> {
 /// returns.
 fn cheap(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     const CALLS: u64 = 20_000;
-    let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, Front::Mount))?;
+    let (mut one, mut two) = start_pair(site, program, (Front::RunAtOnce, Front::Mount))?;
     let (file, same) = (one.open("bc", "file")?, two.open("bc", "file")?);
     let mut times = Vec::new();
     for _ in 0..2 {
@@ -304,7 +304,7 @@ fn cheap(site: &TestArena, program: &Path) -> Outcome<Verdict> {
 /// More ranges and more files than there is memory for: their locks exclude others all the same.
 fn many(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     const FILES: usize = 40;
-    let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, Front::RunAtOnce))?;
+    let (mut one, mut two) = start_pair(site, program, (Front::RunAtOnce, Front::RunAtOnce))?;
     for ranges in [14, 20, 31, 32, 200] {
         let (file, same) = (one.open("bc", "ranges")?, two.open("b", "ranges")?);
         for round in 0..2 {
@@ -352,7 +352,7 @@ fn many(site: &TestArena, program: &Path) -> Outcome<Verdict> {
 fn dead(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, fronts) in WAYS.into_iter().enumerate() {
         for is_killed in [true, false] {
-            let (mut one, mut two) = pair(site, program, fronts)?;
+            let (mut one, mut two) = start_pair(site, program, fronts)?;
             let name = format!("file{number}");
             let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
             one.expect(&format!("set {file} w s 0 0"), "done")?;
@@ -363,7 +363,7 @@ fn dead(site: &TestArena, program: &Path) -> Outcome<Verdict> {
             if is_killed {
                 one.signal(Signal::KILL)?;
             } else {
-                one.tell("exit")?;
+                one.send("exit")?;
             }
             one.reap()?;
             two.expect(&format!("set {same} w s 0 0"), "done")?;
@@ -375,7 +375,7 @@ fn dead(site: &TestArena, program: &Path) -> Outcome<Verdict> {
 /// A stopped process delays only processes that wait for its locks.
 fn stopped(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, fronts) in WAYS.into_iter().enumerate() {
-        let (mut one, mut two) = pair(site, program, fronts)?;
+        let (mut one, mut two) = start_pair(site, program, fronts)?;
         let name = format!("file{number}");
         let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
         one.expect(&format!("set {file} w s 0 10"), "done")?;
@@ -386,7 +386,7 @@ fn stopped(site: &TestArena, program: &Path) -> Outcome<Verdict> {
         two.expect(&format!("set {same} w s 5 1"), "EAGAIN")?;
         two.expect(&format!("set {same} w s 10 1"), "done")?;
         ensure!(begun.elapsed() < AT_ONCE, "{fronts:?}: it took {:?}", begun.elapsed());
-        two.tell(&format!("wait {same} w s 0 0"))?;
+        two.send(&format!("wait {same} w s 0 0"))?;
         let stopped = Pid::from_raw(pid as i32).ok_or("it's process 0")?;
         kill_process(stopped, Signal::CONT).map_err(tried("sending a signal"))?;
         one.expect(&format!("set {file} u s 0 0"), "done")?;
@@ -495,7 +495,7 @@ fn executes(site: &TestArena, program: &Path) -> Outcome<Verdict> {
         for (closes, maps, unlocks) in
             [(false, false, false), (true, false, false), (false, true, false), (false, false, true)]
         {
-            let (mut one, mut two) = pair(site, program, fronts)?;
+            let (mut one, mut two) = start_pair(site, program, fronts)?;
             let name = format!("file{number}");
             let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
             let pid = one.pid()?;
@@ -511,7 +511,7 @@ fn executes(site: &TestArena, program: &Path) -> Outcome<Verdict> {
                 one.open("rx", &name)?;
             }
             // Another process that tries all the time finds no moment in between.
-            one.tell("exec")?;
+            one.send("exec")?;
             let begun = Instant::now();
             while !closes && begun.elapsed() < Duration::from_millis(200) {
                 two.expect(&format!("set {same} w s 5 1"), "EAGAIN")?;
@@ -550,7 +550,7 @@ fn executes(site: &TestArena, program: &Path) -> Outcome<Verdict> {
 /// into a circle.
 fn waits(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, fronts) in WAYS.into_iter().enumerate() {
-        let (mut one, mut two) = pair(site, program, fronts)?;
+        let (mut one, mut two) = start_pair(site, program, fronts)?;
         let (name, next) = (format!("file{number}"), format!("next{number}"));
         let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
         let (other, others) = (one.open("bc", &next)?, two.open("bc", &next)?);
@@ -565,7 +565,7 @@ fn waits(site: &TestArena, program: &Path) -> Outcome<Verdict> {
         one.expect(&format!("set {file} u s 0 0"), "done")?;
         one.expect(&format!("set {file} w s 0 0"), "done")?;
         two.expect("alarm 100 1", "done")?;
-        two.tell(&format!("wait {same} w s 5 1"))?;
+        two.send(&format!("wait {same} w s 5 1"))?;
         std::thread::sleep(Duration::from_millis(400));
         one.expect(&format!("set {file} u s 0 0"), "done")?;
         two.expect_line("done")?;
@@ -573,7 +573,7 @@ fn waits(site: &TestArena, program: &Path) -> Outcome<Verdict> {
         one.expect(&format!("set {file} w s 5 1"), "EAGAIN")?;
         // A circle over two files.
         one.expect(&format!("set {other} w s 0 1"), "done")?;
-        two.tell(&format!("wait {others} w s 0 1"))?;
+        two.send(&format!("wait {others} w s 0 1"))?;
         one.expect("alarm 3000 0", "done")?;
         if one.ask(&format!("wait {file} w s 5 1"))? != "EDEADLK" {
             // The other process begins to wait only now, so it closes the circle.
@@ -590,7 +590,7 @@ fn waits(site: &TestArena, program: &Path) -> Outcome<Verdict> {
 /// the wait continues there.
 fn moves(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, other) in [Front::RunAtOnce, Front::Mount].into_iter().enumerate() {
-        let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, other))?;
+        let (mut one, mut two) = start_pair(site, program, (Front::RunAtOnce, other))?;
         let name = format!("file{number}");
         let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
         let pid = one.pid()?;
@@ -613,7 +613,7 @@ fn moves(site: &TestArena, program: &Path) -> Outcome<Verdict> {
 /// lock, and does not block itself.
 fn crowded(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for (number, other) in [Front::RunAtOnce, Front::Mount].into_iter().enumerate() {
-        let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, other))?;
+        let (mut one, mut two) = start_pair(site, program, (Front::RunAtOnce, other))?;
         let name = format!("file{number}");
         let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
         let pid = one.pid()?;
@@ -648,12 +648,12 @@ fn gives_up_twice(site: &TestArena, program: &Path) -> Outcome<Verdict> {
 
 fn given_up(site: &TestArena, program: &Path, closes_early: bool) -> Outcome<Verdict> {
     let (point, errors) = (site.point(0), Stdio::null());
-    let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, Front::Mount))?;
+    let (mut one, mut two) = start_pair(site, program, (Front::RunAtOnce, Front::Mount))?;
     let mut hasty = Locker::start_as(program, (Front::RunAtOnce, &[(PATIENCE_VARIABLE, "1")]), &point, errors)?;
     let (held, same) = (one.open("bc", "file")?, two.open("bc", "file")?);
     let (file, early) = (hasty.open("b", "file")?, hasty.open("r", "file")?);
     one.expect(&format!("set {held} w s 0 10"), "done")?;
-    hasty.tell(&format!("wait {file} w s 5 10"))?;
+    hasty.send(&format!("wait {file} w s 5 10"))?;
     // SharedFS knows that it waits.
     std::thread::sleep(QUIET);
     let daemon = site.daemon()?;
@@ -663,7 +663,7 @@ fn given_up(site: &TestArena, program: &Path, closes_early: bool) -> Outcome<Ver
         given_up = hasty.expect(&format!("close {early}"), "done");
     }
     // The lock is free before SharedFS can see that no process waits for it any more.
-    one.tell(&format!("set {held} u s 0 0"))?;
+    one.send(&format!("set {held} u s 0 0"))?;
     std::thread::sleep(QUIET);
     signal(daemon, Signal::CONT)?;
     given_up?;
@@ -678,7 +678,7 @@ fn restarts(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     /// Longer than a new SharedFS waits for sessions that have locks.
     const GRACE: Duration = Duration::from_secs(6);
     for (number, fronts) in WAYS.into_iter().enumerate() {
-        let (mut one, mut two) = pair(site, program, fronts)?;
+        let (mut one, mut two) = start_pair(site, program, fronts)?;
         let (name, next) = (format!("file{number}"), format!("next{number}"));
         let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
         let (other, others) = (one.open("bc", &next)?, two.open("bc", &next)?);
@@ -728,7 +728,7 @@ fn counts(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     for round in 1..=ROUNDS {
         site.let_daemon_run()?;
         for (locker, file) in &mut lockers {
-            locker.tell(&format!("add {file} {TURNS}"))?;
+            locker.send(&format!("add {file} {TURNS}"))?;
         }
         for _ in 0..KILLS {
             std::thread::sleep(Duration::from_millis(random.below(PAUSE)));
@@ -801,9 +801,17 @@ fn reported(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     let report: PathBuf = site.outside().join("report.json");
     let script = "printf 'open bc file\\nset 3 w s 0 1\\nset 3 w s 5 1\\nget 3 w s 0 0\\nclose 3\\n' | \"$0\"
         printf 'open bc file\\nmap 3\\nset 3 w s 0 1\\nset 3 u s 0 0\\nget 3 w s 0 0\\nset 3 w s 0 1\\nexit\\n' | \"$0\"";
-    let told = report.display().to_string();
-    let mut command =
-        ashlar_tests::mount::ashlar(&["run", "--report-json", "--report-to", &told, "--", "bash", "-ec", script]);
+    let report_path = report.display().to_string();
+    let mut command = ashlar_tests::mount::ashlar(&[
+        "run",
+        "--report-json",
+        "--report-to",
+        &report_path,
+        "--",
+        "bash",
+        "-ec",
+        script,
+    ]);
     command.arg(program).env(ashlar_wire::DEFER_VARIABLE, "0").current_dir(site.point(0));
     run(&mut command)?.success()?;
     let text = std::fs::read_to_string(&report).map_err(tried("reading the report"))?;

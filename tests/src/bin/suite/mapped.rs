@@ -14,19 +14,19 @@ use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "run/files_are_mapped_out_of_the_segments", run: || with(mapped) },
-    Test { name: "run/shared_mapping_shows_writes_of_all_processes", run: || with(follows) },
-    Test { name: "run/read_mapping_shows_stores_of_another_mapping", run: || with(written) },
-    Test { name: "run/readers_see_stores_of_others_in_a_mapping", run: || with(stored) },
-    Test { name: "run/mapping_of_others_shows_writes", run: || with(shown) },
-    Test { name: "run/mapping_before_the_first_session_is_seen", run: || with(stored_alone) },
-    Test { name: "run/file_is_served_again_after_mapping_of_others", run: || with(ours_again) },
-    Test { name: "run/mapped_blocks_go_to_no_other_file", run: || with(kept) },
-    Test { name: "run/arena_keeps_mapped_segments", run: || with(resized) },
-    Test { name: "run/mappings_outlive_killed_daemon", run: || with(killed) },
-    Test { name: "run/mappings_survive_fork_and_session_end", run: || with(forked) },
-    Test { name: "run/threads_map_and_fork_at_once", run: || with(threads) },
-    Test { name: "run/mappings_of_ended_sessions_show_no_foreign_data", run: || with(ending) },
+    Test { name: "run/files_are_mapped_out_of_the_segments", run: || when_mountable(mapped) },
+    Test { name: "run/shared_mapping_shows_writes_of_all_processes", run: || when_mountable(follows) },
+    Test { name: "run/read_mapping_shows_stores_of_another_mapping", run: || when_mountable(written) },
+    Test { name: "run/readers_see_stores_of_others_in_a_mapping", run: || when_mountable(stored) },
+    Test { name: "run/mapping_of_others_shows_writes", run: || when_mountable(shown) },
+    Test { name: "run/mapping_before_the_first_session_is_seen", run: || when_mountable(stored_alone) },
+    Test { name: "run/file_is_served_again_after_mapping_of_others", run: || when_mountable(ours_again) },
+    Test { name: "run/mapped_blocks_go_to_no_other_file", run: || when_mountable(kept) },
+    Test { name: "run/arena_keeps_mapped_segments", run: || when_mountable(resized) },
+    Test { name: "run/mappings_outlive_killed_daemon", run: || when_mountable(killed) },
+    Test { name: "run/mappings_survive_fork_and_session_end", run: || when_mountable(forked) },
+    Test { name: "run/threads_map_and_fork_at_once", run: || when_mountable(threads) },
+    Test { name: "run/mappings_of_ended_sessions_show_no_foreign_data", run: || when_mountable(ending) },
 ];
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -159,18 +159,18 @@ for line in sys.stdin:
         print(read(words[0], int(words[1]))[0], flush=True)
 ";
 
-fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
 /// A program that has files mapped, and answers requests about them.
-struct Holder {
+struct MappingHolder {
     child: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
 }
 
-impl Holder {
+impl MappingHolder {
     fn new(directory: &Path, files: &[&str]) -> Outcome<Self> {
         let mut command = Front::RunAtOnce.command("python3");
         command.arg("-c").arg(format!("{BEGIN}{HOLDER}")).args(files).current_dir(directory);
@@ -198,7 +198,7 @@ impl Holder {
         self.answer()
     }
 
-    fn end(self) -> Outcome {
+    fn finish(self) -> Outcome {
         let Self { mut child, to, from } = self;
         drop((to, from));
         let status = wait(&mut child, PATIENCE)?;
@@ -215,11 +215,11 @@ fn pattern(length: usize, seed: u32) -> Vec<u8> {
     bytes
 }
 
-fn put(path: &Path, bytes: &[u8]) -> Outcome {
+fn write_file(path: &Path, bytes: &[u8]) -> Outcome {
     fs::write(path, bytes).map_err(tried(format!("writing {}", path.display())))
 }
 
-fn end(site: &TestArena) -> Outcome<Verdict> {
+fn finish_test(site: &TestArena) -> Outcome<Verdict> {
     site.check()?;
     site.umount(0)?;
     passed()
@@ -309,13 +309,13 @@ print('done')
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
     for (name, seed) in [("large", 1), ("shared", 1), ("second", 2), ("third", 2)] {
-        put(&root.join(name), &pattern(MIB + 300, seed))?;
+        write_file(&root.join(name), &pattern(MIB + 300, seed))?;
     }
-    put(&root.join("tail"), &pattern(9000, 2))?;
+    write_file(&root.join("tail"), &pattern(9000, 2))?;
     let script = format!("{BEGIN}{script}");
     let done = run(Front::RunAtOnce.command("python3").args(["-c", &script]).current_dir(&root))?.success()?;
     ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.describe());
-    end(&site)
+    finish_test(&site)
 }
 
 /// A shared mapping of an idle program shows each write when the call returns: its own, those through the mount, and
@@ -324,9 +324,9 @@ fn follows() -> Outcome<Verdict> {
     for medium in [Medium::Memory, Medium::Disk] {
         let site = TestArena::mounted(medium, "64M")?;
         let root = site.point(0);
-        put(&root.join("file"), &pattern(MIB, 1))?;
+        write_file(&root.join("file"), &pattern(MIB, 1))?;
         // On a disk, the mapping waits until the written data are committed.
-        let mut holder = Holder::new(&root, &["shared:file"])?;
+        let mut holder = MappingHolder::new(&root, &["shared:file"])?;
         let through = fs::File::options().write(true).open(root.join("file")).map_err(tried("opening"))?;
         let writer = "
 file = os.open('file', os.O_WRONLY)
@@ -359,25 +359,25 @@ for line in sys.stdin:
         ensure!(cut == "0", "behind the new end is {cut} ({kept} before it)");
         drop((to, from));
         wait(&mut other, PATIENCE)?;
-        holder.end()?;
+        holder.finish()?;
         drop(through);
-        end(&site)?;
+        finish_test(&site)?;
     }
     passed()
 }
 
 /// A program with this script, whose files are reached in this way.
-fn start(front: Front, root: &Path, script: &str) -> Outcome<Holder> {
+fn start(front: Front, root: &Path, script: &str) -> Outcome<MappingHolder> {
     let mut command = front.command("python3");
     command.arg("-c").arg(format!("{BEGIN}{script}")).current_dir(root);
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-    Holder::of(child.map_err(tried("starting python3"))?)
+    MappingHolder::of(child.map_err(tried("starting python3"))?)
 }
 
 const WAYS: [&str; 7] = ["pread", "read", "open", "copy", "send", "private", "shared"];
 
 /// Stores values in a mapping, and lets the reader read them in all ways.
-fn check_stored(storer: &mut Holder, reader: &mut Holder) -> Outcome {
+fn check_stored(storer: &mut MappingHolder, reader: &mut MappingHolder) -> Outcome {
     for round in 0..5_u64 {
         for (at, way) in (0..).zip(WAYS) {
             // In the same pages again and again, and in others for the first time.
@@ -396,7 +396,7 @@ fn stored() -> Outcome<Verdict> {
     for front in [Front::Mount, Front::RunAtOnce] {
         let site = TestArena::mounted(Medium::Memory, "64M")?;
         let root = site.point(0);
-        put(&root.join("file"), &pattern(MIB, 1))?;
+        write_file(&root.join("file"), &pattern(MIB, 1))?;
         let mut before = start(Front::RunAtOnce, &root, READER)?;
         for way in WAYS {
             before.ask(&format!("{way} 5"))?;
@@ -410,9 +410,9 @@ fn stored() -> Outcome<Verdict> {
         ensure!(after.ask("link")? == MIB.to_string(), "the file has lost its size");
         check_stored(&mut storer, &mut before)?;
         for holder in [after, before, storer] {
-            holder.end()?;
+            holder.finish()?;
         }
-        end(&site)?;
+        finish_test(&site)?;
     }
     passed()
 }
@@ -422,7 +422,7 @@ fn stored() -> Outcome<Verdict> {
 fn shown() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
-    put(&root.join("file"), &pattern(MIB, 1))?;
+    write_file(&root.join("file"), &pattern(MIB, 1))?;
     let mut writer = start(Front::RunAtOnce, &root, READER)?;
     let mut storer = start(Front::Mount, &root, STORER)?;
     for round in 0..60_u64 {
@@ -432,16 +432,16 @@ fn shown() -> Outcome<Verdict> {
         ensure!(seen == value.to_string(), "round {round}: {value} was written at {offset}, and {seen} is seen");
         ensure!(storer.ask(&format!("{} {value}", offset + 1))? == "stored", "the storer has ended");
     }
-    writer.end()?;
-    storer.end()?;
-    end(&site)
+    writer.finish()?;
+    storer.finish()?;
+    finish_test(&site)
 }
 
 /// A process mapped the file while the mount was the sole session, and changed its pages through the mapping.
 fn stored_alone() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
-    put(&root.join("file"), &pattern(MIB, 1))?;
+    write_file(&root.join("file"), &pattern(MIB, 1))?;
     let mut storer = start(Front::Mount, &root, STORER)?;
     for at in 0..20_u64 {
         ensure!(storer.ask(&format!("{} {at}", at * 4096))? == "stored", "the storer has ended");
@@ -452,9 +452,9 @@ fn stored_alone() -> Outcome<Verdict> {
         ensure!(seen == at.to_string(), "{at} was stored, and {seen} is read");
     }
     check_stored(&mut storer, &mut reader)?;
-    reader.end()?;
-    storer.end()?;
-    end(&site)
+    reader.finish()?;
+    storer.finish()?;
+    finish_test(&site)
 }
 
 /// After the last mapping is gone, programs that open the file serve it themselves: then only their logs bring their
@@ -462,12 +462,12 @@ fn stored_alone() -> Outcome<Verdict> {
 fn ours_again() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
-    put(&root.join("file"), &pattern(MIB, 1))?;
+    write_file(&root.join("file"), &pattern(MIB, 1))?;
     let mut keeper = start(Front::RunAtOnce, &root, READER)?;
     let mut storer = start(Front::Mount, &root, STORER)?;
     check_stored(&mut storer, &mut keeper)?;
-    storer.end()?;
-    keeper.end()?;
+    storer.finish()?;
+    keeper.finish()?;
     let script = "
 import time
 stop = time.time() + 10
@@ -486,7 +486,7 @@ print('done')
     let script = format!("{BEGIN}{script}");
     let done = run(Front::RunAtOnce.command("python3").args(["-c", &script]).current_dir(&root))?.success()?;
     ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.describe());
-    end(&site)
+    finish_test(&site)
 }
 
 /// If a process has the file open through a mount, and may have mapped it for writing, all share the kernel's pages.
@@ -503,23 +503,23 @@ for line in sys.stdin:
 ";
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
-    put(&root.join("file"), &pattern(MIB, 1))?;
+    write_file(&root.join("file"), &pattern(MIB, 1))?;
     for front in [Front::Mount, Front::RunAtOnce] {
         let mut command = front.command("python3");
         command.arg("-c").arg(format!("{BEGIN}{script}")).current_dir(&root);
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let mut writer = Holder::of(child.map_err(tried("starting python3"))?)?;
-        let mut reader = Holder::new(&root, &["plain:file"])?;
+        let mut writer = MappingHolder::of(child.map_err(tried("starting python3"))?)?;
+        let mut reader = MappingHolder::new(&root, &["plain:file"])?;
         for value in 1..20_u64 {
             let offset = value * 40_000;
             ensure!(writer.ask(&format!("{offset} {value}"))? == "written", "the writer has ended");
             let seen = reader.ask(&format!("at 0 {offset}"))?;
             ensure!(seen == value.to_string(), "{front:?}: {value} was stored at {offset}, and {seen} is seen");
         }
-        reader.end()?;
-        writer.end()?;
+        reader.finish()?;
+        writer.finish()?;
     }
-    end(&site)
+    finish_test(&site)
 }
 
 fn free_bytes(root: &Path) -> Outcome<u64> {
@@ -528,7 +528,7 @@ fn free_bytes(root: &Path) -> Outcome<u64> {
 }
 
 /// Fills the arena with other files, and removes them again.
-fn fill(root: &Path) -> Outcome {
+fn fill_arena(root: &Path) -> Outcome {
     for round in 0..3_u8 {
         let mut count = 0;
         loop {
@@ -553,21 +553,21 @@ fn fill(root: &Path) -> Outcome {
 fn kept() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
-    put(&root.join("kept"), &pattern(8 * MIB, 1))?;
-    let mut holder = Holder::new(&root, &["private:kept", "private:kept"])?;
+    write_file(&root.join("kept"), &pattern(8 * MIB, 1))?;
+    let mut holder = MappingHolder::new(&root, &["private:kept", "private:kept"])?;
     let before = holder.ask("sum 0")?;
-    put(&root.join("kept"), &pattern(8 * MIB, 2))?;
-    fill(&root)?;
+    write_file(&root.join("kept"), &pattern(8 * MIB, 2))?;
+    fill_arena(&root)?;
     ensure!(holder.ask("sum 0")? == before, "the mapping has changed after the file was written over");
     fs::remove_file(root.join("kept")).map_err(tried("removing"))?;
-    fill(&root)?;
+    fill_arena(&root)?;
     ensure!(holder.ask("sum 1")? == before, "the mapping has changed after the file was removed");
     let held = free_bytes(&root)?;
     holder.child.kill().map_err(tried("killing"))?;
     wait(&mut holder.child, PATIENCE)?;
     let is_free = || free_bytes(&root).is_ok_and(|free| free >= held + 8 * MIB as u64);
     eventually("what a killed program had mapped is free", PATIENCE, is_free)?;
-    end(&site)
+    finish_test(&site)
 }
 
 /// A segment with blocks that a program has mapped is not taken away.
@@ -575,49 +575,49 @@ fn resized() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "128M")?;
     let root = site.point(0);
     site.ashlar(&["arena", "resize", "256M"])?.success()?;
-    put(&root.join("first"), &vec![1; 150 * MIB])?;
-    put(&root.join("mapped"), &pattern(8 * MIB, 1))?;
-    let mut holder = Holder::new(&root, &["shared:mapped"])?;
+    write_file(&root.join("first"), &vec![1; 150 * MIB])?;
+    write_file(&root.join("mapped"), &pattern(8 * MIB, 1))?;
+    let mut holder = MappingHolder::new(&root, &["shared:mapped"])?;
     let before = holder.ask("sum 0")?;
     fs::remove_file(root.join("first")).map_err(tried("removing"))?;
     let refused = || site.ashlar(&["arena", "resize", "128M"])?.failure(1, &["mapped", "128.0 MiB", "ashlar status"]);
     refused()?;
     ensure!(holder.ask("sum 0")? == before, "the mapping has changed");
-    holder.end()?;
+    holder.finish()?;
     eventually("the arena can shrink", PATIENCE, || {
         site.ashlar(&["arena", "resize", "128M"]).is_ok_and(|done| done.status.success())
     })?;
     let found = fs::read(root.join("mapped")).map_err(tried("reading"))?;
     ensure!(found == pattern(8 * MIB, 1), "the file has changed");
-    end(&site)
+    finish_test(&site)
 }
 
 /// SharedFS is killed while idle programs have files mapped.
 fn killed() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
-    put(&root.join("private"), &pattern(4 * MIB, 1))?;
-    put(&root.join("shared"), &pattern(4 * MIB, 1))?;
-    let mut holder = Holder::new(&root, &["private:private", "shared:shared"])?;
+    write_file(&root.join("private"), &pattern(4 * MIB, 1))?;
+    write_file(&root.join("shared"), &pattern(4 * MIB, 1))?;
+    let mut holder = MappingHolder::new(&root, &["private:private", "shared:shared"])?;
     let before = holder.ask("sum 0")?;
     let file = fs::File::options().write(true).open(root.join("shared")).map_err(tried("opening"))?;
     for round in 0..3_u8 {
         file.write_at(&[round + 1; 100], 5000).map_err(tried("writing"))?;
         site.kill_daemon()?;
-        put(&root.join("private"), &pattern(4 * MIB, 2))?;
+        write_file(&root.join("private"), &pattern(4 * MIB, 2))?;
         file.write_at(&[round + 50; 9000], 40_000).map_err(tried("writing"))?;
         let seen = (holder.ask("at 1 5099")?, holder.ask("at 1 48999")?);
         ensure!(seen == ((round + 1).to_string(), (round + 50).to_string()), "round {round}: {seen:?} is seen");
-        fill(&root)?;
+        fill_arena(&root)?;
         ensure!(holder.ask("sum 0")? == before, "round {round}: the private mapping has changed");
         let (own, expected) = (holder.ask("sum 1")?, fs::read(root.join("shared")).map_err(tried("reading"))?);
-        put(&root.join("copy"), &expected)?;
+        write_file(&root.join("copy"), &expected)?;
         let copy = run(Front::Mount.command("sha256sum").arg(root.join("copy")))?.success()?;
         ensure!(copy.output.starts_with(&own), "round {round}: the shared mapping differs from the file");
     }
-    holder.end()?;
+    holder.finish()?;
     drop(file);
-    end(&site)
+    finish_test(&site)
 }
 
 /// Sessions end and begin in the middle of mappings: programs fail to start, users change and processes fork. Meanwhile
@@ -666,14 +666,14 @@ print('done')
 ";
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
-    put(&root.join("file"), &[b'A'; 2 * MIB])?;
+    write_file(&root.join("file"), &[b'A'; 2 * MIB])?;
     let mut command = Front::RunAtOnce.command("python3");
     command.args(["-c", &format!("{BEGIN}{script}")]).current_dir(&root);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.map_err(tried("starting python3"))?;
     let mut round = 0_u8;
     while child.try_wait().map_err(tried("waiting"))?.is_none() {
-        put(&root.join("next"), &[b'A' + round % 2; 2 * MIB])?;
+        write_file(&root.join("next"), &[b'A' + round % 2; 2 * MIB])?;
         fs::rename(root.join("next"), root.join("file")).map_err(tried("renaming"))?;
         // A write without room is cut off.
         let _ = fs::write(root.join("filler"), vec![b'F'; 50 * MIB]);
@@ -682,7 +682,7 @@ print('done')
     }
     let done = finish(child, "a program whose sessions end".into())?.success()?;
     ensure!(done.output == "done\n", "{}", done.describe());
-    end(&site)
+    finish_test(&site)
 }
 
 /// A child's memory outlives its parent's session.
@@ -712,11 +712,11 @@ print('done', flush=True)
 ";
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
-    put(&root.join("file"), &pattern(MIB, 1))?;
+    write_file(&root.join("file"), &pattern(MIB, 1))?;
     let script = format!("{BEGIN}\nparent = os.getpid(){script}");
     let done = run(Front::RunAtOnce.command("python3").args(["-c", &script]).current_dir(&root))?.success()?;
     ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.describe());
-    end(&site)
+    finish_test(&site)
 }
 
 /// Threads map, unmap, write and fork at the same time.
@@ -765,10 +765,10 @@ print('done')
 ";
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
-    put(&root.join("file"), &pattern(MIB, 1))?;
-    put(&root.join("written"), &pattern(MIB, 1))?;
+    write_file(&root.join("file"), &pattern(MIB, 1))?;
+    write_file(&root.join("written"), &pattern(MIB, 1))?;
     let script = format!("{BEGIN}{script}");
     let done = run(Front::RunAtOnce.command("python3").args(["-c", &script]).current_dir(&root))?.success()?;
     ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.describe());
-    end(&site)
+    finish_test(&site)
 }

@@ -14,9 +14,12 @@ use ashlar_tests::{Outcome, ensure, number, tried};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "kill/sharedfs_dies_as_pages_are_dropped", run: || with("ASHLAR_KILL_DAEMON", 10, daemon) },
-    Test { name: "kill/mounts_die_as_pages_are_dropped", run: || with("ASHLAR_KILL_MOUNT", 30, mounts) },
-    Test { name: "kill/everything_dies_as_pages_are_dropped", run: || with("ASHLAR_KILL_ALL", 10, everything) },
+    Test { name: "kill/sharedfs_dies_as_pages_are_dropped", run: || when_mountable("ASHLAR_KILL_DAEMON", 10, daemon) },
+    Test { name: "kill/mounts_die_as_pages_are_dropped", run: || when_mountable("ASHLAR_KILL_MOUNT", 30, mounts) },
+    Test {
+        name: "kill/everything_dies_as_pages_are_dropped",
+        run: || when_mountable("ASHLAR_KILL_ALL", 10, everything),
+    },
 ];
 
 /// A longer wait waits for something that does not come.
@@ -24,7 +27,7 @@ const SOON: Duration = Duration::from_secs(20);
 /// Long enough for all to be at work, and for a lease to move some hundred times.
 const WORK: Duration = Duration::from_millis(300);
 
-fn with(variable: &str, default: u64, test: fn(&TestArena, u64) -> Outcome) -> Outcome<Verdict> {
+fn when_mountable(variable: &str, default: u64, test: fn(&TestArena, u64) -> Outcome) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }

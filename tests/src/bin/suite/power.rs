@@ -70,20 +70,21 @@ fn cuts() -> Outcome<Verdict> {
         fs::create_dir(directory(&site, writer)).map_err(tried("making a directory"))?;
     }
     for name in SEEN {
-        fs::write(site.point(0).join(name), text(0)).map_err(tried(format!("making {name}")))?;
+        fs::write(site.point(0).join(name), count_text(0)).map_err(tried(format!("making {name}")))?;
     }
     // The directories themselves are not part of the ledgers.
     File::open(site.point(0)).and_then(|root| root.sync_all()).map_err(tried("syncing"))?;
     for round in 0..rounds {
         let seed = random.draw();
-        let told = |error: String| format!("round {round}, seed {seed}: {error}");
-        let (cut, synced) = cut(&site, &disk, seed, Duration::from_millis(random.below(700))).map_err(told)?;
-        site.kill_leftovers().map_err(told)?;
+        let with_round = |error: String| format!("round {round}, seed {seed}: {error}");
+        let (cut, synced) =
+            cut_power(&site, &disk, seed, Duration::from_millis(random.below(700))).map_err(with_round)?;
+        site.kill_leftovers().map_err(with_round)?;
         site.clear_mounts();
-        disk.restore_power().map_err(told)?;
-        mount(&site).map_err(told)?;
+        disk.restore_power().map_err(with_round)?;
+        mount(&site).map_err(with_round)?;
         let [first, second] = SEEN.map(|name| count(&site.point(0).join(name)));
-        let (first, second) = (first.map_err(told)?, second.map_err(told)?);
+        let (first, second) = (first.map_err(with_round)?, second.map_err(with_round)?);
         ensure!(
             second <= first && synced <= second,
             "round {round}, seed {seed}: {synced} was synced, {second} is there, which somebody had seen as {first}"
@@ -93,13 +94,13 @@ fn cuts() -> Outcome<Verdict> {
             forget_failure(&writer.journal)?;
             let bound = Bound::FsyncWithin { journal_bytes: *journal_bytes };
             let verdict = check(&directory(&site, index), &writer.journal, &trees[index], writer.seed, bound)
-                .map_err(|error| told(format!("writer {index}: {error}")))?;
+                .map_err(|error| with_round(format!("writer {index}: {error}")))?;
             acknowledged += verdict.acknowledged;
             survived += verdict.survived;
             trees[index] = verdict.tree;
             fs::remove_file(&writer.journal).map_err(tried("removing a journal"))?;
         }
-        site.check().map_err(|error| told(format!("{error}\nthe daemon's log:\n{}", site.complaints())))?;
+        site.check().map_err(|error| with_round(format!("{error}\nthe daemon's log:\n{}", site.complaints())))?;
     }
     (0..MOUNTS).try_for_each(|mount| site.umount(mount).map(drop))?;
     site.check().map_err(|error| format!("{error}\nthe daemon's log:\n{}", site.complaints()))?;
@@ -164,7 +165,7 @@ fn directory(site: &TestArena, index: usize) -> PathBuf {
 /// second file's session then depends on the first one's. The second file must never be ahead of the first.
 const SEEN: [&str; 2] = ["written", "seen"];
 
-fn text(count: u64) -> String {
+fn count_text(count: u64) -> String {
     format!("{count:020}")
 }
 
@@ -179,7 +180,7 @@ fn count_in_turns(site: &TestArena, is_cut: &AtomicBool) -> Outcome<u64> {
     let open = |mount: usize, name: &str| OpenOptions::new().read(true).write(true).open(site.point(mount).join(name));
     let mut turn = |number: u64, files: &[[File; 2]; MOUNTS]| -> io::Result<()> {
         let (one, other) = (number as usize % MOUNTS, (number as usize + 1) % MOUNTS);
-        files[one][0].write_all_at(text(number).as_bytes(), 0)?;
+        files[one][0].write_all_at(count_text(number).as_bytes(), 0)?;
         let mut found = [0; 20];
         files[other][0].read_exact_at(&mut found, 0)?;
         files[other][1].write_all_at(&found, 0)?;
@@ -202,7 +203,7 @@ fn count_in_turns(site: &TestArena, is_cut: &AtomicBool) -> Outcome<u64> {
 
 /// Lets writers work, cuts the power in the middle of it, and ends them. Returns each writer with the length of its
 /// journal just before the cut, and the last count that was synced.
-fn cut(site: &TestArena, disk: &Reference, seed: u64, work: Duration) -> Outcome<(Vec<(Writer, usize)>, u64)> {
+fn cut_power(site: &TestArena, disk: &Reference, seed: u64, work: Duration) -> Outcome<(Vec<(Writer, usize)>, u64)> {
     let is_cut = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let counter = scope.spawn(|| count_in_turns(site, &is_cut));
@@ -248,14 +249,14 @@ fn cut_writers(
     let journals: Vec<_> = writers.iter().map(|writer| writer.journal.as_path()).collect();
     is_cut.store(true, Ordering::SeqCst);
     let cut = working.and_then(|()| disk.cut_power(&journals));
-    end(&mut writeback)?;
+    kill_child(&mut writeback)?;
     for writer in &mut writers {
-        end(&mut writer.child)?;
+        kill_child(&mut writer.child)?;
     }
     cut.map(|lengths| writers.into_iter().zip(lengths).collect())
 }
 
-fn end(child: &mut Child) -> Outcome {
+fn kill_child(child: &mut Child) -> Outcome {
     // A writer that has failed has ended by itself.
     let _ = child.kill();
     child.wait().map(drop).map_err(tried("ending a process"))

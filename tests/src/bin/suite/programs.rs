@@ -52,50 +52,53 @@ const NARROW: Job = job!("narrow", "gcc", "/usr/lib32/libc.so");
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "programs/git", run: || same(&GIT) },
-    Test { name: "programs/sqlite", run: || same(&SQLITE) },
-    Test { name: "programs/make", run: || same(&MAKE) },
-    Test { name: "programs/archives", run: || same(&ARCHIVE) },
-    Test { name: "programs/python", run: || same(&PYTHON) },
-    Test { name: "programs/pip", run: || same(&PIP) },
-    Test { name: "programs/cargo", run: || same(&CARGO) },
-    Test { name: "programs/vim", run: || same(&VIM) },
-    Test { name: "programs/leveldb", run: || same(&LEVELDB) },
-    Test { name: "programs/rocksdb", run: || same(&ROCKSDB) },
-    Test { name: "programs/postgres", run: || same(&POSTGRES) },
-    Test { name: "programs/dovecot", run: || same(&DOVECOT) },
-    Test { name: "programs/mariadb", run: || same(&MARIADB) },
-    Test { name: "programs/corners_of_the_kernel_interface", run: || same(&KERNEL) },
+    Test { name: "programs/git", run: || compare_places(&GIT) },
+    Test { name: "programs/sqlite", run: || compare_places(&SQLITE) },
+    Test { name: "programs/make", run: || compare_places(&MAKE) },
+    Test { name: "programs/archives", run: || compare_places(&ARCHIVE) },
+    Test { name: "programs/python", run: || compare_places(&PYTHON) },
+    Test { name: "programs/pip", run: || compare_places(&PIP) },
+    Test { name: "programs/cargo", run: || compare_places(&CARGO) },
+    Test { name: "programs/vim", run: || compare_places(&VIM) },
+    Test { name: "programs/leveldb", run: || compare_places(&LEVELDB) },
+    Test { name: "programs/rocksdb", run: || compare_places(&ROCKSDB) },
+    Test { name: "programs/postgres", run: || compare_places(&POSTGRES) },
+    Test { name: "programs/dovecot", run: || compare_places(&DOVECOT) },
+    Test { name: "programs/mariadb", run: || compare_places(&MARIADB) },
+    Test { name: "programs/corners_of_the_kernel_interface", run: || compare_places(&KERNEL) },
     Test { name: "programs/overlay", run: overlay },
-    Test { name: "programs/asynchronous_writes_leave_no_stale_pages", run: || same(&ASYNCHRONOUS) },
-    Test { name: "programs/mapped_writes_are_data_before_they_are_written_back", run: || same(&MAPPED_WRITES) },
-    Test { name: "programs/appends_go_to_the_end_or_requested_offset", run: || same(&APPENDS) },
-    Test { name: "programs/narrow_programs_list_directories_whole", run: || same(&NARROW) },
+    Test { name: "programs/asynchronous_writes_leave_no_stale_pages", run: || compare_places(&ASYNCHRONOUS) },
+    Test {
+        name: "programs/mapped_writes_are_data_before_they_are_written_back",
+        run: || compare_places(&MAPPED_WRITES),
+    },
+    Test { name: "programs/appends_go_to_the_end_or_requested_offset", run: || compare_places(&APPENDS) },
+    Test { name: "programs/narrow_programs_list_directories_whole", run: || compare_places(&NARROW) },
     Test { name: "programs/jobs_survive_killed_daemon", run: || killed_daemon(Front::Mount) },
     Test { name: "run/jobs_survive_killed_daemon", run: || killed_daemon(Front::RunAtOnce) },
-    Test { name: "run/git", run: || same_through(&GIT, Front::RunAtOnce) },
-    Test { name: "run/sqlite", run: || same_through(&SQLITE, Front::RunAtOnce) },
-    Test { name: "run/make", run: || same_through(&MAKE, Front::Run) },
-    Test { name: "run/archives", run: || same_through(&ARCHIVE, Front::Run) },
-    Test { name: "run/python", run: || same_through(&PYTHON, Front::RunAtOnce) },
-    Test { name: "run/pip", run: || same_through(&PIP, Front::Run) },
-    Test { name: "run/cargo", run: || same_through(&CARGO, Front::Run) },
-    Test { name: "run/vim", run: || same_through(&VIM, Front::Run) },
-    Test { name: "run/leveldb", run: || same_through(&LEVELDB, Front::RunAtOnce) },
-    Test { name: "run/rocksdb", run: || same_through(&ROCKSDB, Front::Run) },
-    Test { name: "run/postgres", run: || same_through(&POSTGRES, Front::Run) },
-    Test { name: "run/dovecot", run: || same_through(&DOVECOT, Front::RunAtOnce) },
-    Test { name: "run/dovecot_after_the_first_calls", run: || same_through(&DOVECOT, Front::Run) },
-    Test { name: "run/mariadb", run: || same_through(&MARIADB, Front::RunAtOnce) },
-    Test { name: "run/bash_works_as_login_shell", run: || same_through(&BASH, Front::Run) },
-    Test { name: "run/tmux", run: || same_through(&TMUX, Front::Run) },
-    Test { name: "run/python_multiprocessing", run: || same_through(&MULTIPROCESSING, Front::RunAtOnce) },
-    Test { name: "run/daemon_leaves_its_terminal", run: || same_through(&DAEMON, Front::RunAtOnce) },
-    Test { name: "run/node", run: || same_through(&NODE, Front::RunAtOnce) },
-    Test { name: "run/java", run: || same_through(&JAVA, Front::Run) },
-    Test { name: "run/corners_of_the_kernel_interface", run: || same_through(&KERNEL, Front::RunAtOnce) },
-    Test { name: "run/corners_after_the_first_calls", run: || same_through(&KERNEL, Front::Run) },
-    Test { name: "run/git_after_the_first_calls", run: || same_through(&GIT, Front::Run) },
+    Test { name: "run/git", run: || compare_through(&GIT, Front::RunAtOnce) },
+    Test { name: "run/sqlite", run: || compare_through(&SQLITE, Front::RunAtOnce) },
+    Test { name: "run/make", run: || compare_through(&MAKE, Front::Run) },
+    Test { name: "run/archives", run: || compare_through(&ARCHIVE, Front::Run) },
+    Test { name: "run/python", run: || compare_through(&PYTHON, Front::RunAtOnce) },
+    Test { name: "run/pip", run: || compare_through(&PIP, Front::Run) },
+    Test { name: "run/cargo", run: || compare_through(&CARGO, Front::Run) },
+    Test { name: "run/vim", run: || compare_through(&VIM, Front::Run) },
+    Test { name: "run/leveldb", run: || compare_through(&LEVELDB, Front::RunAtOnce) },
+    Test { name: "run/rocksdb", run: || compare_through(&ROCKSDB, Front::Run) },
+    Test { name: "run/postgres", run: || compare_through(&POSTGRES, Front::Run) },
+    Test { name: "run/dovecot", run: || compare_through(&DOVECOT, Front::RunAtOnce) },
+    Test { name: "run/dovecot_after_the_first_calls", run: || compare_through(&DOVECOT, Front::Run) },
+    Test { name: "run/mariadb", run: || compare_through(&MARIADB, Front::RunAtOnce) },
+    Test { name: "run/bash_works_as_login_shell", run: || compare_through(&BASH, Front::Run) },
+    Test { name: "run/tmux", run: || compare_through(&TMUX, Front::Run) },
+    Test { name: "run/python_multiprocessing", run: || compare_through(&MULTIPROCESSING, Front::RunAtOnce) },
+    Test { name: "run/daemon_leaves_its_terminal", run: || compare_through(&DAEMON, Front::RunAtOnce) },
+    Test { name: "run/node", run: || compare_through(&NODE, Front::RunAtOnce) },
+    Test { name: "run/java", run: || compare_through(&JAVA, Front::Run) },
+    Test { name: "run/corners_of_the_kernel_interface", run: || compare_through(&KERNEL, Front::RunAtOnce) },
+    Test { name: "run/corners_after_the_first_calls", run: || compare_through(&KERNEL, Front::Run) },
+    Test { name: "run/git_after_the_first_calls", run: || compare_through(&GIT, Front::Run) },
 ];
 
 /// Jobs with packages that are too large for everybody who runs the tests, or whose servers begin to run. Each has the
@@ -126,11 +129,11 @@ impl Job {
     }
 }
 
-fn same(job: &Job) -> Outcome<Verdict> {
-    same_through(job, Front::Mount)
+fn compare_places(job: &Job) -> Outcome<Verdict> {
+    compare_through(job, Front::Mount)
 }
 
-fn same_through(job: &Job, front: Front) -> Outcome<Verdict> {
+fn compare_through(job: &Job, front: Front) -> Outcome<Verdict> {
     if let Some(why) = obstacle().or_else(|| job.obstacle()) {
         return Ok(Verdict::Skipped(why));
     }
@@ -142,9 +145,9 @@ fn same_through(job: &Job, front: Front) -> Outcome<Verdict> {
     ensure!(expected.output.lines().count() > 1, "the job says nothing of what it did");
     site.check()?;
     if front != Front::Mount {
-        elsewhere(&site, job.name)?;
+        check_second_mount(&site, job.name)?;
     }
-    let again = remounted(&site, job.name)?;
+    let again = check_remounted(&site, job.name)?;
     site.umount(0)?;
     site.check()?;
     Ok(Verdict::Passed(format!("as on {}; {again} files after another mount", reference.name())))
@@ -161,7 +164,7 @@ fn overlay() -> Outcome<Verdict> {
     if !has_overlays()? {
         return Ok(Verdict::Skipped("the kernel has no overlays".into()));
     }
-    same(&OVERLAY)
+    compare_places(&OVERLAY)
 }
 
 /// The content of a job's directory, as a mount shows it.
@@ -171,7 +174,7 @@ fn contents(site: &TestArena, mount: usize, name: &str) -> Outcome<String> {
 }
 
 /// A second mount shows at once the changes of programs that bypassed the first one.
-fn elsewhere(site: &TestArena, name: &str) -> Outcome {
+fn check_second_mount(site: &TestArena, name: &str) -> Outcome {
     site.mount(1)?;
     let (here, there) = (contents(site, 0, name)?, contents(site, 1, name)?);
     site.umount(1)?;
@@ -179,7 +182,7 @@ fn elsewhere(site: &TestArena, name: &str) -> Outcome {
 }
 
 /// After another mount everything is there, byte for byte.
-fn remounted(site: &TestArena, name: &str) -> Outcome<usize> {
+fn check_remounted(site: &TestArena, name: &str) -> Outcome<usize> {
     let before = contents(site, 0, name)?;
     site.umount(0)?;
     ensure!(!site.point(0).join(name).exists(), "the files are there although nothing is mounted");

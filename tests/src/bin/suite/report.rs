@@ -18,18 +18,18 @@ use serde_json::Value;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "run/report_counts_served_and_unserved_calls", run: || with(counted) },
-    Test { name: "run/o_path_and_statfs_leave_files_to_libfs", run: || with(alone) },
-    Test { name: "run/paths_from_kernel_directories_are_served", run: || with(kernels_directories) },
-    Test { name: "run/paths_from_beside_the_mount_are_served", run: || with(beside) },
-    Test { name: "run/long_program_is_served_from_its_first_call", run: || with(program_profile) },
-    Test { name: "run/file_made_by_several_programs_is_served", run: || with(at_once) },
-    Test { name: "run/copying_programs_leave_files_to_libfs", run: || with(copies) },
-    Test { name: "run/report_counts_sockets_with_path_on_the_mount", run: || with(sockets) },
-    Test { name: "run/report_counts_calls_past_the_library", run: || with(missed) },
-    Test { name: "run/report_has_counts_of_killed_processes", run: || with(killed) },
-    Test { name: "run/report_passes_on_signals_and_exit_status", run: || with(ends) },
-    Test { name: "run/programs_miss_less_than_one_call_in_a_hundred", run: || with(programs) },
+    Test { name: "run/report_counts_served_and_unserved_calls", run: || when_mountable(counted) },
+    Test { name: "run/o_path_and_statfs_leave_files_to_libfs", run: || when_mountable(alone) },
+    Test { name: "run/paths_from_kernel_directories_are_served", run: || when_mountable(kernels_directories) },
+    Test { name: "run/paths_from_beside_the_mount_are_served", run: || when_mountable(beside) },
+    Test { name: "run/long_program_is_served_from_its_first_call", run: || when_mountable(program_profile) },
+    Test { name: "run/file_made_by_several_programs_is_served", run: || when_mountable(at_once) },
+    Test { name: "run/copying_programs_leave_files_to_libfs", run: || when_mountable(copies) },
+    Test { name: "run/report_counts_sockets_with_path_on_the_mount", run: || when_mountable(sockets) },
+    Test { name: "run/report_counts_calls_past_the_library", run: || when_mountable(missed) },
+    Test { name: "run/report_has_counts_of_killed_processes", run: || when_mountable(killed) },
+    Test { name: "run/report_passes_on_signals_and_exit_status", run: || when_mountable(ends) },
+    Test { name: "run/programs_miss_less_than_one_call_in_a_hundred", run: || when_mountable(programs) },
 ];
 
 const SOON: Duration = Duration::from_secs(60);
@@ -50,17 +50,17 @@ int main(int count, char **words) {
 }
 "#;
 
-fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
 /// A mount, and a place for reports.
-struct Place {
+struct ReportedMount {
     site: TestArena,
     report: PathBuf,
 }
 
-impl Place {
+impl ReportedMount {
     fn new() -> Outcome<Self> {
         let site = TestArena::mounted(Medium::Memory, "64M")?;
         let report = site.outside().join("report.json");
@@ -81,17 +81,17 @@ impl Place {
     fn report_of(&self, script: &str, code: i32) -> Outcome<Value> {
         let done = run(&mut self.command(script))?;
         ensure!(done.status.code() == Some(code), "exit status {code} expected: {}", done.describe());
-        self.written()
+        self.take_report()
     }
 
     /// Reads and removes the written report.
-    fn written(&self) -> Outcome<Value> {
+    fn take_report(&self) -> Outcome<Value> {
         let text = fs::read_to_string(&self.report).map_err(tried("reading the report"))?;
         fs::remove_file(&self.report).map_err(tried("removing the report"))?;
         serde_json::from_str(&text).map_err(tried(format!("the report is no JSON:\n{text}")))
     }
 
-    fn end(self) -> Outcome<Verdict> {
+    fn finish(self) -> Outcome<Verdict> {
         let files = fs::read_dir("/dev/shm").map_err(tried("listing /dev/shm"))?.flatten();
         let names = files.filter_map(|file| file.file_name().into_string().ok());
         let mut makers = names.filter_map(|name| name.strip_prefix("ashlar-report-")?.parse().ok());
@@ -109,7 +109,7 @@ pub(crate) fn count(report: &Value, call: &str, what: &str) -> u64 {
 }
 
 fn counted() -> Outcome<Verdict> {
-    let place = Place::new()?;
+    let place = ReportedMount::new()?;
     // LibFS serves files that a program opens, or that the shell opens for it alone. The kernel serves those that it
     // shares with the shell.
     let script = "dd if=/dev/zero of=one bs=100 count=30 2>/dev/null; dd if=/dev/zero bs=10 count=7 >two 2>/dev/null
@@ -133,7 +133,7 @@ fn counted() -> Outcome<Verdict> {
         ensure!(text.contains(word), "the report does not say '{word}':\n{text}");
     }
     run(&mut ashlar(&["run", "--report", "no-such-program"]))?.failure(127, &["can't be run"])?;
-    place.end()
+    place.finish()
 }
 
 /// Several programs make files of the same names at the same time; those that come later open the existing file.
@@ -146,13 +146,13 @@ for number in range(300):
     os.write(file, b'x')
     os.close(file)
 \" & done; sleep 0.5; touch $OUTSIDE/go; wait; cat shared* | wc -c >$OUTSIDE/bytes";
-    let place = Place::new()?;
+    let place = ReportedMount::new()?;
     let report = place.report_of(SCRIPT, 0)?;
     let written = fs::read_to_string(place.site.outside().join("bytes")).map_err(tried("reading what was counted"))?;
     ensure!(written.trim() == "1200", "{written} bytes were written by four to 300 files");
     let [accelerated, delegated] = ["accelerated", "delegated"].map(|what| count(&report, "write", what));
     ensure!(accelerated == 1200 && delegated == 0, "{accelerated} writes were served, {delegated} were not");
-    place.end()
+    place.finish()
 }
 
 /// The kernel makes and finds sockets, through the mount.
@@ -166,14 +166,14 @@ three.bind('\\0ashlar-test-' + str(os.getpid()))
 try: socket.socket(socket.AF_UNIX).connect(os.environ['OUTSIDE'] + '/none')
 except FileNotFoundError: pass
 \"";
-    let place = Place::new()?;
+    let place = ReportedMount::new()?;
     let report = place.report_of(SCRIPT, 0)?;
     for (call, count_wanted) in [("bind", 1), ("connect", 1)] {
         let found = ["accelerated", "delegated", "missed"].map(|what| count(&report, call, what));
         ensure!(found == [0, count_wanted, 0], "{count_wanted} delegated {call} expected:\n{report:#}");
     }
     ensure!(report["missed"] == 0, "something was missed:\n{report:#}");
-    place.end()
+    place.finish()
 }
 
 /// `tar -C` opens a directory as an `O_PATH` descriptor; RocksDB asks for the file system of each of its logs.
@@ -236,14 +236,14 @@ os.stat('etc', dir_fd=again)
 os.mkdir('deeper')
 os.rename('made-8', 'deeper/made-8', src_dir_fd=os.open('.', os.O_PATH), dst_dir_fd=os.open('.', os.O_PATH))
 assert os.listdir('deeper') == ['made-8']\"";
-    let place = Place::new()?;
+    let place = ReportedMount::new()?;
     let report = place.report_of(SCRIPT, 0)?;
     let calls = [("write", 100), ("openat", 50), ("fsetxattr", 20), ("getxattr", 20)];
     for (call, least) in calls {
         let served = count(&report, call, "accelerated");
         ensure!(served >= least, "{served} calls of {call} are accelerated, not {least}:\n{report:#}");
     }
-    place.end()
+    place.finish()
 }
 
 /// `cp` asks for a clone of each file before it copies it. That used to hand the copy over to the kernel, and took
@@ -265,7 +265,7 @@ for source, target in (\"tree/9\", \"here\"), (\"tree/9\", outside + \"/there\")
 '
         diff -r tree copy && diff -r tree \"$OUTSIDE/copy\" && diff -r tree back
         cmp tree/7 installed && cmp tree/9 here && cmp tree/9 \"here again\"";
-    let place = Place::new()?;
+    let place = ReportedMount::new()?;
     let report = place.report_of(SCRIPT, 0)?;
     for (call, least) in [("ioctl", 80), ("copy_file_range", 80), ("sendfile", 3)] {
         let served = count(&report, call, "accelerated");
@@ -274,7 +274,7 @@ for source, target in (\"tree/9\", \"here\"), (\"tree/9\", outside + \"/there\")
     for call in ["ioctl", "copy_file_range", "sendfile", "read", "write"] {
         ensure!(count(&report, call, "delegated") <= 80, "{call} is delegated:\n{report:#}");
     }
-    place.end()
+    place.finish()
 }
 
 /// `rm -r` duplicates the descriptors of directories before it has a session, and a forking program then has none of
@@ -302,17 +302,17 @@ except NotADirectoryError: pass
 os.close(place); os.close(again)
 other = os.open('/', os.O_RDONLY)
 assert other == place and 'etc' in os.listdir(other) and os.stat('etc', dir_fd=other)\"";
-    let place = Place::new()?;
+    let place = ReportedMount::new()?;
     let report = place.report_of(SCRIPT, 0)?;
     let opened = count(&report, "openat", "accelerated");
     ensure!(opened >= 200, "only {opened} openings are accelerated:\n{report:#}");
     let removes = ["run", "--report-json", "--report-to", &place.report.display().to_string(), "rm", "-r", "directory"]
         .map(str::to_owned);
     run(ashlar(&removes.each_ref().map(String::as_str)).current_dir(place.site.point(0)))?.success()?;
-    let report = place.written()?;
+    let report = place.take_report()?;
     let removed = count(&report, "unlinkat", "accelerated");
     ensure!(removed >= 120, "only {removed} removals are accelerated:\n{report:#}");
-    place.end()
+    place.finish()
 }
 
 /// A working directory above the mount or beside it, and paths with redundant parts. The kernel serves a path that
@@ -353,19 +353,19 @@ for path in (real[1:] + '//inner', './/' + real[1:] + '/./inner'):
     open(path, 'w').write(path)
     assert not os.path.exists('inner') and os.path.exists('.' + real + '/inner'), path
     os.unlink(path)\"";
-    let place = Place::new()?;
+    let place = ReportedMount::new()?;
     let report = place.report_of(SCRIPT, 0)?;
     for (call, least) in [("openat", 800), ("write", 800), ("rename", 16)] {
         let served = count(&report, call, "accelerated");
         ensure!(served >= least, "only {served} of {call} are accelerated:\n{report:#}");
     }
-    place.end()
+    place.finish()
 }
 
 /// The program has an unknown name: this machine remembers what programs with known names did.
 fn program_profile() -> Outcome<Verdict> {
     const FILES: usize = 100;
-    let place = Place::new()?;
+    let place = ReportedMount::new()?;
     // Another name may have its place there.
     let _ = fs::remove_file(crate::short::PROFILE);
     let name = format!("look-{}", std::process::id());
@@ -378,17 +378,17 @@ fn program_profile() -> Outcome<Verdict> {
     let delegated = |names: &[String]| -> Outcome<u64> {
         let mut command = ashlar(&["run", "--report-json", "--report-to", &place.report.display().to_string(), "--"]);
         run(command.arg(&program).args(names).current_dir(place.site.point(0)))?.success()?;
-        Ok(count(&place.written()?, "statx", "delegated"))
+        Ok(count(&place.take_report()?, "statx", "delegated"))
     };
     let served = [&names[..5], &names, &names, &names[1..6]].map(delegated);
     let served = served.into_iter().collect::<Outcome<Vec<_>>>()?;
     let is_as_expected = matches!(served[..], [5, 60..=64, 0, 5]);
     ensure!(is_as_expected, "the kernel served {served:?} calls");
-    place.end()
+    place.finish()
 }
 
 fn missed() -> Outcome<Verdict> {
-    let place = Place::new()?;
+    let place = ReportedMount::new()?;
     let (source, program) = (place.site.outside().join("static.c"), place.site.outside().join("past"));
     fs::write(&source, STATIC_PROGRAM).map_err(tried("writing a program"))?;
     let made = Command::new("gcc").args(["-static", "-o"]).arg(&program).arg(&source).status();
@@ -420,27 +420,27 @@ fn missed() -> Outcome<Verdict> {
     ensure!(other.status.code() == Some(3), "{}", other.describe());
     drop(child.stdin.take());
     ensure!(wait(&mut child, SOON)?.code() == Some(1), "a shell whose input ends fails");
-    let report = place.written()?;
+    let report = place.take_report()?;
     ensure!(report["missed"] == 0, "what another program did was counted:\n{report:#}");
-    place.end()
+    place.finish()
 }
 
 fn killed() -> Outcome<Verdict> {
-    let place = Place::new()?;
+    let place = ReportedMount::new()?;
     let script = "(for n in 1 2 3 4; do echo $n >> file; done; kill -KILL $BASHPID) || true; cat file";
     let report = place.report_of(script, 0)?;
     let writes = count(&report, "write", "accelerated");
     ensure!(writes == 4, "4 writes of a killed process expected:\n{report:#}");
-    place.end()
+    place.finish()
 }
 
 fn ends() -> Outcome<Verdict> {
-    let place = Place::new()?;
+    let place = ReportedMount::new()?;
     for (script, expected) in [("kill -KILL $$", Signal::KILL), ("kill -TERM $$", Signal::TERM)] {
         let done = run(&mut place.command(&format!("echo x > file; {script}")))?;
         ensure!(done.status.signal() == Some(expected.as_raw()), "{expected:?} expected: {}", done.describe());
         ensure!(was_killed(done.status) == (expected == Signal::KILL), "{}", done.describe());
-        ensure!(count(&place.written()?, "write", "accelerated") == 1, "the report is not whole");
+        ensure!(count(&place.take_report()?, "write", "accelerated") == 1, "the report is not whole");
     }
     for (sent, code) in [(Signal::USR1, 9), (Signal::USR2, 8), (Signal::TERM, 7)] {
         let script =
@@ -455,7 +455,7 @@ fn ends() -> Outcome<Verdict> {
         sender.success()?;
         let status = wait(&mut child, SOON)?;
         ensure!(status.code() == Some(code), "exit status {code} expected after {sent:?}: {status}");
-        place.written()?;
+        place.take_report()?;
     }
     // The program ignores the signals that this process ignores.
     let mut nohup = Command::new("nohup");
@@ -480,7 +480,7 @@ fn ends() -> Outcome<Verdict> {
     signal(line.trim().parse().map_err(tried("its number"))?, Signal::USR1)?;
     let status = wait(&mut child, SOON)?;
     ensure!(status.signal() == Some(Signal::USR1.as_raw()), "SIGUSR1 expected: {status}");
-    place.end()
+    place.finish()
 }
 
 /// Unmodified programs miss next to nothing.
@@ -539,7 +539,7 @@ fn programs() -> Outcome<Verdict> {
              java -XX:-UsePerfData -XX:TieredStopAtLevel=1 J.java",
         ),
     ];
-    let place = Place::new()?;
+    let place = ReportedMount::new()?;
     for (program, script) in JOBS {
         if run(Command::new("which").arg(program))?.status.code() != Some(0) {
             return Ok(Verdict::Skipped(format!("there is no {program}")));
@@ -556,5 +556,5 @@ fn programs() -> Outcome<Verdict> {
             "the mount did not count:\n{report:#}"
         );
     }
-    place.end()
+    place.finish()
 }

@@ -59,7 +59,7 @@ impl Opener {
         self.expect("written").map_err(|error| format!("{how} {text}: {error}"))
     }
 
-    fn end(self) -> Outcome {
+    fn finish(self) -> Outcome {
         let Self { mut child, to, from } = self;
         drop((to, from));
         let status = wait(&mut child, PATIENCE)?;
@@ -86,7 +86,7 @@ fn set_list(path: &Path, permissions: u16) -> Outcome {
 }
 
 /// Makes the files; the user may write all of them.
-fn furnish(root: &Path) -> Outcome {
+fn make_files(root: &Path) -> Outcome {
     let at = |name: &str| root.join(name);
     fs::create_dir(at("inner")).map_err(tried("making a directory"))?;
     for file in FILES {
@@ -102,7 +102,7 @@ fn furnish(root: &Path) -> Outcome {
 }
 
 /// Takes the rights away, each in its way.
-fn narrow(root: &Path) -> Outcome {
+fn narrow_rights(root: &Path) -> Outcome {
     let at = |name: &str| root.join(name);
     set_mode(&at("chmod"), 0o600)?;
     chown(at("chown"), Some(1), Some(1)).map_err(tried("chown"))?;
@@ -127,18 +127,18 @@ fn narrowed(front: Front) -> Outcome<Verdict> {
     }
     for (medium, is_committed) in [(Medium::Memory, false), (Medium::Memory, true), (Medium::Disk, true)] {
         let failure = |error: String| format!("{medium:?}, committed {is_committed}: {error}");
-        one_story(front, medium, is_committed).map_err(failure)?;
+        check_narrowed(front, medium, is_committed).map_err(failure)?;
     }
     passed()
 }
 
-fn one_story(front: Front, medium: Medium, is_committed: bool) -> Outcome {
+fn check_narrowed(front: Front, medium: Medium, is_committed: bool) -> Outcome {
     let site = TestArena::mounted(medium, "64M")?;
     let root = site.point(0);
-    furnish(&root)?;
+    make_files(&root)?;
     let mut opener = Opener::start(front, &root, "nothing", &FILES)?;
     site.let_daemon_run()?;
-    narrow(&root)?;
+    narrow_rights(&root)?;
     if is_committed {
         // A check commits everything.
         site.check()?;
@@ -153,7 +153,7 @@ fn one_story(front: Front, medium: Medium, is_committed: bool) -> Outcome {
     opener.write("program", "other.")?;
     opener.write("write", "last..")?;
     expect_content(&root, "last..")?;
-    opener.end()?;
+    opener.finish()?;
     expect_content(&root, "last..")?;
     ensure!(site.counter("sessions_fenced")? == 0, "a session was fenced:\n{}", site.complaints());
     site.check()?;
@@ -168,13 +168,13 @@ fn group_left() -> Outcome<Verdict> {
     for front in [Front::RunAtOnce, Front::Mount] {
         let site = TestArena::mounted(Medium::Memory, "64M")?;
         let root = site.point(0);
-        furnish(&root)?;
+        make_files(&root)?;
         let mut opener = Opener::start(front, &root, "keeps", &["chgrp"])?;
         opener.write("write", "member")?;
         opener.write("without_group", "none..")?;
         site.kill_daemon()?;
         opener.write("write", "killed")?;
-        opener.end()?;
+        opener.finish()?;
         let found = fs::read_to_string(root.join("chgrp")).map_err(tried("reading"))?;
         ensure!(found == "killed", "{front:?}: the file holds '{found}'");
         ensure!(site.counter("sessions_fenced")? == 0, "a session was fenced:\n{}", site.complaints());

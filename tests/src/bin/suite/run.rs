@@ -25,28 +25,28 @@ use crate::report::count;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "run/session_gets_real_descriptors", run: || with(descriptors) },
-    Test { name: "run/descriptors_need_the_users_rights", run: || with(rights) },
-    Test { name: "run/descriptors_are_made_while_sharedfs_is_killed", run: || with(kills) },
-    Test { name: "run/session_may_begin_at_any_call", run: || with(begins) },
-    Test { name: "run/program_takes_over_files_that_the_shell_opened", run: || with(redirected) },
-    Test { name: "run/select_and_epoll_treat_files_as_the_kernel", run: || with(no_set) },
-    Test { name: "run/program_with_another_environment_has_the_library", run: || with(environments) },
-    Test { name: "run/server_becomes_each_of_its_users", run: || with(users) },
-    Test { name: "run/little_address_space_is_left_to_the_program", run: || with(little_address_space) },
-    Test { name: "run/extended_attributes_answer_as_the_kernel", run: || with(xattrs) },
-    Test { name: "run/copies_answer_as_the_kernel", run: || with(copied) },
-    Test { name: "run/calls_are_refused_as_by_the_kernel", run: || with(refused_alike) },
-    Test { name: "run/refused_calls_leave_the_file_to_libfs", run: || with(refused) },
-    Test { name: "run/appending_file_writes_at_requested_offset", run: || with(appended) },
-    Test { name: "run/leases_on_files_of_libfs_are_refused", run: || with(leases) },
-    Test { name: "run/loop_device_takes_an_open_file", run: || with(loop_device) },
-    Test { name: "run/repeated_look_ups_answer_as_the_kernel", run: || with(at_hand) },
-    Test { name: "run/unlistable_mount_root_blocks_no_program", run: || with(closed_root) },
-    Test { name: "run/short_program_needs_no_session", run: || with(short) },
-    Test { name: "run/library_costs_little_private_memory", run: || with(little) },
-    Test { name: "run/new_session_makes_kernel_forget_names_at_once", run: || with(newcomer) },
-    Test { name: "run/log_grows_and_reports_full_disk", run: || with(grows) },
+    Test { name: "run/session_gets_real_descriptors", run: || when_mountable(descriptors) },
+    Test { name: "run/descriptors_need_the_users_rights", run: || when_mountable(rights) },
+    Test { name: "run/descriptors_are_made_while_sharedfs_is_killed", run: || when_mountable(kills) },
+    Test { name: "run/session_may_begin_at_any_call", run: || when_mountable(begins) },
+    Test { name: "run/program_takes_over_files_that_the_shell_opened", run: || when_mountable(redirected) },
+    Test { name: "run/select_and_epoll_treat_files_as_the_kernel", run: || when_mountable(no_set) },
+    Test { name: "run/program_with_another_environment_has_the_library", run: || when_mountable(environments) },
+    Test { name: "run/server_becomes_each_of_its_users", run: || when_mountable(users) },
+    Test { name: "run/little_address_space_is_left_to_the_program", run: || when_mountable(little_address_space) },
+    Test { name: "run/extended_attributes_answer_as_the_kernel", run: || when_mountable(xattrs) },
+    Test { name: "run/copies_answer_as_the_kernel", run: || when_mountable(copied) },
+    Test { name: "run/calls_are_refused_as_by_the_kernel", run: || when_mountable(refused_alike) },
+    Test { name: "run/refused_calls_leave_the_file_to_libfs", run: || when_mountable(refused) },
+    Test { name: "run/appending_file_writes_at_requested_offset", run: || when_mountable(appended) },
+    Test { name: "run/leases_on_files_of_libfs_are_refused", run: || when_mountable(leases) },
+    Test { name: "run/loop_device_takes_an_open_file", run: || when_mountable(loop_device) },
+    Test { name: "run/repeated_look_ups_answer_as_the_kernel", run: || when_mountable(at_hand) },
+    Test { name: "run/unlistable_mount_root_blocks_no_program", run: || when_mountable(closed_root) },
+    Test { name: "run/short_program_needs_no_session", run: || when_mountable(short) },
+    Test { name: "run/library_costs_little_private_memory", run: || when_mountable(little) },
+    Test { name: "run/new_session_makes_kernel_forget_names_at_once", run: || when_mountable(newcomer) },
+    Test { name: "run/log_grows_and_reports_full_disk", run: || when_mountable(grows) },
 ];
 
 const ROOT: Credentials = Credentials::checked(0, 0);
@@ -54,7 +54,7 @@ const ROOT: Credentials = Credentials::checked(0, 0);
 const USER: u32 = 65534;
 const SOON: Duration = Duration::from_secs(30);
 
-fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
@@ -74,12 +74,12 @@ fn connect(site: &TestArena) -> Outcome<Arc<LibFs>> {
 }
 
 /// A session, and a directory on the mount beside it.
-struct Beside {
+struct SessionBesideMount {
     session: Arc<LibFs>,
     directory: File,
 }
 
-impl Beside {
+impl SessionBesideMount {
     fn new(site: &TestArena) -> Outcome<Self> {
         let directory = File::open(site.point(0)).map_err(tried("opening the mount's root directory"))?;
         Ok(Self { session: connect(site)?, directory })
@@ -200,12 +200,12 @@ fn refused_alike() -> Outcome<Verdict> {
 /// If the kernel refuses a call, only the call fails: LibFS serves the file before and after.
 fn refused() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
-    let told = site.outside().join("report");
+    let report_path = site.outside().join("report");
     let script = include_str!("../../../jobs/refused.py");
-    let mut command = ashlar(&["run", "--report-json", "--report-to", &told.display().to_string()]);
+    let mut command = ashlar(&["run", "--report-json", "--report-to", &report_path.display().to_string()]);
     command.args(["python3", "-c", script]).current_dir(site.point(0)).env(DEFER_VARIABLE, "0");
     run(&mut command)?.success()?;
-    let report = fs::read_to_string(&told).map_err(tried("reading the report"))?;
+    let report = fs::read_to_string(&report_path).map_err(tried("reading the report"))?;
     let report: serde_json::Value = serde_json::from_str(&report).map_err(tried("reading the report"))?;
     let found = ["accelerated", "delegated"].map(|what| ["pread64", "pwrite64"].map(|call| count(&report, call, what)));
     ensure!(found == [[1000; 2], [0; 2]], "1000 accelerated reads and writes expected, and no others:\n{report:#}");
@@ -303,7 +303,7 @@ fn little_address_space() -> Outcome<Verdict> {
 /// Runs a program in each possible way, with no environment and with one that loads another library first. The program
 /// prints its environment.
 const ENVIRONMENTS: &str = "import ctypes, errno, os, subprocess
-program = ['/bin/sh', '-c', 'echo ${LD_PRELOAD#*:} ${LD_PRELOAD%:*} ${ASHLAR_RUN:+told}']
+program = ['/bin/sh', '-c', 'echo ${LD_PRELOAD#*:} ${LD_PRELOAD%:*} ${ASHLAR_RUN:+set}']
 def forked(environment):
     if os.fork() == 0:
         os.execve(program[0], program, environment)
@@ -337,7 +337,7 @@ fn environments() -> Outcome<Verdict> {
     for front in [Front::Run, Front::RunAtOnce] {
         let done = run(front.command("python3").args(["-c", ENVIRONMENTS]).current_dir(site.point(0)))?.success()?;
         let said: Vec<_> = done.output.lines().collect();
-        let (without, with) = (format!("{library} {library} told"), format!("libm.so.6 {library} told"));
+        let (without, with) = (format!("{library} {library} set"), format!("libm.so.6 {library} set"));
         let mut expected = [&without[..], &with].repeat(4);
         expected.extend(["EFAULT EFAULT EFAULT", &with]);
         ensure!(said == expected, "{front:?}: {}", done.describe());
@@ -400,7 +400,7 @@ fn says_the_same_to(user: Option<u32>, script: &str, least: usize) -> Outcome<Ve
         let (here, there) = (site.point(0).join(name), site.outside().join(name));
         for directory in [&here, &there] {
             fs::create_dir(directory).map_err(tried("making a directory"))?;
-            // Other users may search it.
+            // OtherUser users may search it.
             fs::set_permissions(directory, Permissions::from_mode(0o777)).map_err(tried("chmod"))?;
         }
         let mut command = front.command("python3");
@@ -599,7 +599,7 @@ fn grows() -> Outcome<Verdict> {
 
 fn descriptors() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
-    let beside = Beside::new(&site)?;
+    let beside = SessionBesideMount::new(&site)?;
     let file = beside.make("file", FileKind::Regular)?;
     beside.check_both_ways(file)?;
     flags_hold(&beside, file)?;
@@ -619,7 +619,7 @@ fn descriptors() -> Outcome<Verdict> {
     passed()
 }
 
-fn flags_hold(beside: &Beside, id: InodeId) -> Outcome {
+fn flags_hold(beside: &SessionBesideMount, id: InodeId) -> Outcome {
     let only_read = beside.materialise(id, OFlags::RDONLY | OFlags::NOATIME | OFlags::LARGEFILE)?;
     let refused = only_read.write_at(b"x", 0).err().and_then(|error| error.raw_os_error());
     ensure!(refused == Some(Errno::EBADF.0), "a write to a descriptor for reading gives {refused:?}");
@@ -636,7 +636,7 @@ fn flags_hold(beside: &Beside, id: InodeId) -> Outcome {
 }
 
 /// Files without names live as long as a session or a descriptor has them open.
-fn nameless(beside: &Beside) -> Outcome {
+fn nameless(beside: &SessionBesideMount) -> Outcome {
     let session = &beside.session;
     let removed = beside.make("removed", FileKind::Regular)?;
     session.unlink(&ROOT, InodeId::ROOT, b"removed").map_err(tried("unlink"))?;
@@ -655,7 +655,7 @@ fn nameless(beside: &Beside) -> Outcome {
     Ok(())
 }
 
-fn directories(site: &TestArena, beside: &Beside) -> Outcome {
+fn directories(site: &TestArena, beside: &SessionBesideMount) -> Outcome {
     let outer = beside.make("outer", FileKind::Directory)?;
     let make = Make { kind: FileKind::Directory, mode: 0o700, umask: 0, device: 0, target: &[] };
     let inner = beside.session.make(&ROOT, outer, b"inner", &make).map_err(tried("making a directory"))?.id;
@@ -680,7 +680,7 @@ fn directories(site: &TestArena, beside: &Beside) -> Outcome {
     Ok(())
 }
 
-fn refusals(site: &TestArena, beside: &Beside, file: InodeId) -> Outcome {
+fn refusals(site: &TestArena, beside: &SessionBesideMount, file: InodeId) -> Outcome {
     let session = &beside.session;
     let elsewhere = File::open(site.outside()).map_err(tried("opening a directory outside"))?;
     let no_directory = File::open(site.point(0).join("file")).map_err(tried("opening the file"))?;
@@ -719,12 +719,12 @@ fn refusals(site: &TestArena, beside: &Beside, file: InodeId) -> Outcome {
 }
 
 /// `ashlar-session` as an ordinary user.
-struct Other {
+struct OtherUser {
     child: Child,
     answers: BufReader<std::process::ChildStdout>,
 }
 
-impl Other {
+impl OtherUser {
     fn start(site: &TestArena) -> Outcome<Self> {
         // Neither the arena nor this program's directory is open to all users.
         let arena = site.arena();
@@ -758,7 +758,7 @@ impl Other {
     }
 }
 
-impl Drop for Other {
+impl Drop for OtherUser {
     fn drop(&mut self) {
         // The process ends with its input, or by the kill.
         let _ = self.child.kill();
@@ -781,7 +781,7 @@ fn rights() -> Outcome<Verdict> {
     fs::write(hidden.join("inside"), "inside").map_err(tried("writing a file"))?;
     chmod("hidden", 0o700)?;
     let inside = fs::metadata(hidden.join("inside")).map_err(tried("looking at a file"))?.ino().to_string();
-    let mut other = Other::start(&site)?;
+    let mut other = OtherUser::start(&site)?;
     let mut inodes = Vec::new();
     for name in ["readable", "writable", "private"] {
         inodes.push(other.ask(&format!("open {name}"))?);
@@ -808,7 +808,7 @@ fn rights() -> Outcome<Verdict> {
         chmod("writable", 0o600)?;
     }
     drop(other);
-    let mut late = Other::start(&site)?;
+    let mut late = OtherUser::start(&site)?;
     let inode = late.ask("open readable")?;
     ensure!(&inode == readable, "it is {inode} now");
     let answer = late.materialise(&inode, OFlags::RDONLY)?;
@@ -824,7 +824,7 @@ fn kills() -> Outcome<Verdict> {
     const FILES: usize = 64;
     let kills = number("ASHLAR_KILL_HELPER", 10);
     let site = TestArena::mounted(Medium::Memory, "64M")?;
-    let beside = Beside::new(&site)?;
+    let beside = SessionBesideMount::new(&site)?;
     let files: Vec<InodeId> =
         (0..FILES).map(|n| beside.make(&format!("file{n}"), FileKind::Regular)).collect::<Outcome<_>>()?;
     let (is_done, made) = (AtomicBool::new(false), AtomicU64::new(0));

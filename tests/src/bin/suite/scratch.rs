@@ -26,14 +26,14 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// The programs' counts and longest call.
 #[derive(Default)]
-struct Seen {
+struct ReadBackCounts {
     reads: u64,
     pause: Duration,
 }
 
-impl Seen {
+impl ReadBackCounts {
     /// Records how long a call takes.
-    fn timed<R>(&mut self, call: impl FnOnce() -> R) -> R {
+    fn time_call<R>(&mut self, call: impl FnOnce() -> R) -> R {
         let start = Instant::now();
         let result = call();
         self.pause = self.pause.max(start.elapsed());
@@ -51,7 +51,7 @@ fn read_back() -> Outcome<Verdict> {
         return Ok(Verdict::Skipped(why));
     }
     let kills = number("ASHLAR_KILL_SCRATCH", 20);
-    let mut seen = Seen::default();
+    let mut seen = ReadBackCounts::default();
     for (mounts, kills) in [(1, kills.div_ceil(2)), (2, kills / 2)] {
         let site = TestArena::mounted(Medium::Memory, "256M")?;
         if mounts == 2 {
@@ -64,13 +64,13 @@ fn read_back() -> Outcome<Verdict> {
         }
         site.check()?;
     }
-    let Seen { reads, pause } = seen;
+    let ReadBackCounts { reads, pause } = seen;
     ensure!(reads > kills * 100, "only {reads} reads in {kills} kills: nothing was tried");
     ensure!(pause < PAUSE_MAX, "a call took {} ms", pause.as_millis());
     Ok(Verdict::Passed(format!("{kills} kills, {reads} blocks read back, longest pause {} ms", pause.as_millis())))
 }
 
-fn run(site: &TestArena, mounts: usize, kills: u64) -> Outcome<Seen> {
+fn run(site: &TestArena, mounts: usize, kills: u64) -> Outcome<ReadBackCounts> {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let programs: Vec<_> = (0..PROGRAMS)
@@ -78,17 +78,17 @@ fn run(site: &TestArena, mounts: usize, kills: u64) -> Outcome<Seen> {
                 let (root, done) = (site.point(seed as usize % mounts), &done);
                 scope.spawn(move || {
                     let mut random = Random::new(number("ASHLAR_SEED", 1) * PROGRAMS + seed);
-                    let mut seen = Seen::default();
+                    let mut seen = ReadBackCounts::default();
                     while !done.load(Ordering::Relaxed) {
                         // Some files stay and are written anew, most go: their blocks are used again.
                         let path = root.join(format!("scratch-{seed}-{}", random.below(5)));
-                        sort(&path, &mut random, seed, &mut seen)
+                        write_and_read_back(&path, &mut random, seed, &mut seen)
                             .map_err(|error| format!("{}: {error}", path.display()))?;
                         if random.below(3) > 0 {
                             std::fs::remove_file(&path).map_err(tried("removing a file"))?;
                         }
                     }
-                    Ok::<Seen, String>(seen)
+                    Ok::<ReadBackCounts, String>(seen)
                 })
             })
             .collect();
@@ -100,7 +100,7 @@ fn run(site: &TestArena, mounts: usize, kills: u64) -> Outcome<Seen> {
             killed = killed.and_then(|()| site.kill_daemon());
         }
         done.store(true, Ordering::Relaxed);
-        let mut all = Seen::default();
+        let mut all = ReadBackCounts::default();
         for program in programs {
             all.add(&program.join().map_err(|_| "a thread panicked".to_owned())??);
         }
@@ -109,8 +109,8 @@ fn run(site: &TestArena, mounts: usize, kills: u64) -> Outcome<Seen> {
 }
 
 /// Writes a file in blocks, each with a word of its own, and reads blocks of it in between.
-fn sort(path: &Path, random: &mut Random, seed: u64, seen: &mut Seen) -> Outcome {
-    let file = seen.timed(|| OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path));
+fn write_and_read_back(path: &Path, random: &mut Random, seed: u64, seen: &mut ReadBackCounts) -> Outcome {
+    let file = seen.time_call(|| OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path));
     let file = file.map_err(tried("opening a file"))?;
     let most = 1 + random.below(BLOCKS_MAX);
     let mut words: Vec<u64> = Vec::new();
@@ -118,18 +118,18 @@ fn sort(path: &Path, random: &mut Random, seed: u64, seen: &mut Seen) -> Outcome
         let word = random.draw() << 8 | seed;
         match random.below(10) {
             0..5 if (words.len() as u64) < most => {
-                seen.timed(|| write(&file, words.len(), word))?;
+                seen.time_call(|| write(&file, words.len(), word))?;
                 words.push(word);
             }
             5 | 6 if !words.is_empty() => {
                 let at = random.below(words.len() as u64) as usize;
-                seen.timed(|| write(&file, at, word))?;
+                seen.time_call(|| write(&file, at, word))?;
                 words[at] = word;
             }
             _ if !words.is_empty() => {
                 let at = random.below(words.len() as u64) as usize;
                 let mut found = vec![0; BLOCK_BYTES];
-                seen.timed(|| file.read_exact_at(&mut found, (at * BLOCK_BYTES) as u64))
+                seen.time_call(|| file.read_exact_at(&mut found, (at * BLOCK_BYTES) as u64))
                     .map_err(tried("reading a block"))?;
                 let other = found.chunks_exact(8).position(|chunk| chunk != words[at].to_le_bytes());
                 ensure!(

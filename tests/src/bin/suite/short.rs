@@ -14,9 +14,9 @@ use ashlar_wire::DEFER_VARIABLE;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "run/short_programs_run_without_the_library", run: || with(short) },
-    Test { name: "run/runner_of_short_programs_is_served_as_before", run: || with(runner) },
-    Test { name: "run/programs_leave_only_their_files_in_an_arena", run: || with(traces) },
+    Test { name: "run/short_programs_run_without_the_library", run: || when_mountable(short) },
+    Test { name: "run/runner_of_short_programs_is_served_as_before", run: || when_mountable(runner) },
+    Test { name: "run/programs_leave_only_their_files_in_an_arena", run: || when_mountable(traces) },
 ];
 
 /// Prints whether it has the library. If its first argument says so, it makes that many calls on a file.
@@ -75,16 +75,16 @@ const BELIEVED: usize = 8;
 /// How often it runs then. One run in sixteen is observed.
 const TIMES: usize = 160;
 
-fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
-struct Place {
+struct ProgramSite {
     site: TestArena,
     program: PathBuf,
 }
 
-fn compiled(site: &TestArena, name: &str, text: &str) -> Outcome<PathBuf> {
+fn compile(site: &TestArena, name: &str, text: &str) -> Outcome<PathBuf> {
     let program = site.outside().join(name);
     let source = program.with_extension("c");
     fs::write(&source, text).map_err(tried("writing a program"))?;
@@ -92,12 +92,12 @@ fn compiled(site: &TestArena, name: &str, text: &str) -> Outcome<PathBuf> {
     Ok(program)
 }
 
-impl Place {
+impl ProgramSite {
     /// Forgets the profiles that this machine had before.
     fn new() -> Outcome<Self> {
         let site = TestArena::mounted(Medium::Memory, "64M")?;
         let _ = fs::remove_file(PROFILE);
-        let program = compiled(&site, "says-what-it-has", PROGRAM)?;
+        let program = compile(&site, "says-what-it-has", PROGRAM)?;
         fs::write(site.point(0).join("file"), "x").map_err(tried("writing a file"))?;
         fs::write(site.point(0).join("large"), vec![0; 1 << 20]).map_err(tried("writing a file"))?;
         fs::create_dir(site.point(0).join("directory")).map_err(tried("making a directory"))?;
@@ -105,7 +105,7 @@ impl Place {
     }
 
     /// The program's answer in each of so many runs, with these arguments, out of a shell.
-    fn runs(&self, shell: &str, times: usize, arguments: &str, settings: &[(&str, &str)]) -> Outcome<Vec<bool>> {
+    fn run_times(&self, shell: &str, times: usize, arguments: &str, settings: &[(&str, &str)]) -> Outcome<Vec<bool>> {
         let script = format!("for i in $(seq {times}); do {} {arguments} || exit 1; done", self.program.display());
         let mut command = Front::Run.command(shell);
         command.args(["-c", &script]).env("OTHER", "kept").envs(settings.iter().copied());
@@ -115,7 +115,7 @@ impl Place {
         Ok(said)
     }
 
-    fn end(self) -> Outcome<Verdict> {
+    fn finish(self) -> Outcome<Verdict> {
         self.site.check()?;
         self.site.umount(0)?;
         passed()
@@ -123,41 +123,41 @@ impl Place {
 }
 
 fn short() -> Outcome<Verdict> {
-    let place = Place::new()?;
+    let place = ProgramSite::new()?;
     // A shell that lends its memory to programs, and one that copies it.
     for (shell, first) in [("sh", BELIEVED), ("bash", 0)] {
-        let said = place.runs(shell, TIMES, "", &[])?;
+        let said = place.run_times(shell, TIMES, "", &[])?;
         ensure!(said[..first].iter().all(|with| *with), "without the library in one of the first runs: {said:?}");
         let with = said[first..].iter().filter(|with| **with).count();
         ensure!((1..=TIMES / 4).contains(&with), "of {TIMES} short programs of {shell}, {with} have the library");
     }
     // A run with large inputs has the library, whatever earlier runs did.
     for much in ["large", "-L directory", "-I file directory", "<large"] {
-        let said = place.runs("sh", 2 * BELIEVED, much, &[])?;
+        let said = place.run_times("sh", 2 * BELIEVED, much, &[])?;
         ensure!(said.iter().all(|with| *with), "without the library on '{much}': {said:?}");
     }
     // A directory that a program searches for includes is not one that it walks through.
-    let said = place.runs("sh", 2 * BELIEVED, "-I directory -I directory file", &[])?;
+    let said = place.run_times("sh", 2 * BELIEVED, "-I directory -I directory file", &[])?;
     let with = said.iter().filter(|with| **with).count();
     ensure!(with <= BELIEVED, "of {} runs on little, {with} have the library", said.len());
     for setting in [(DEFER_VARIABLE, "64"), ("LD_PRELOAD", "libm.so.6")] {
-        let said = place.runs("sh", 2 * BELIEVED, "", &[setting])?;
+        let said = place.run_times("sh", 2 * BELIEVED, "", &[setting])?;
         ensure!(said.iter().all(|with| *with), "without the library where {setting:?} is set: {said:?}");
     }
     // One run in sixteen, chosen at random, is observed. If the program does more in it, it has the library from then
     // on.
-    let said = place.runs("sh", TIMES, "-calls 100", &[])?;
+    let said = place.run_times("sh", TIMES, "-calls 100", &[])?;
     let noticed = said.iter().position(|with| *with).ok_or("a program with 100 calls was never looked at")?;
     let again = said[noticed..].iter().take(4 * BELIEVED).position(|with| !*with);
     ensure!(again.is_none(), "what has made 100 calls goes without the library again: {said:?}");
     // A program that may run others has the library, so that those have it.
-    let runs_others = compiled(
+    let runs_others = compile(
         &place.site,
         "runs-others",
         &PROGRAM.replace("puts(preload", "if (count > 99) system(words[1]); puts(preload"),
     )?;
-    let others = Place { program: runs_others, ..place };
-    let said = others.runs("sh", 3 * BELIEVED, "", &[])?;
+    let others = ProgramSite { program: runs_others, ..place };
+    let said = others.run_times("sh", 3 * BELIEVED, "", &[])?;
     ensure!(said.iter().all(|with| *with), "without the library though it may run others: {said:?}");
     let place = others;
     // A program that may write nothing gets no signal from the record at its end.
@@ -165,7 +165,7 @@ fn short() -> Outcome<Verdict> {
     fs::copy(&place.program, &limited).map_err(tried("copying a program"))?;
     let script = format!("ulimit -f 0; exec {}", limited.display());
     run(Front::Run.command("sh").args(["-c", &script]).env("OTHER", "kept"))?.success()?;
-    place.end()
+    place.finish()
 }
 
 /// Runs short programs in the middle of its own work. Prints whether LibFS serves a file that it opens then: its
@@ -185,19 +185,19 @@ for number in range(40):
 ";
 
 fn runner() -> Outcome<Verdict> {
-    let place = Place::new()?;
-    place.runs("sh", 2 * BELIEVED, "", &[])?;
+    let place = ProgramSite::new()?;
+    place.run_times("sh", 2 * BELIEVED, "", &[])?;
     let mut command = Front::Run.command("python3");
     command.args(["-c", RUNNER]).arg(&place.program).env("OTHER", "kept").current_dir(place.site.point(0));
     let said = run(&mut command)?.success()?;
     let without = said.output.lines().filter(|line| *line == "without").count();
     ensure!(without >= 20, "only {without} of 40 programs went without the library");
-    let lender = compiled(&place.site, "lends", LENDER)?;
+    let lender = compile(&place.site, "lends", LENDER)?;
     let mut command = Front::Run.command(lender.display().to_string());
     let said = run(command.arg(&place.program).env("OTHER", "kept").current_dir(place.site.point(0)))?.success()?;
     let without = said.output.lines().filter(|line| *line == "without").count();
     ensure!(without >= 200, "only {without} of 400 programs went without the library");
-    place.end()
+    place.finish()
 }
 
 /// Bytes of an arena's own files.
@@ -208,10 +208,10 @@ fn arena_bytes(site: &TestArena, names: &[&str]) -> Outcome<u64> {
 
 /// On a machine that runs programs for years, no log has them.
 fn traces() -> Outcome<Verdict> {
-    let place = Place::new()?;
+    let place = ProgramSite::new()?;
     let logs = ["daemon.log", "mount.log"];
     let all = |times: usize| -> Outcome<u64> {
-        place.runs("sh", times, "-calls 1", &[(DEFER_VARIABLE, "0")])?;
+        place.run_times("sh", times, "-calls 1", &[(DEFER_VARIABLE, "0")])?;
         arena_bytes(&place.site, &logs)
     };
     let before = all(1)?;
@@ -221,5 +221,5 @@ fn traces() -> Outcome<Verdict> {
     ensure!(opened >= TIMES as u64, "only {opened} of {TIMES} programs had sessions");
     let sessions = fs::read_dir(place.site.arena().join("sessions")).map_err(tried("listing sessions"))?.count();
     ensure!(sessions < TIMES, "there are {sessions} files of sessions");
-    place.end()
+    place.finish()
 }

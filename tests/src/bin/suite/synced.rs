@@ -20,12 +20,12 @@ use serde_json::{Value, json};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "power/fsync_covers_writes_of_another_process", run: || with(written) },
-    Test { name: "power/fsync_covers_names_of_another_process", run: || with(named) },
-    Test { name: "power/fsync_covers_writes_of_another_user", run: || with(by_users) },
-    Test { name: "power/fsync_covers_a_file_passed_by_descriptor", run: || with(passed_on) },
-    Test { name: "power/sync_covers_updates_of_all_sessions", run: || with(all) },
-    Test { name: "power/sync_waits_for_no_stopped_process", run: || with(stopped) },
+    Test { name: "power/fsync_covers_writes_of_another_process", run: || when_mountable(written) },
+    Test { name: "power/fsync_covers_names_of_another_process", run: || when_mountable(named) },
+    Test { name: "power/fsync_covers_writes_of_another_user", run: || when_mountable(by_users) },
+    Test { name: "power/fsync_covers_a_file_passed_by_descriptor", run: || when_mountable(passed_on) },
+    Test { name: "power/sync_covers_updates_of_all_sessions", run: || when_mountable(all) },
+    Test { name: "power/sync_waits_for_no_stopped_process", run: || when_mountable(stopped) },
 ];
 
 const NOBODY: u32 = 65534;
@@ -35,7 +35,7 @@ const SOON: Duration = Duration::from_secs(20);
 const OLD: &str = "old";
 const NEW: &str = "new";
 
-fn with(test: fn(&mut Power) -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn when_mountable(test: fn(&mut CuttableArena) -> Outcome<Verdict>) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
@@ -44,20 +44,20 @@ fn with(test: fn(&mut Power) -> Outcome<Verdict>) -> Outcome<Verdict> {
         return Ok(Verdict::Skipped(why));
     }
     let site = TestArena::within(&disk.path(), "128M")?;
-    let mut power = Power { site, disk, cuts: 0 };
+    let mut power = CuttableArena { site, disk, cuts: 0 };
     power.mount()?;
     test(&mut power)
 }
 
 /// An arena on a disk whose power can be cut.
-struct Power {
+struct CuttableArena {
     // This field comes first, so that the arena's processes end before the disk goes.
     site: TestArena,
     disk: Reference,
     cuts: usize,
 }
 
-impl Power {
+impl CuttableArena {
     fn mount(&self) -> Outcome {
         (0..MOUNTS).try_for_each(|number| self.site.mount(number).map(drop))
     }
@@ -77,7 +77,7 @@ impl Power {
     }
 
     /// Cuts the power, ends the processes, restores the power, and mounts again.
-    fn cut(&mut self, hands: impl IntoIterator<Item = Hand>) -> Outcome {
+    fn cut(&mut self, hands: impl IntoIterator<Item = OrderedProcess>) -> Outcome {
         self.disk.cut_power(&[])?;
         // A process whose mount is stopped ends only after the mount's process.
         self.site.kill_leftovers()?;
@@ -97,15 +97,15 @@ impl Power {
     }
 
     /// A process that works in the directory of a case.
-    fn hand(&self, way: Way, case: &str) -> Outcome<Hand> {
-        self.hand_of(way, case, None)
+    fn start(&self, way: MountAccess, case: &str) -> Outcome<OrderedProcess> {
+        self.start_as(way, case, None)
     }
 
-    fn hand_of(&self, (front, mount): Way, case: &str, user: Option<u32>) -> Outcome<Hand> {
-        Hand::start(front, &self.site.point(mount).join(case), user)
+    fn start_as(&self, (front, mount): MountAccess, case: &str, user: Option<u32>) -> Outcome<OrderedProcess> {
+        OrderedProcess::start(front, &self.site.point(mount).join(case), user)
     }
 
-    fn end(&self) -> Outcome<Verdict> {
+    fn finish(&self) -> Outcome<Verdict> {
         (0..MOUNTS).try_for_each(|mount| self.site.umount(mount).map(drop))?;
         self.site.check()?;
         Ok(Verdict::Passed(format!("{} cuts, and what was synced was there after each", self.cuts)))
@@ -113,21 +113,21 @@ impl Power {
 }
 
 /// A way to the files: with LibFS or through the kernel, and by which mount.
-type Way = (Front, usize);
+type MountAccess = (Front, usize);
 
-const RUN: Way = (Front::RunAtOnce, 0);
-const MOUNT: Way = (Front::Mount, 0);
-const OTHER_MOUNT: Way = (Front::Mount, 1);
+const RUN: MountAccess = (Front::RunAtOnce, 0);
+const MOUNT: MountAccess = (Front::Mount, 0);
+const OTHER_MOUNT: MountAccess = (Front::Mount, 1);
 
 /// A process that follows orders.
-struct Hand {
+struct OrderedProcess {
     child: Child,
     /// `None` once the process has been told to end.
     orders: Option<ChildStdin>,
     says: BufReader<ChildStdout>,
 }
 
-impl Hand {
+impl OrderedProcess {
     fn start(front: Front, directory: &Path, user: Option<u32>) -> Outcome<Self> {
         let mut command = front.command("python3");
         command.args(["-c", include_str!("../../../jobs/syncer.py")]).current_dir(directory);
@@ -141,7 +141,7 @@ impl Hand {
     }
 
     /// Gives it an order, and waits until it confirms.
-    fn does(&mut self, deeds: &[Value]) -> Outcome {
+    fn obey(&mut self, deeds: &[Value]) -> Outcome {
         for deed in deeds {
             let orders = self.orders.as_mut().ok_or("a process that ends gets orders")?;
             writeln!(orders, "{deed}").map_err(tried("telling a process"))?;
@@ -159,7 +159,7 @@ impl Hand {
     }
 }
 
-impl Drop for Hand {
+impl Drop for OrderedProcess {
     fn drop(&mut self) {
         // If it has ended, the kill fails.
         let _ = self.child.kill();
@@ -168,8 +168,8 @@ impl Drop for Hand {
 }
 
 /// One process writes, another syncs: with each way to the files on both sides, and each call that syncs a file.
-fn written(power: &mut Power) -> Outcome<Verdict> {
-    let cases: [(&str, Way, Way, &[Value]); 9] = [
+fn written(power: &mut CuttableArena) -> Outcome<Verdict> {
+    let cases: [(&str, MountAccess, MountAccess, &[Value]); 9] = [
         ("run-run", RUN, RUN, &[json!(["fsync", "file"])]),
         ("run-run-read", RUN, RUN, &[json!(["read", "file"]), json!(["fsync", "file"])]),
         ("run-run-data", RUN, RUN, &[json!(["fdatasync", "file"])]),
@@ -182,30 +182,30 @@ fn written(power: &mut Power) -> Outcome<Verdict> {
     ];
     for (case, writes, syncs, sync) in cases {
         power.prepare(case)?;
-        let (mut writer, mut syncer) = (power.hand(writes, case)?, power.hand(syncs, case)?);
+        let (mut writer, mut syncer) = (power.start(writes, case)?, power.start(syncs, case)?);
         let open = [json!(["open", "file"])];
-        syncer.does(&open)?;
-        writer.does(&open)?;
-        writer.does(&[json!(["write", "file", NEW])])?;
-        syncer.does(sync)?;
+        syncer.obey(&open)?;
+        writer.obey(&open)?;
+        writer.obey(&[json!(["write", "file", NEW])])?;
+        syncer.obey(sync)?;
         power.cut([writer, syncer])?;
         power.check(case, "file", NEW)?;
     }
-    power.end()
+    power.finish()
 }
 
 /// A case: its name; the ways of the process that makes names and of the one that syncs; the first one's orders; the
 /// file that the second has open and syncs; and which file then holds which text.
-type Naming<'a> = (&'a str, [Way; 2], &'a [Value], &'a str, [&'a str; 2]);
+type NamingCase<'a> = (&'a str, [MountAccess; 2], &'a [Value], &'a str, [&'a str; 2]);
 
 /// One process makes names, another syncs the directory or the file.
-fn named(power: &mut Power) -> Outcome<Verdict> {
+fn named(power: &mut CuttableArena) -> Outcome<Verdict> {
     let make = [json!(["open", "made", "w+"]), json!(["write", "made", NEW])];
     let rename = [json!(["rename", "file", "moved"])];
     let link = [json!(["link", "file", "second"])];
     let nested =
         [json!(["mkdir", "below"]), json!(["open", "below/made", "w+"]), json!(["rename", "file", "below/moved"])];
-    let cases: [Naming<'_>; 5] = [
+    let cases: [NamingCase<'_>; 5] = [
         ("made", [RUN, RUN], &make, ".", ["made", NEW]),
         ("made-mount", [RUN, MOUNT], &make, ".", ["made", NEW]),
         ("renamed", [RUN, RUN], &rename, "file", ["moved", OLD]),
@@ -214,39 +214,39 @@ fn named(power: &mut Power) -> Outcome<Verdict> {
     ];
     for (case, [names, syncs], deeds, synced, [name, text]) in cases {
         power.prepare(case)?;
-        let (mut maker, mut syncer) = (power.hand(names, case)?, power.hand(syncs, case)?);
-        syncer.does(&[json!(["open", synced, if synced == "." { "d" } else { "r+" }])])?;
-        maker.does(deeds)?;
-        syncer.does(&[json!(["fsync", synced])])?;
+        let (mut maker, mut syncer) = (power.start(names, case)?, power.start(syncs, case)?);
+        syncer.obey(&[json!(["open", synced, if synced == "." { "d" } else { "r+" }])])?;
+        maker.obey(deeds)?;
+        syncer.obey(&[json!(["fsync", synced])])?;
         power.cut([maker, syncer])?;
         power.check(case, name, text)?;
     }
-    power.end()
+    power.finish()
 }
 
 /// Writer and syncer are different users.
-fn by_users(power: &mut Power) -> Outcome<Verdict> {
+fn by_users(power: &mut CuttableArena) -> Outcome<Verdict> {
     for (case, writes, syncs) in [("to-root", Some(NOBODY), None), ("to-user", None, Some(NOBODY))] {
         power.prepare(case)?;
-        let mut writer = power.hand_of(RUN, case, writes)?;
-        let mut syncer = power.hand_of(RUN, case, syncs)?;
+        let mut writer = power.start_as(RUN, case, writes)?;
+        let mut syncer = power.start_as(RUN, case, syncs)?;
         let open = [json!(["open", "file"])];
-        syncer.does(&open)?;
-        writer.does(&open)?;
-        writer.does(&[json!(["write", "file", NEW])])?;
-        syncer.does(&[json!(["fsync", "file"])])?;
+        syncer.obey(&open)?;
+        writer.obey(&open)?;
+        writer.obey(&[json!(["write", "file", NEW])])?;
+        syncer.obey(&[json!(["fsync", "file"])])?;
         power.cut([writer, syncer])?;
         power.check(case, "file", NEW)?;
     }
-    power.end()
+    power.finish()
 }
 
 /// A child has a file by a descriptor, writes to it, and says so through a pipe. Then its parent syncs the file.
-fn passed_on(power: &mut Power) -> Outcome<Verdict> {
+fn passed_on(power: &mut CuttableArena) -> Outcome<Verdict> {
     for (case, way) in [("child-run", RUN), ("child-mount", MOUNT)] {
         power.prepare(case)?;
-        let mut parent = power.hand(way, case)?;
-        parent.does(&[
+        let mut parent = power.start(way, case)?;
+        parent.obey(&[
             json!(["open", "file"]),
             json!(["write", "file", "own"]),
             json!(["fork", "write", "file", NEW]),
@@ -255,39 +255,39 @@ fn passed_on(power: &mut Power) -> Outcome<Verdict> {
         power.cut([parent])?;
         power.check(case, "file", NEW)?;
     }
-    power.end()
+    power.finish()
 }
 
 /// `sync` by a process that does not know the writers, whose processes may have ended.
-fn all(power: &mut Power) -> Outcome<Verdict> {
+fn all(power: &mut CuttableArena) -> Outcome<Verdict> {
     for (name, sync) in [("sync", json!(["sync"])), ("syncfs", json!(["syncfs", "."]))] {
         for ends in [false, true] {
             let case = &format!("{name}-{ends}");
             power.prepare(case)?;
-            let mut syncer = power.hand(RUN, case)?;
-            syncer.does(&[json!(["open", ".", "d"])])?;
+            let mut syncer = power.start(RUN, case)?;
+            syncer.obey(&[json!(["open", ".", "d"])])?;
             let mut hands = vec![syncer];
             for (name, way) in [("run", RUN), ("mount", MOUNT), ("other", OTHER_MOUNT)] {
-                let mut writer = power.hand(way, case)?;
-                writer.does(&[json!(["open", name, "w+"]), json!(["write", name, NEW])])?;
+                let mut writer = power.start(way, case)?;
+                writer.obey(&[json!(["open", name, "w+"]), json!(["write", name, NEW])])?;
                 if ends {
                     writer.finish()?;
                 } else {
                     hands.push(writer);
                 }
             }
-            hands[0].does(std::slice::from_ref(&sync))?;
+            hands[0].obey(std::slice::from_ref(&sync))?;
             power.cut(hands)?;
             for name in ["run", "mount", "other"] {
                 power.check(case, name, NEW)?;
             }
         }
     }
-    power.end()
+    power.finish()
 }
 
 /// Neither `fsync` nor `sync` waits for the process that wrote, nor for one behind a mount.
-fn stopped(power: &mut Power) -> Outcome<Verdict> {
+fn stopped(power: &mut CuttableArena) -> Outcome<Verdict> {
     let cases = [
         ("run-fsync", RUN, json!(["fsync", "file"])),
         ("mount-fsync", MOUNT, json!(["fsync", "file"])),
@@ -297,18 +297,18 @@ fn stopped(power: &mut Power) -> Outcome<Verdict> {
     for (name, writes, sync) in cases {
         let case = &format!("stopped-{name}");
         power.prepare(case)?;
-        let (mut writer, mut syncer) = (power.hand(writes, case)?, power.hand(RUN, case)?);
+        let (mut writer, mut syncer) = (power.start(writes, case)?, power.start(RUN, case)?);
         let open = [json!(["open", "file"])];
-        syncer.does(&open)?;
-        writer.does(&open)?;
-        writer.does(&[json!(["write", "file", NEW])])?;
+        syncer.obey(&open)?;
+        writer.obey(&open)?;
+        writer.obey(&[json!(["write", "file", NEW])])?;
         let writers = if writes == MOUNT { power.site.mount_processes()? } else { vec![writer.child.id()] };
         writers.into_iter().try_for_each(|pid| signal(pid, Signal::STOP))?;
         let began = Instant::now();
-        syncer.does(&[sync])?;
+        syncer.obey(&[sync])?;
         ensure!(began.elapsed() < SOON, "{name} took {:?} while the writer was stopped", began.elapsed());
         power.cut([writer, syncer])?;
         power.check(case, "file", NEW)?;
     }
-    power.end()
+    power.finish()
 }

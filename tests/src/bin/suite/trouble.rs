@@ -20,17 +20,17 @@ use rustix::process::Signal;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "run/program_without_mount_runs_unchanged", run: || with(nothing_mounted) },
-    Test { name: "run/missing_or_unreadable_library_is_named", run: || with(no_library) },
-    Test { name: "run/daemon_of_other_version_leaves_programs_to_the_kernel", run: || with(other_version) },
-    Test { name: "run/program_gets_errors_in_time_if_sharedfs_is_gone", run: || with(gone) },
-    Test { name: "run/program_gets_errors_in_time_if_sharedfs_is_stopped", run: || with(stopped) },
-    Test { name: "run/closing_all_numbers_keeps_the_librarys", run: || with(closed) },
-    Test { name: "run/mount_within_stopped_mount_delays_no_program", run: || with(within_stopped) },
-    Test { name: "run/full_arena_gives_enospc_and_program_continues", run: || with(full) },
-    Test { name: "run/program_continues_without_its_mount", run: || with(unmounted) },
-    Test { name: "run/program_beside_dead_mount_gets_kernel_errors", run: || with(dead) },
-    Test { name: "programs/flock_survives_close_of_earlier_file", run: || with(flock) },
+    Test { name: "run/program_without_mount_runs_unchanged", run: || when_mountable(nothing_mounted) },
+    Test { name: "run/missing_or_unreadable_library_is_named", run: || when_mountable(no_library) },
+    Test { name: "run/daemon_of_other_version_leaves_programs_to_the_kernel", run: || when_mountable(other_version) },
+    Test { name: "run/program_gets_errors_in_time_if_sharedfs_is_gone", run: || when_mountable(gone) },
+    Test { name: "run/program_gets_errors_in_time_if_sharedfs_is_stopped", run: || when_mountable(stopped) },
+    Test { name: "run/closing_all_numbers_keeps_the_librarys", run: || when_mountable(closed) },
+    Test { name: "run/mount_within_stopped_mount_delays_no_program", run: || when_mountable(within_stopped) },
+    Test { name: "run/full_arena_gives_enospc_and_program_continues", run: || when_mountable(full) },
+    Test { name: "run/program_continues_without_its_mount", run: || when_mountable(unmounted) },
+    Test { name: "run/program_beside_dead_mount_gets_kernel_errors", run: || when_mountable(dead) },
+    Test { name: "programs/flock_survives_close_of_earlier_file", run: || when_mountable(flock) },
 ];
 
 /// How long calls wait for SharedFS here, in seconds, instead of two minutes.
@@ -46,13 +46,13 @@ const USER: &str = "65534";
 const BEFORE: usize = 40;
 const TERMINAL: &str = include_str!("../../../jobs/terminal.py");
 
-fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
 /// A command whose standard error is a terminal, as if a person were watching; its messages go to `said`. If it hangs,
 /// it is killed.
-fn watched(command: &Command, said: &Path) -> Command {
+fn on_terminal(command: &Command, said: &Path) -> Command {
     let mut outer = Command::new("timeout");
     outer.args(["--kill-after=1", "100", "python3", "-c", TERMINAL]).arg(said).arg(command.get_program());
     outer.args(command.get_args());
@@ -68,12 +68,12 @@ fn watched(command: &Command, said: &Path) -> Command {
     outer
 }
 
-fn told(said: &Path) -> String {
+fn messages(said: &Path) -> String {
     fs::read_to_string(said).unwrap_or_default().replace('\r', "")
 }
 
 /// A test arena whose mount has little patience.
-fn impatient() -> Outcome<TestArena> {
+fn mount_with_little_patience() -> Outcome<TestArena> {
     let site = TestArena::new(Medium::Memory, "64M")?;
     fs::create_dir(site.point(0)).map_err(tried("making a directory"))?;
     let mut mount = ashlar(&["mount", "--size", "64M", "--arena"]);
@@ -83,20 +83,20 @@ fn impatient() -> Outcome<TestArena> {
 }
 
 /// `obedient.py` under `ashlar run`, at a terminal.
-struct Obedient {
+struct ObedientProgram {
     child: Child,
     input: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     said: PathBuf,
 }
 
-impl Obedient {
+impl ObedientProgram {
     fn start(site: &TestArena) -> Outcome<Self> {
         let said = site.outside().join("said");
         let mut command = Front::RunAtOnce.command("python3");
         command.args(["-c", include_str!("../../../jobs/obedient.py")]).arg(site.point(0));
         command.env(PATIENCE_VARIABLE, PATIENCE.to_string());
-        let mut command = watched(&command, &said);
+        let mut command = on_terminal(&command, &said);
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(tried("starting a program"))?;
         let (input, output) = (child.stdin.take(), child.stdout.take().ok_or("it has no output")?);
@@ -109,7 +109,7 @@ impl Obedient {
     fn line(&mut self) -> Outcome<String> {
         let mut line = String::new();
         self.answers.read_line(&mut line).map_err(tried("waiting for the program"))?;
-        ensure!(!line.is_empty(), "the program has ended: {}", told(&self.said));
+        ensure!(!line.is_empty(), "the program has ended: {}", messages(&self.said));
         Ok(line.trim_end().to_owned())
     }
 
@@ -125,7 +125,7 @@ impl Obedient {
 
     fn expect(&mut self, what: &str, answer: &str) -> Outcome {
         let (found, _) = self.ask(what)?;
-        ensure!(found == answer, "'{what}' gives '{found}', not '{answer}': {}", told(&self.said));
+        ensure!(found == answer, "'{what}' gives '{found}', not '{answer}': {}", messages(&self.said));
         Ok(())
     }
 
@@ -136,19 +136,20 @@ impl Obedient {
 
     /// Its messages to a person, once they contain all of these words.
     fn says(&self, words: &[&str]) -> Outcome {
-        let has_all = || words.iter().all(|word| told(&self.said).contains(word));
-        eventually("it says why", SOON, has_all).map_err(|error| format!("{error}: {words:?} in {}", told(&self.said)))
+        let has_all = || words.iter().all(|word| messages(&self.said).contains(word));
+        eventually("it says why", SOON, has_all)
+            .map_err(|error| format!("{error}: {words:?} in {}", messages(&self.said)))
     }
 
     fn end(&mut self) -> Outcome {
         drop(self.input.take());
         let status = wait(&mut self.child, SOON)?;
-        ensure!(status.success(), "the program ended with {status}: {}", told(&self.said));
+        ensure!(status.success(), "the program ended with {status}: {}", messages(&self.said));
         Ok(())
     }
 }
 
-impl Drop for Obedient {
+impl Drop for ObedientProgram {
     fn drop(&mut self) {
         // The program ends with its input.
         drop(self.input.take());
@@ -169,7 +170,7 @@ fn check_log(path: &Path, blocks: usize) -> Outcome {
 }
 
 /// The number of blocks in an answer to `write`.
-fn blocks(answer: &str) -> Outcome<usize> {
+fn parse_blocks(answer: &str) -> Outcome<usize> {
     let number = answer.split(' ').next().unwrap_or_default();
     number.parse().map_err(tried(format!("a number in '{answer}'")))
 }
@@ -188,9 +189,9 @@ fn nothing_mounted() -> Outcome<Verdict> {
     ensure!(done.status.code() == Some(5) && done.output == "ran\n", "it does not run: {}", done.describe());
     ensure!(done.errors.is_empty(), "it complains where nobody is looking: {}", done.describe());
     let said = directory.path().join("said");
-    let done = run(&mut watched(&without(words), &said))?;
+    let done = run(&mut on_terminal(&without(words), &said))?;
     ensure!(done.status.code() == Some(5) && done.output == "ran\n", "it does not run: {}", done.describe());
-    let lines = told(&said);
+    let lines = messages(&said);
     ensure!(lines.lines().count() == 1, "a person is told more than one line:\n{lines}");
     for word in ["no Ashlar file system is mounted", "sh runs as it is", "ashlar mount DIR"] {
         ensure!(lines.contains(word), "a person is not told '{word}':\n{lines}");
@@ -261,7 +262,7 @@ fn other_version() -> Outcome<Verdict> {
         let mut command = Front::RunAtOnce.command("sh");
         command.args(["-euc", script]).current_dir(site.point(0));
         match said {
-            Some(said) => run(&mut watched(&command, said)),
+            Some(said) => run(&mut on_terminal(&command, said)),
             None => run(&mut command),
         }
     };
@@ -273,17 +274,17 @@ fn other_version() -> Outcome<Verdict> {
     let said_later = site.outside().join("said.later");
     let mut later = Front::Run.command("head");
     later.args(["-c0"]).arg(site.point(0).join("directory/file")).env(DEFER_VARIABLE, "1");
-    let later = run(&mut watched(&later, &said_later)).and_then(Done::success);
+    let later = run(&mut on_terminal(&later, &said_later)).and_then(Done::success);
     fs::rename(&aside, &socket).map_err(tried("moving the socket back"))?;
-    let lines = told(&said);
+    let lines = messages(&said);
     ensure!(outcome?.output == "1\n2\n3\n", "the program does not work: {lines}");
     let point = site.point(0).display().to_string();
     for word in [&point, "is served by the kernel", "protocol version", "use the same release on both sides"] {
         ensure!(lines.contains(word), "a person is not told '{word}':\n{lines}");
     }
     later?;
-    let times = told(&said_later).matches("is served by the kernel").count();
-    ensure!(times == 1, "a person is told {times} times:\n{}", told(&said_later));
+    let times = messages(&said_later).matches("is served by the kernel").count();
+    ensure!(times == 1, "a person is told {times} times:\n{}", messages(&said_later));
     let quiet = quiet?;
     ensure!(quiet.errors.is_empty(), "it complains where nobody is looking: {}", quiet.describe());
     let text = fs::read_to_string(site.point(0).join("directory/file")).map_err(tried("reading what it wrote"))?;
@@ -304,7 +305,7 @@ fn make_unknown(site: &TestArena, names: &[&str]) -> Outcome {
 }
 
 /// A call that needs SharedFS while it is away.
-fn check_refused(program: &mut Obedient, what: &str) -> Outcome<Duration> {
+fn check_refused(program: &mut ObedientProgram, what: &str) -> Outcome<Duration> {
     let (answer, took) = program.ask(what)?;
     ensure!(answer.ends_with("Input/output error"), "'{what}' gives '{answer}'");
     let most = Duration::from_secs(PATIENCE) + SLACK;
@@ -318,10 +319,10 @@ fn check_new_program(site: &TestArena) -> Outcome<String> {
     let mut command = Front::RunAtOnce.command("cat");
     command.arg(site.point(0).join("third")).env(PATIENCE_VARIABLE, PATIENCE.to_string());
     let began = Instant::now();
-    let done = run(&mut watched(&command, &said))?;
+    let done = run(&mut on_terminal(&command, &said))?;
     let most = Duration::from_secs(2 * PATIENCE) + SLACK;
     ensure!(began.elapsed() < most, "a new program took {:?}: {}", began.elapsed(), done.describe());
-    let lines = told(&said);
+    let lines = messages(&said);
     let is_served = done.status.success() && done.output == "content of third";
     ensure!(is_served || lines.contains("Input/output error"), "a new program: {lines}{}", done.describe());
     ensure!(lines.contains("is served by the kernel"), "a person is not told who serves it: {lines}");
@@ -330,9 +331,9 @@ fn check_new_program(site: &TestArena) -> Outcome<String> {
 
 /// SharedFS and its supervisor are killed, so that no process starts SharedFS again.
 fn gone() -> Outcome<Verdict> {
-    let site = impatient()?;
+    let site = mount_with_little_patience()?;
     make_unknown(&site, &["first", "second", "third", "fourth"])?;
-    let mut program = Obedient::start(&site)?;
+    let mut program = ObedientProgram::start(&site)?;
     program.write(BEFORE, BEFORE)?;
     let daemon = site.daemon()?;
     for process in parent(daemon).into_iter().chain([daemon]) {
@@ -358,7 +359,7 @@ fn gone() -> Outcome<Verdict> {
     program.write(1, BEFORE + 4)?;
     let again = run(Front::RunAtOnce.command("cat").arg(site.point(1).join("second")))?.success()?;
     ensure!(again.output == "content of second", "a new program reads {}", again.describe());
-    let lines = told(&program.said);
+    let lines = messages(&program.said);
     ensure!(
         lines.lines().count() == 3,
         "a person is told more than that it waits, that it fails, and that it's over:\n{lines}"
@@ -375,9 +376,9 @@ fn gone() -> Outcome<Verdict> {
 /// resumed with another SharedFS.
 fn closed() -> Outcome<Verdict> {
     const LENGTH: usize = 80 << 20;
-    let site = impatient()?;
+    let site = mount_with_little_patience()?;
     make_unknown(&site, &["first", "second", "third"])?;
-    let mut program = Obedient::start(&site)?;
+    let mut program = ObedientProgram::start(&site)?;
     program.expect("read first", "content of first")?;
     let (at_first, _) = program.ask("numbers 900")?;
     // More than fits into the first segment.
@@ -401,9 +402,9 @@ fn closed() -> Outcome<Verdict> {
 
 /// SharedFS is stopped while a program writes as much as its log holds, and more.
 fn stopped() -> Outcome<Verdict> {
-    let site = impatient()?;
+    let site = mount_with_little_patience()?;
     make_unknown(&site, &["first", "second", "third"])?;
-    let mut program = Obedient::start(&site)?;
+    let mut program = ObedientProgram::start(&site)?;
     program.write(BEFORE, BEFORE)?;
     let daemon = site.daemon()?;
     signal(daemon, Signal::STOP)?;
@@ -426,7 +427,7 @@ fn stopped() -> Outcome<Verdict> {
 }
 
 /// Returns how many blocks were written.
-fn while_stopped(site: &TestArena, program: &mut Obedient) -> Outcome<usize> {
+fn while_stopped(site: &TestArena, program: &mut ObedientProgram) -> Outcome<usize> {
     std::thread::scope(|scope| {
         // `ashlar status` does not wait either.
         let status = scope.spawn(|| site.ashlar(&["status"]));
@@ -434,7 +435,7 @@ fn while_stopped(site: &TestArena, program: &mut Obedient) -> Outcome<usize> {
         ensure!(answer.ends_with("Input/output error"), "a log without an end: '{answer}'");
         let most = Duration::from_secs(PATIENCE) + SLACK + SLACK;
         ensure!(took < most, "it took {took:?} until the log was full and a write refused");
-        let acknowledged = blocks(&answer)?;
+        let acknowledged = parse_blocks(&answer)?;
         ensure!(acknowledged > BEFORE + 10, "only {acknowledged} blocks fitted into the log");
         program.says(&["does not answer", "for 3 seconds", "I/O error"])?;
         check_refused(program, "read second")?;
@@ -442,7 +443,7 @@ fn while_stopped(site: &TestArena, program: &mut Obedient) -> Outcome<usize> {
         ensure!(lines.contains("does not answer"), "a person is not told why: {lines}");
         // A refused write stays refused: none of it comes later.
         let (answer, _) = program.ask("write 1")?;
-        ensure!(blocks(&answer)? == acknowledged, "a write was taken by a log that is full: '{answer}'");
+        ensure!(parse_blocks(&answer)? == acknowledged, "a write was taken by a log that is full: '{answer}'");
         let status = status.join().map_err(|_| "a thread has panicked".to_owned())??;
         status.failure(1, &["does not answer", "kill -CONT"])?;
         Ok(acknowledged)
@@ -523,7 +524,7 @@ fn dead() -> Outcome<Verdict> {
 
 fn unmounted() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
-    let mut program = Obedient::start(&site)?;
+    let mut program = ObedientProgram::start(&site)?;
     program.expect("write 2", "2 written")?;
     // A mount in use stays.
     let refused = run(ashlar(&["umount"]).arg(site.point(0)))?;

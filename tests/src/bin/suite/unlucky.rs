@@ -17,65 +17,65 @@ use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "run/close_range_closes_for_the_named_processes", run: || same(UNLUCKY, "ranges") },
-    Test { name: "run/thread_may_unshare_files", run: || same(UNLUCKY, "separate") },
-    Test { name: "run/mapping_grows_with_its_file", run: || same(UNLUCKY, "growing") },
-    Test { name: "run/forks_amid_writing_threads_lose_nothing", run: || same(UNLUCKY, "forks") },
-    Test { name: "run/program_may_take_any_descriptor_number", run: || same(UNLUCKY, "numbers") },
-    Test { name: "run/dup2_replaces_file_that_threads_write", run: || same(UNLUCKY, "races") },
-    Test { name: "run/file_replaced_all_the_time_can_be_opened", run: || same(UNLUCKY, "replaced") },
-    Test { name: "run/constant_signals_change_no_answer", run: || same(UNLUCKY, "signals") },
-    Test { name: "run/two_processes_append_without_loss", run: || same(UNLUCKY, "appends") },
-    Test { name: "run/open_files_and_working_directory_may_be_removed", run: || same(UNLUCKY, "removed") },
-    Test { name: "run/bad_vectors_and_pointers_answer_as_the_kernel", run: || same(UNLUCKY, "vectors") },
-    Test { name: "run/partly_mapped_buffers_answer_as_the_kernel", run: || same(PARTLY, "") },
-    Test { name: "run/limits_hold_as_in_the_kernel", run: || same(UNLUCKY, "limits") },
-    Test { name: "run/executed_program_finds_open_files", run: || same(UNLUCKY, "passes") },
-    Test { name: "run/registers_survive_direct_kernel_calls", run: || same(WIDE, "") },
-    Test { name: "run/descriptor_gets_lowest_free_number", run: || same(FREED, "next") },
-    Test { name: "run/closed_descriptor_leads_nowhere", run: || same(FREED, "nowhere") },
-    Test { name: "run/closed_files_are_gone_for_other_processes", run: || same(FREED, "others") },
-    Test { name: "run/closed_descriptor_makes_room_for_one", run: || same(FREED, "limits") },
-    Test { name: "run/threads_open_and_close_at_once", run: || same(FREED, "threads") },
-    Test { name: "run/signal_handler_leaves_interrupted_call_alone", run: || same(FREED, "interrupted") },
-    Test { name: "run/ended_thread_leaves_nothing", run: || same(FREED, "ends") },
-    Test { name: "run/programs_with_little_address_space_run", run: || same(ROOM, "children") },
-    Test { name: "run/raised_memory_limit_takes_effect", run: || same(ROOM, "itself") },
-    Test { name: "run/files_work_without_free_address_space", run: || same(ROOM, "address-space") },
-    Test { name: "run/files_work_without_room_for_data", run: || same(ROOM, "data") },
-    Test { name: "run/program_limited_by_another_continues", run: || same(ROOM, "outside") },
-    Test { name: "run/threads_use_files_as_room_runs_out", run: || same(ROOM, "threads") },
+    Test { name: "run/close_range_closes_for_the_named_processes", run: || compare_story(UNLUCKY, "ranges") },
+    Test { name: "run/thread_may_unshare_files", run: || compare_story(UNLUCKY, "separate") },
+    Test { name: "run/mapping_grows_with_its_file", run: || compare_story(UNLUCKY, "growing") },
+    Test { name: "run/forks_amid_writing_threads_lose_nothing", run: || compare_story(UNLUCKY, "forks") },
+    Test { name: "run/program_may_take_any_descriptor_number", run: || compare_story(UNLUCKY, "numbers") },
+    Test { name: "run/dup2_replaces_file_that_threads_write", run: || compare_story(UNLUCKY, "races") },
+    Test { name: "run/file_replaced_all_the_time_can_be_opened", run: || compare_story(UNLUCKY, "replaced") },
+    Test { name: "run/constant_signals_change_no_answer", run: || compare_story(UNLUCKY, "signals") },
+    Test { name: "run/two_processes_append_without_loss", run: || compare_story(UNLUCKY, "appends") },
+    Test { name: "run/open_files_and_working_directory_may_be_removed", run: || compare_story(UNLUCKY, "removed") },
+    Test { name: "run/bad_vectors_and_pointers_answer_as_the_kernel", run: || compare_story(UNLUCKY, "vectors") },
+    Test { name: "run/partly_mapped_buffers_answer_as_the_kernel", run: || compare_story(PARTLY, "") },
+    Test { name: "run/limits_hold_as_in_the_kernel", run: || compare_story(UNLUCKY, "limits") },
+    Test { name: "run/executed_program_finds_open_files", run: || compare_story(UNLUCKY, "passes") },
+    Test { name: "run/registers_survive_direct_kernel_calls", run: || compare_story(WIDE, "") },
+    Test { name: "run/descriptor_gets_lowest_free_number", run: || compare_story(FREED, "next") },
+    Test { name: "run/closed_descriptor_leads_nowhere", run: || compare_story(FREED, "nowhere") },
+    Test { name: "run/closed_files_are_gone_for_other_processes", run: || compare_story(FREED, "others") },
+    Test { name: "run/closed_descriptor_makes_room_for_one", run: || compare_story(FREED, "limits") },
+    Test { name: "run/threads_open_and_close_at_once", run: || compare_story(FREED, "threads") },
+    Test { name: "run/signal_handler_leaves_interrupted_call_alone", run: || compare_story(FREED, "interrupted") },
+    Test { name: "run/ended_thread_leaves_nothing", run: || compare_story(FREED, "ends") },
+    Test { name: "run/programs_with_little_address_space_run", run: || compare_story(ROOM, "children") },
+    Test { name: "run/raised_memory_limit_takes_effect", run: || compare_story(ROOM, "itself") },
+    Test { name: "run/files_work_without_free_address_space", run: || compare_story(ROOM, "address-space") },
+    Test { name: "run/files_work_without_room_for_data", run: || compare_story(ROOM, "data") },
+    Test { name: "run/program_limited_by_another_continues", run: || compare_story(ROOM, "outside") },
+    Test { name: "run/threads_use_files_as_room_runs_out", run: || compare_story(ROOM, "threads") },
     Test { name: "run/memory_checkers_keep_working", run: checked },
 ];
 
 /// A program with stories.
 #[derive(Clone, Copy)]
-struct Source {
+struct StoryProgram {
     name: &'static str,
     text: &'static str,
 }
 
-const UNLUCKY: Source = Source { name: "unlucky.c", text: include_str!("../../../jobs/unlucky.c") };
-const FREED: Source = Source { name: "freed.c", text: include_str!("../../../jobs/freed.c") };
-const ROOM: Source = Source { name: "room.c", text: include_str!("../../../jobs/room.c") };
-const WIDE: Source = Source { name: "wide.c", text: include_str!("../../../jobs/wide.c") };
-const PARTLY: Source = Source { name: "partly.c", text: include_str!("../../../jobs/partly.c") };
-const CHECKED: Source = Source { name: "checked.c", text: include_str!("../../../jobs/checked.c") };
+const UNLUCKY: StoryProgram = StoryProgram { name: "unlucky.c", text: include_str!("../../../jobs/unlucky.c") };
+const FREED: StoryProgram = StoryProgram { name: "freed.c", text: include_str!("../../../jobs/freed.c") };
+const ROOM: StoryProgram = StoryProgram { name: "room.c", text: include_str!("../../../jobs/room.c") };
+const WIDE: StoryProgram = StoryProgram { name: "wide.c", text: include_str!("../../../jobs/wide.c") };
+const PARTLY: StoryProgram = StoryProgram { name: "partly.c", text: include_str!("../../../jobs/partly.c") };
+const CHECKED: StoryProgram = StoryProgram { name: "checked.c", text: include_str!("../../../jobs/checked.c") };
 /// The header that all include.
-const SAYS: Source = Source { name: "says.h", text: include_str!("../../../jobs/says.h") };
+const SAYS: StoryProgram = StoryProgram { name: "says.h", text: include_str!("../../../jobs/says.h") };
 
 /// Descriptors that a story may have: as many as most programs may, and few enough to take them all.
 const DESCRIPTORS: u32 = 1024;
 /// The limit for a story in seconds. A story that hangs says no more after that.
 const SECONDS: u32 = 60;
 
-fn same(teller: Source, story: &str) -> Outcome<Verdict> {
+fn compare_story(source: StoryProgram, story: &str) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
     // A data segment has 256 MiB, if there is room.
     let site = TestArena::mounted(Medium::Memory, "512M")?;
-    let Some(program) = compiled(&site, teller, &[])? else { return Ok(Verdict::Skipped("there is no gcc".into())) };
+    let Some(program) = compile(&site, source, &[])? else { return Ok(Verdict::Skipped("there is no gcc".into())) };
     let answers = compare(&site.point(0), &program, story)?;
     site.check()?;
     site.umount(0)?;
@@ -92,11 +92,11 @@ fn checked() -> Outcome<Verdict> {
     let mut absent = Vec::new();
     for kind in ["address", "thread", "leak", "undefined"] {
         let option = format!("-fsanitize={kind}");
-        let Some(program) = compiled(&site, CHECKED, &["-g", &option])? else {
+        let Some(program) = compile(&site, CHECKED, &["-g", &option])? else {
             return Ok(Verdict::Skipped("there is no gcc".into()));
         };
         let elsewhere = tempfile::tempdir().map_err(tried("making a directory"))?;
-        if told(Front::Mount, &program, "", elsewhere.path()).is_err() {
+        if run_story(Front::Mount, &program, "", elsewhere.path()).is_err() {
             // Some compilers' checkers don't know the addresses that some kernels give.
             absent.push(kind);
             continue;
@@ -111,7 +111,7 @@ fn checked() -> Outcome<Verdict> {
         }
     }
     // A checker that runs a program's code in its own way runs that program without the library.
-    let Some(program) = compiled(&site, CHECKED, &["-g"])? else {
+    let Some(program) = compile(&site, CHECKED, &["-g"])? else {
         return Ok(Verdict::Skipped("there is no gcc".into()));
     };
     let under = site.outside().join("under-valgrind");
@@ -128,9 +128,9 @@ fn checked() -> Outcome<Verdict> {
 }
 
 /// The program, compiled with these options; `None` if there is no compiler.
-fn compiled(site: &TestArena, teller: Source, options: &[&str]) -> Outcome<Option<PathBuf>> {
-    let (source, program) = (site.outside().join(teller.name), site.outside().join("teller"));
-    for Source { name, text } in [teller, SAYS] {
+fn compile(site: &TestArena, story_program: StoryProgram, options: &[&str]) -> Outcome<Option<PathBuf>> {
+    let (source, program) = (site.outside().join(story_program.name), site.outside().join("story"));
+    for StoryProgram { name, text } in [story_program, SAYS] {
         std::fs::write(site.outside().join(name), text).map_err(tried("writing a program"))?;
     }
     let mut command = Command::new("gcc");
@@ -149,11 +149,11 @@ fn compiled(site: &TestArena, teller: Source, options: &[&str]) -> Outcome<Optio
 fn compare(directory: &Path, program: &Path, story: &str) -> Outcome<usize> {
     let memory = tempfile::Builder::new().prefix("ashlar-unlucky-").tempdir_in("/dev/shm");
     let memory = memory.map_err(tried("making a directory in memory"))?;
-    let expected = told(Front::Mount, program, story, memory.path())?;
+    let expected = run_story(Front::Mount, program, story, memory.path())?;
     for front in [Front::Mount, Front::Run, Front::RunAtOnce] {
         let place = directory.join(format!("{front:?}"));
         std::fs::create_dir(&place).map_err(tried("making a directory"))?;
-        let found = told(front, program, story, &place).map_err(|error| format!("{front:?}: {error}"))?;
+        let found = run_story(front, program, story, &place).map_err(|error| format!("{front:?}: {error}"))?;
         for (expected, found) in expected.lines().zip(found.lines()) {
             ensure!(expected == found, "{front:?}: '{found}', in memory '{expected}'");
         }
@@ -163,7 +163,7 @@ fn compare(directory: &Path, program: &Path, story: &str) -> Outcome<usize> {
 }
 
 /// A story's output in a directory.
-fn told(front: Front, program: &Path, story: &str, directory: &Path) -> Outcome<String> {
+fn run_story(front: Front, program: &Path, story: &str, directory: &Path) -> Outcome<String> {
     let mut command = front.command("sh");
     let script = format!("ulimit -n {DESCRIPTORS}; exec timeout -s KILL {SECONDS} \"$0\" {story}");
     command.args(["-c", &script]).arg(program).current_dir(directory).stdin(Stdio::null());

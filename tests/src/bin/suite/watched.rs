@@ -13,15 +13,15 @@ use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "watched/events_are_those_of_a_local_directory", run: || with(compared) },
-    Test { name: "watched/watch_without_look_up_is_found_soon", run: || with(found_soon) },
-    Test { name: "watched/watch_that_ends_gives_files_back", run: || with(ends) },
-    Test { name: "watched/restarted_sharedfs_knows_watches", run: || with(killed) },
-    Test { name: "watched/watch_lives_on_in_child_and_program", run: || with(inherited) },
-    Test { name: "watched/marked_file_system_is_left_to_the_kernel", run: || with(marked) },
-    Test { name: "watched/inotifywait_sees_changes", run: || with(inotifywait) },
-    Test { name: "watched/java_sees_changes", run: || with(java) },
-    Test { name: "watched/node_sees_changes", run: || with(node) },
+    Test { name: "watched/events_are_those_of_a_local_directory", run: || when_mountable(compared) },
+    Test { name: "watched/watch_without_look_up_is_found_soon", run: || when_mountable(found_soon) },
+    Test { name: "watched/watch_that_ends_gives_files_back", run: || when_mountable(ends) },
+    Test { name: "watched/restarted_sharedfs_knows_watches", run: || when_mountable(killed) },
+    Test { name: "watched/watch_lives_on_in_child_and_program", run: || when_mountable(inherited) },
+    Test { name: "watched/marked_file_system_is_left_to_the_kernel", run: || when_mountable(marked) },
+    Test { name: "watched/inotifywait_sees_changes", run: || when_mountable(inotifywait) },
+    Test { name: "watched/java_sees_changes", run: || when_mountable(java) },
+    Test { name: "watched/node_sees_changes", run: || when_mountable(node) },
 ];
 
 const SCRIPT: &str = include_str!("../../../jobs/watched.py");
@@ -29,18 +29,18 @@ const SCRIPT: &str = include_str!("../../../jobs/watched.py");
 const ALL: &str = "4095";
 const SOON: Duration = Duration::from_secs(20);
 
-fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
 /// A program that watches and changes files by order.
-struct Ordered {
+struct WatchProgram {
     child: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
 }
 
-impl Ordered {
+impl WatchProgram {
     fn start(front: Front, directory: &Path) -> Outcome<Self> {
         let mut command = front.command("python3");
         command.args(["-c", SCRIPT, "serve"]).arg(directory).env("WATCHED_SCRIPT", SCRIPT);
@@ -77,7 +77,7 @@ impl Ordered {
         Ok(!link.ends_with(name))
     }
 
-    fn end(mut self) -> Outcome {
+    fn finish(mut self) -> Outcome {
         drop((self.to, self.from));
         let status = wait(&mut self.child, SOON)?;
         ensure!(status.success(), "it ended with {status}");
@@ -85,7 +85,7 @@ impl Ordered {
     }
 }
 
-fn site() -> Outcome<TestArena> {
+fn mounted_arena() -> Outcome<TestArena> {
     TestArena::mounted(Medium::Memory, "128M")
 }
 
@@ -109,7 +109,7 @@ fn without_opening(line: &str) -> String {
 /// Each combination of watcher and actor, through the kernel and under `ashlar run`, sees the events of a local
 /// directory.
 fn compared() -> Outcome<Verdict> {
-    let site = site()?;
+    let site = mounted_arena()?;
     let expected = events_of(&site.outside().join("local"), "plain", "plain")?;
     ensure!(expected.len() > 100, "the script has {} steps", expected.len());
     let ways = [("plain", "plain"), ("run", "same"), ("run", "run"), ("plain", "run"), ("run", "plain")];
@@ -128,11 +128,11 @@ fn compared() -> Outcome<Verdict> {
 
 /// A watch by a program without the library is found in a moment, even if the kernel need not look its path up.
 fn found_soon() -> Outcome<Verdict> {
-    let site = site()?;
-    let mut actor = Ordered::served(&site.point(0))?;
+    let site = mounted_arena()?;
+    let mut actor = WatchProgram::served(&site.point(0))?;
     let mut longest = Duration::ZERO;
     for path in [".", "/proc/self/cwd"] {
-        let mut watcher = Ordered::start(Front::Mount, &site.point(0))?;
+        let mut watcher = WatchProgram::start(Front::Mount, &site.point(0))?;
         watcher.order("chdir .")?;
         watcher.order(&format!("+add dir {path} {ALL}"))?;
         let began = Instant::now();
@@ -143,21 +143,21 @@ fn found_soon() -> Outcome<Verdict> {
             is_seen
         })?;
         longest = longest.max(began.elapsed());
-        watcher.end()?;
+        watcher.finish()?;
         eventually("the end of the watch", SOON, || actor.is_served("file").unwrap_or(true))?;
     }
-    actor.end()?;
+    actor.finish()?;
     site.umount(0)?;
     Ok(Verdict::Passed(format!("after {} ms at most", longest.as_millis())))
 }
 
 /// However a watch ends, LibFS serves the watched files again.
 fn ends() -> Outcome<Verdict> {
-    let site = site()?;
-    let mut actor = Ordered::served(&site.point(0))?;
+    let site = mounted_arena()?;
+    let mut actor = WatchProgram::served(&site.point(0))?;
     ensure!(actor.is_served("file")?, "LibFS does not serve what nobody watches");
     for way in ["remove", "end", "kill", "once"] {
-        let mut watcher = Ordered::start(Front::Mount, &site.point(0))?;
+        let mut watcher = WatchProgram::start(Front::Mount, &site.point(0))?;
         // `IN_ATTRIB` once, or all.
         let mask = if way == "once" { (4_u32 | 1 << 31).to_string() } else { ALL.to_owned() };
         watcher.order(&format!("+add file file {mask}"))?;
@@ -169,7 +169,7 @@ fn ends() -> Outcome<Verdict> {
                 ensure!(watcher.order("+events")?.contains("attrib"), "no event");
                 Some(watcher)
             }
-            "end" => watcher.end().map(|()| None)?,
+            "end" => watcher.finish().map(|()| None)?,
             _ => {
                 watcher.child.kill().map_err(tried("killing"))?;
                 wait(&mut watcher.child, SOON)?;
@@ -177,16 +177,16 @@ fn ends() -> Outcome<Verdict> {
             }
         };
         eventually(&format!("LibFS serving the file again ({way})"), SOON, || actor.is_served("file").unwrap_or(true))?;
-        left.map_or(Ok(()), Ordered::end)?;
+        left.map_or(Ok(()), WatchProgram::finish)?;
     }
-    actor.end()?;
+    actor.finish()?;
     site.check()?;
     site.umount(0)?;
     passed()
 }
 
 /// Makes some changes in the directory `sub`, and checks that a watcher of it sees all of them.
-fn check_events(actor: &mut Ordered, watcher: &mut Ordered, name: &str) -> Outcome {
+fn check_events(actor: &mut WatchProgram, watcher: &mut WatchProgram, name: &str) -> Outcome {
     for order in ["open made sub/NAME x", "write made", "close made", "rename sub/NAME sub/other", "unlink sub/other"] {
         actor.order(&order.replace("NAME", name))?;
     }
@@ -199,13 +199,13 @@ fn check_events(actor: &mut Ordered, watcher: &mut Ordered, name: &str) -> Outco
 }
 
 /// A test arena with a directory `sub`, a program that works there with LibFS, and one that watches it.
-fn watched_directory() -> Outcome<(TestArena, Ordered, Ordered)> {
-    let site = site()?;
+fn watched_directory() -> Outcome<(TestArena, WatchProgram, WatchProgram)> {
+    let site = mounted_arena()?;
     fs::create_dir(site.point(0).join("sub")).map_err(tried("making a directory"))?;
-    let mut actor = Ordered::served(&site.point(0))?;
+    let mut actor = WatchProgram::served(&site.point(0))?;
     actor.order("open warm sub/warm c")?;
     actor.order("warm sub/warm")?;
-    let mut watcher = Ordered::start(Front::Mount, &site.point(0))?;
+    let mut watcher = WatchProgram::start(Front::Mount, &site.point(0))?;
     watcher.order(&format!("+add dir sub {ALL}"))?;
     Ok((site, actor, watcher))
 }
@@ -218,8 +218,8 @@ fn killed() -> Outcome<Verdict> {
         site.kill_daemon()?;
     }
     check_events(&mut actor, &mut watcher, "last")?;
-    actor.end()?;
-    watcher.end()?;
+    actor.finish()?;
+    watcher.finish()?;
     site.check()?;
     site.umount(0)?;
     passed()
@@ -235,7 +235,7 @@ fn inherited() -> Outcome<Verdict> {
         std::thread::sleep(Duration::from_secs(4));
         check_events(&mut actor, &mut watcher, &way[1..])?;
     }
-    actor.end()?;
+    actor.finish()?;
     drop((watcher.to, watcher.from));
     wait(&mut watcher.child, SOON)?;
     site.umount(0)?;
@@ -244,8 +244,8 @@ fn inherited() -> Outcome<Verdict> {
 
 /// The kernel serves operations that fanotify reports for a whole file system.
 fn marked() -> Outcome<Verdict> {
-    let site = site()?;
-    let mut actor = Ordered::served(&site.point(0))?;
+    let site = mounted_arena()?;
+    let mut actor = WatchProgram::served(&site.point(0))?;
     let script = "
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -271,7 +271,7 @@ print('seen', flush=True)
     ensure!(lines.next().as_deref() == Some("seen"), "the watcher saw nothing");
     wait(&mut watcher, SOON)?;
     eventually("LibFS serving files again", SOON, || actor.is_served("file").unwrap_or(true))?;
-    actor.end()?;
+    actor.finish()?;
     site.umount(0)?;
     passed()
 }
@@ -282,9 +282,9 @@ fn sees_changes(program: &str, arguments: &[&str], ready: &str) -> Outcome<Verdi
     if run(Command::new("sh").args(["-c", &format!("command -v {program}")]))?.success().is_err() {
         return Ok(Verdict::Skipped(format!("there is no {program}")));
     }
-    let site = site()?;
+    let site = mounted_arena()?;
     fs::create_dir(site.point(0).join("sub")).map_err(tried("making a directory"))?;
-    let mut actor = Ordered::served(&site.point(0))?;
+    let mut actor = WatchProgram::served(&site.point(0))?;
     for front in [Front::Mount, Front::Run] {
         actor.order("open warm sub/warm c")?;
         actor.order("warm sub/warm")?;
@@ -304,7 +304,7 @@ fn sees_changes(program: &str, arguments: &[&str], ready: &str) -> Outcome<Verdi
         wait(&mut watcher, SOON)?;
         events?;
     }
-    actor.end()?;
+    actor.finish()?;
     site.umount(0)?;
     passed()
 }
