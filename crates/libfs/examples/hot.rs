@@ -5,10 +5,10 @@
 //! `cargo run --release -p ashlar-libfs --example hot [FILTER [LAPS]]`: cases whose names hold FILTER; steady writes go
 //! round the log LAPS times (5).
 //!
-//! The floor of a write is the same bytes copied into mapped memory of the update log's size, checksummed and
-//! persisted, with nothing else. The floor of a read is a plain copy of the same bytes. Medians are over batches.
-//! *short* writes fit in the log, so that no digest is in the way. *steady* writes go round the log several times, so
-//! that they wait for the digest if it is slower.
+//! For the floor of a write, the same bytes are copied into mapped memory of the log's size, checksummed and persisted.
+//! The floor of a read is a plain copy of the same bytes. Medians are over batches. *short* writes fit in the log, so
+//! that no digest is in the way. *steady* writes go round the log several times, so that they wait for the digest if it
+//! is slower.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};

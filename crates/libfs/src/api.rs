@@ -21,7 +21,7 @@ pub struct Options {
     /// The device number of the files of the mount that the program uses too; 0 if it uses none.
     pub beside: u64,
     /// The front end lets the kernel serve a call that fails with [`Errno::RESERVED`]. SharedFS refuses nothing to a
-    /// session without it, which may then see a reserved file as it is on the medium.
+    /// session without it. Such a session may see a reserved file as it is on the medium.
     pub yields_to_kernel: bool,
     /// How long, in milliseconds, a call waits for a SharedFS that is away or silent before it fails with `EIO`.
     pub patience_ms: u64,

@@ -2,6 +2,7 @@
 
 pub(crate) mod dax;
 pub(crate) mod file_io;
+pub(crate) mod file_locks;
 pub(crate) mod handles;
 pub(crate) mod materialise;
 pub(crate) mod open_file;

@@ -2,14 +2,14 @@
 //!
 //! Purpose: LibFS is a session's half of the file system. Each operation works on cached inodes that a lease makes
 //! valid. A change is one record in the session's update log. LibFS runs the transition function of `ashlar-update` on
-//! its cached inodes, and SharedFS later runs the same function on the record. A warm operation costs no message.
+//! its cached inodes. SharedFS later runs the same function on the record. A warm operation costs no message.
 //!
 //! Invariants:
 //! - LibFS appends a record only while every lease that it needs holds. It reads the log's seal count first, then the
 //!   lease words. If SharedFS revokes a lease between that and the reservation, the reservation fails and the operation
 //!   starts again.
-//! - LibFS forgets committed changes only up to the first record that is being written, or whose changes are not noted
-//!   yet.
+//! - LibFS forgets committed changes only up to a bound: the first record that is being written or whose changes are
+//!   not noted yet.
 //! - A read returns bytes that were true at one moment between call and return: LibFS copies them and reads the lease
 //!   word afterwards.
 //! - Nothing here exits, aborts or unwinds on purpose; a failure is an [`Errno`].
@@ -77,7 +77,7 @@ use cache::node::NodeTable;
 use client::own_descriptors::OwnDescriptor;
 use client::sharedfs_client::SharedFsClient;
 use files::dax::MappingNumbers;
-use files::handles::HeldLocks;
+use files::file_locks::HeldLocks;
 use files::record_locks::RecordLocks;
 use files::segments::{MappedSegment, Segments};
 use leases::grant_cache::{FirstReads, GrantCacheReader};
@@ -309,8 +309,8 @@ impl LibFs {
 
     /// Registers the mount again with a restarted SharedFS, without waiting for a call of the mount.
     ///
-    /// Other sessions may ask for the mount's locks, or for inodes that its kernel caches, and SharedFS does not wait
-    /// long for a mount. A restarted SharedFS begins a new segment version, which shows here.
+    /// Other sessions may ask for the mount's locks, or for inodes that its kernel caches. SharedFS does not wait long
+    /// for a mount. A restarted SharedFS begins a new segment version, which shows here.
     fn register_again(&self, known: &mut u64) {
         let version = self.control.segment_version();
         // Any request will do: the client sends device and locks before it.

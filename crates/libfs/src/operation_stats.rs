@@ -16,8 +16,8 @@ use crate::LibFs;
 const SAMPLED: u64 = 61;
 /// Threads that have counted so far, in any session.
 ///
-/// Each of the first threads has a lane for itself in each session, and adds to it as to memory of its own. All later
-/// threads share one lane and add atomically, which takes as long as a tenth of the shortest operation.
+/// Each of the first threads has its own lane in each session, and adds to it as to private memory. All later threads
+/// share one lane and add atomically, which takes as long as a tenth of the shortest operation.
 static THREADS: AtomicU32 = AtomicU32::new(0);
 const UNKNOWN: u32 = u32::MAX;
 

@@ -1,10 +1,10 @@
 //! Locks and counts that cost next to nothing in a single-threaded process.
 //!
-//! An atomic exchange takes the processor as long as a third of a small write's other work, and an operation takes
-//! several locks. In a single-threaded process no other thread can hold a lock. `ashlar-preload` sees the calls that
-//! start threads: it declares the process single-threaded, and withdraws that before the second thread runs. Meanwhile
-//! a lock is a plain word beside the real lock. A thread that unlocks finds out which of the two it holds, so the
-//! declaration may change while a lock is held.
+//! An atomic exchange takes as long as a third of a small write's other work. An operation takes several locks. In a
+//! single-threaded process no other thread can hold a lock. `ashlar-preload` sees the calls that start threads: it
+//! declares the process single-threaded, and withdraws that before the second thread runs. Meanwhile a lock is a plain
+//! word beside the real lock. A thread that unlocks finds out which of the two it holds. So the declaration may change
+//! while a lock is held.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -101,7 +101,7 @@ fn panic_self_deadlock() -> ! {
     panic!("a lock of LibFS is held by the thread that asks for it")
 }
 
-// SAFETY: while there is one thread, the plain word says how the lock is held, and unlocking reads it before the shared
+// SAFETY: while there is one thread, the plain word says how the lock is held. Unlocking reads it before the shared
 // lock. No thread holds the plain word when a second thread starts ([`begin_single_threaded`]). From then on the shared
 // lock excludes.
 unsafe impl lock_api::RawRwLock for RawRwLock {

@@ -31,7 +31,7 @@ pub(crate) struct FileMap {
 }
 
 impl FileMap {
-    /// Returns the map of a file as SharedFS sent it, for a file of `size` bytes, valid for this extent version.
+    /// Returns the map that SharedFS sent for a file of `size` bytes, valid for this extent version.
     pub(crate) fn from_grant(contents: &Contents, size: u64, version: u64) -> Self {
         let mut content = Self { size, ..Self::default() };
         match contents {
@@ -168,7 +168,8 @@ impl FileMap {
         Ok(())
     }
 
-    /// Returns the first offset from `offset` on, before the file's end, in a block that is taken up (`data`) or isn't.
+    /// Returns the first offset from `offset` on in a block that is taken up (`data`) or isn't. It lies before the
+    /// file's end.
     pub(crate) fn seek(&self, offset: u64, data: bool) -> Option<u64> {
         let block = self.blocks.next(offset / BLOCK_BYTES, data)?;
         let found = (block.checked_mul(BLOCK_BYTES)?).max(offset);

@@ -175,7 +175,7 @@ impl LibFs {
 
     /// Writes `data`; returns where, and how many bytes.
     ///
-    /// If the arena or a quota lacks room for all of it, LibFS writes as much as there is room for.
+    /// If the arena or a quota lacks room for all of it, LibFS writes the part that fits.
     ///
     /// # Errors
     /// `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`.
@@ -413,8 +413,8 @@ impl LibFs {
 
     /// Makes earlier changes of an inode persistent, and all earlier changes of this session.
     ///
-    /// It covers changes of the inode and of its names by any session, and all changes that this session's changes
-    /// depend on.
+    /// It covers changes of the inode and of its names by any session. It also covers all changes that this session's
+    /// changes depend on.
     ///
     /// # Errors
     /// `EIO` if the medium fails.

@@ -2,8 +2,8 @@
 //!
 //! The locks stand in slots of the control page. A slot says which side decides about its locks (`ashlar-wire`,
 //! `lock_slots`): the slot itself, if SharedFS has delegated them, or SharedFS's table. In the second case a lock is a
-//! request, and the slot has a copy, so that a restarted SharedFS finds the locks without asking a process. If no slot
-//! is free, or a slot has no room, the caller gets [`RecordLockOutcome::NoRoom`] and locks through a mount.
+//! request, and the slot has a copy. From the copies a restarted SharedFS finds the locks without asking a process. If
+//! no slot is free, or a slot has no room, the caller gets [`RecordLockOutcome::NoRoom`] and locks through a mount.
 //!
 //! The copy never has locks that the table was not asked for. LibFS copies locks after they were granted, and removes
 //! them from the copy before it gives them back. If another SharedFS has begun meanwhile, its table counts, and LibFS
@@ -313,8 +313,8 @@ impl Reclaim for LibFs {
     fn requests(&self) -> Vec<Request> {
         // SharedFS reads the locks in slots itself: a request might be older than an unlock.
         let locks = self.held_locks.requests();
-        // Reservations come first: until the mount has resumed, SharedFS gives no other session the inodes that were
-        // reserved.
+        // Reservations come first: until the mount has resumed, SharedFS shows no other session the state that it took
+        // from the mount.
         self.reservations().into_iter().chain(locks).collect()
     }
 }

@@ -507,8 +507,7 @@ impl LibFs {
 
     /// Returns the entry of `name` in a directory, if `check` passes, and the lease by which it is known.
     ///
-    /// If that takes a request, SharedFS also sends the state of the inode that the entry leads to, as far as `found`
-    /// claims it.
+    /// If that takes a request, SharedFS also sends the state of the entry's inode, as far as `found` claims it.
     pub(crate) fn find_entry_if(
         &self,
         claim: Claim,

@@ -1,9 +1,9 @@
 //! Quota balances: paying for an update before it is appended.
 //!
 //! Without any limit, which one word of the control page shows, nothing here costs anything. If there are limits, LibFS
-//! pays for each update that takes up blocks or creates an inode before it appends it. It pays from *quota balances*
-//! that SharedFS fills: those of the inode's owner, of its group, and of the subtree that it counts against. So the
-//! call that asks for space gets `EDQUOT`.
+//! pays before it appends an update that takes up blocks or creates an inode. It pays from *quota balances* that
+//! SharedFS fills: those of the inode's owner, of its group, and of the subtree that it counts against. So the call
+//! that asks for space gets `EDQUOT`.
 //!
 //! A balance is valid for one quota version. SharedFS takes back all balances of a session by beginning another version
 //! and then sealing the log. After that, no record can be appended that was paid for before.

@@ -98,7 +98,7 @@ impl PathIntent {
             _ if has(libc::O_PATH) || is_new => PathPurpose::Look,
             libc::O_WRONLY => PathPurpose::Write,
             _ if has(libc::O_TRUNC) => PathPurpose::Write,
-            // A caller that may write may only read, and other sessions along with it.
+            // A program that opens for both may only read. With a lease to read, other sessions can read along.
             _ => PathPurpose::Read,
         };
         let last = if has(libc::O_NOFOLLOW) || is_new { FinalLink::Keep } else { FinalLink::Follow };
