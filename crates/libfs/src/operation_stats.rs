@@ -13,7 +13,7 @@ use crate::LibFs;
 /// One of so many operations is measured: two reads of the clock take as long as the shortest operation.
 ///
 /// It is a prime, so all operations of a program that repeats a few things get measured.
-const SAMPLED: u64 = 61;
+const SAMPLE_EVERY: u64 = 61;
 /// Threads that have counted so far, in any session.
 ///
 /// Each of the first threads has its own lane in each session, and adds to it as to private memory. All later threads
@@ -32,7 +32,7 @@ thread_local! {
 
 /// An operation that is running, counted from its beginning.
 pub(crate) struct MeasuredOperation<'a> {
-    using: OperationScope<'a>,
+    scope: OperationScope<'a>,
     kind: OperationKind,
     began: Option<Instant>,
 }
@@ -76,8 +76,8 @@ impl LibFs {
     #[inline]
     pub(crate) fn begin_operation(&self, kind: OperationKind) -> MeasuredOperation<'_> {
         let before = self.control.count_operation(kind, thread_lane());
-        let began = if before % SAMPLED == 0 { start_timer() } else { None };
-        MeasuredOperation { using: self.enter_operation(), kind, began }
+        let began = if before % SAMPLE_EVERY == 0 { start_timer() } else { None };
+        MeasuredOperation { scope: self.enter_operation(), kind, began }
     }
 
     /// Begins an operation that requests no leases and is counted when it has succeeded.
@@ -85,7 +85,7 @@ impl LibFs {
     pub(crate) fn try_operation(&self, kind: OperationKind) -> TrialOperation {
         let lane = thread_lane();
         let before = self.control.operations_in(kind, lane);
-        TrialOperation { kind, lane, began: if before % SAMPLED == 0 { start_timer() } else { None } }
+        TrialOperation { kind, lane, began: if before % SAMPLE_EVERY == 0 { start_timer() } else { None } }
     }
 
     /// Begins an operation, or a part of one, that is not counted.
@@ -110,7 +110,7 @@ impl Drop for MeasuredOperation<'_> {
     #[inline]
     fn drop(&mut self) {
         if let Some(began) = self.began {
-            record_latency(self.using.fs, self.kind, began);
+            record_latency(self.scope.fs, self.kind, began);
         }
     }
 }

@@ -9,14 +9,14 @@ use ashlar_types::Errno;
 use ashlar_wire::{Connection, ControlPage, Progress, Question, Reply, Request, WireError};
 
 /// How long SharedFS may take to notice a request: it usually answers another session meanwhile.
-const HEARING_MAX: Duration = Duration::from_micros(30);
+const NOTICE_MAX: Duration = Duration::from_micros(30);
 /// How long the thread watches for the answer before it sleeps in between.
 const WATCH: Duration = Duration::from_micros(100);
 /// The first sleep and the longest one; each is twice as long as the one before.
 const PAUSE_MIN: Duration = Duration::from_micros(50);
 const PAUSE_MAX: Duration = Duration::from_millis(5);
 /// Requests to send as messages after one that SharedFS has not noticed: its listening thread is busy.
-const UNHEARD: u32 = 4;
+const SKIPS_AFTER_UNNOTICED: u32 = 4;
 
 /// The state of the thread that uses the slot.
 #[derive(Debug, Default)]
@@ -35,17 +35,17 @@ pub(crate) fn is_short(request: &Request) -> bool {
 impl SlotClient {
     /// Sends a request and waits for the answer; `None` if it must go as a message.
     ///
-    /// `bear` decides how long to accept silence.
+    /// `on_silence` decides how long to accept silence.
     ///
     /// # Errors
-    /// [`WireError::Closed`] if the connection to the same SharedFS is closed, and the errors of `bear`.
+    /// [`WireError::Closed`] if the connection to the same SharedFS is closed, and the errors of `on_silence`.
     pub(crate) fn ask(
         &mut self,
         control: &ControlPage<Mapping>,
         request: &Request,
         connection: &mut Connection,
         silence: Duration,
-        bear: &mut dyn FnMut() -> Result<(), WireError>,
+        on_silence: &mut dyn FnMut() -> Result<(), WireError>,
     ) -> Result<Option<Reply>, WireError> {
         let request_slot = control.request_slot();
         if !request_slot.is_listened_to() {
@@ -56,11 +56,11 @@ impl SlotClient {
             return Ok(None);
         }
         let Some(question) = request_slot.ask(request, &mut self.buffer) else { return Ok(None) };
-        let waited = self.wait_for_answer(control, question, connection, silence, bear);
+        let waited = self.wait_for_answer(control, question, connection, silence, on_silence);
         let answer = match waited {
             Ok(Progress::Answered) => request_slot.read(&mut self.buffer).map(Some),
             // The answer is fetched before another thread asks: SharedFS keeps one answer for a session.
-            Ok(Progress::Kept) => match connection.call_watched(&Request::Kept(question), &[], bear) {
+            Ok(Progress::Kept) => match connection.call_watched(&Request::Kept(question), &[], on_silence) {
                 Ok((Reply::Error(Errno::EPROTO), _)) => Ok(None),
                 fetched => fetched.map(|(reply, _)| Some(reply)),
             },
@@ -79,7 +79,7 @@ impl SlotClient {
         question: Question,
         connection: &Connection,
         silence: Duration,
-        bear: &mut dyn FnMut() -> Result<(), WireError>,
+        on_silence: &mut dyn FnMut() -> Result<(), WireError>,
     ) -> Result<Progress, WireError> {
         let request_slot = control.request_slot();
         let asked = Instant::now();
@@ -87,9 +87,9 @@ impl SlotClient {
         let mut pause = PAUSE_MIN;
         loop {
             match request_slot.progress(question) {
-                Progress::Asked if !request_slot.is_listened_to() || asked.elapsed() > HEARING_MAX => {
+                Progress::Asked if !request_slot.is_listened_to() || asked.elapsed() > NOTICE_MAX => {
                     if request_slot.take_back(question) {
-                        self.skips = UNHEARD;
+                        self.skips = SKIPS_AFTER_UNNOTICED;
                         return Ok(Progress::Asked);
                     }
                 }
@@ -100,7 +100,7 @@ impl SlotClient {
                         return Err(WireError::Closed);
                     }
                     if silent_since.elapsed() > silence {
-                        bear()?;
+                        on_silence()?;
                         silent_since = Instant::now();
                     }
                 }

@@ -25,7 +25,7 @@ use crate::single_threaded::Mutex;
 /// Idle connections to keep. More threads than this may call at once; they open and close their own.
 const IDLE_MAX: usize = 8;
 /// How long to wait before the next attempt to reach SharedFS.
-const RETRY: Duration = Duration::from_millis(5);
+const RETRY_PAUSE: Duration = Duration::from_millis(5);
 /// How long SharedFS may be silent before LibFS checks whether it answers, and before a person is warned. If a quarter
 /// of the patience is less, that counts.
 const SILENCE: Duration = Duration::from_secs(3);
@@ -461,7 +461,7 @@ impl SharedFsClient {
                 Err(None) if Instant::now() >= deadline => return Err(self.give_up()),
                 Err(None) => {
                     self.record_silence();
-                    std::thread::sleep(RETRY);
+                    std::thread::sleep(RETRY_PAUSE);
                 }
             }
         }

@@ -15,7 +15,7 @@ use crate::leases::grants::Claim;
 /// with the whole arena.
 const CHECKED_BYTES_MAX: u64 = 1 << 20;
 /// Attempts to get a lease to write before another session revokes it and the file can't be mapped.
-const TRIES: u32 = 16;
+const LEASE_ATTEMPTS_MAX: u32 = 16;
 
 /// The numbers of a session's mappings.
 #[derive(Debug, Default)]
@@ -112,7 +112,7 @@ impl LibFs {
                 Ok(())
             })
         };
-        for _ in 0..TRIES {
+        for _ in 0..LEASE_ATTEMPTS_MAX {
             // Another thread's writes during the request must show too.
             note()?;
             match self.request_blocks(request) {

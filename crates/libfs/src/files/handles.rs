@@ -56,20 +56,20 @@ impl LibFs {
         })
     }
 
-    fn open_if(&self, id: InodeId, look: &dyn Fn() -> Outcome<FoundInode>) -> Outcome<FoundInode> {
+    fn open_if(&self, id: InodeId, read: &dyn Fn() -> Outcome<FoundInode>) -> Outcome<FoundInode> {
         let _measured = self.begin_operation(OperationKind::Name);
         while let Err(stop) = self.record_open(id) {
             self.recover_from(stop)?;
         }
         // The handle is recorded before the inode is read. SharedFS first revokes the lease that this read needs, then
         // reads the handles. It frees no inode with a handle.
-        let mut found = look();
+        let mut found = read();
         if found.as_ref().is_ok_and(|found| found.inode.links == 0) {
             // SharedFS may free a nameless inode under the inode's own lease. This session may still know it by the
             // lease of its former directory. Only SharedFS knows, and its earlier answers don't count.
             self.nodes.begin_eviction();
             self.nodes.write(id).lease = None;
-            found = look();
+            found = read();
         }
         if found.is_err() {
             self.record_closed(id);

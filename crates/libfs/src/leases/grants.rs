@@ -251,7 +251,7 @@ impl LibFs {
             || state.inode.as_ref().is_some_and(|inode| inode.entries > Need::ENTRIES_MAX)
             || !is_directory;
         let entries = claim.entries && !(held && complete) && !state.prefers_single_names(held);
-        // Only regular files have contents, so a request would never end; the operation itself fails for other kinds.
+        // Other kinds of inodes have no contents, however often LibFS requests them. The operation itself then fails.
         let has_contents = state.inode.as_ref().is_none_or(|inode| inode.kind == FileKind::Regular);
         let contents =
             claim.contents && has_contents && !(held && state.content_at(self.control.extent_version()).is_some());
@@ -367,7 +367,7 @@ impl LibFs {
 
     /// Requests the parts that a claim lacks, unless another thread has just done so.
     ///
-    /// All threads that look into a directory also learn its entries from one request.
+    /// A request for a directory also brings its entries, so one request serves all threads that wait here.
     fn acquire_missing(&self, claim: &Claim) -> Outcome<()> {
         let _one_at_a_time = self.request_locks[claim.id.0 as usize % REQUEST_LOCKS].lock();
         let (want, revision) = {

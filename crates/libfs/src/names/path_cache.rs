@@ -42,19 +42,19 @@ impl DirectoryVersions {
         Self((0..VERSIONS).map(|_| AtomicU64::new(0)).collect())
     }
 
-    fn count(&self, id: InodeId) -> &AtomicU64 {
+    fn counter(&self, id: InodeId) -> &AtomicU64 {
         &self.0[id.0 as usize % VERSIONS]
     }
 
     /// Returns an inode's version.
     pub(crate) fn version_of(&self, id: InodeId) -> u64 {
-        self.count(id).load(Ordering::Acquire)
+        self.counter(id).load(Ordering::Acquire)
     }
 
     /// Records that paths through an inode may lead elsewhere from now on. The caller has locked the inode's node for
     /// writing.
     pub(crate) fn raise_version(&self, id: InodeId) {
-        self.count(id).fetch_add(1, Ordering::Release);
+        self.counter(id).fetch_add(1, Ordering::Release);
     }
 }
 
@@ -62,7 +62,7 @@ impl DirectoryVersions {
 #[derive(Clone, Copy, Debug)]
 struct PathStep {
     directory: InodeId,
-    directory_versions: u64,
+    directory_version: u64,
     lease: Lease,
 }
 
@@ -78,10 +78,10 @@ pub(crate) struct PathWay {
 
 impl PathWay {
     /// Records a directory in which a name was found, with its version from before the lookup.
-    pub(crate) fn add_step(&mut self, directory: InodeId, directory_versions: u64, lease: Option<Lease>) {
+    pub(crate) fn add_step(&mut self, directory: InodeId, directory_version: u64, lease: Option<Lease>) {
         match lease {
             Some(lease) if self.length() < STEPS_MAX => {
-                self.steps.push(PathStep { directory, directory_versions, lease })
+                self.steps.push(PathStep { directory, directory_version, lease })
             }
             _ => self.is_winding = true,
         }
@@ -142,7 +142,7 @@ impl CachedPath {
     fn is_current(&self, fs: &LibFs) -> bool {
         let is_as_it_was = |step: &PathStep| {
             fs.lease_holds(step.lease, false)
-                && fs.directory_versions.version_of(step.directory) == step.directory_versions
+                && fs.directory_versions.version_of(step.directory) == step.directory_version
         };
         self.last.iter().chain(&self.beginning[..]).all(is_as_it_was)
     }

@@ -83,7 +83,7 @@ impl FinalLink {
 }
 
 impl PathIntent {
-    /// If the name is absent, the call creates it next.
+    /// Returns the intent of a call that creates the name if it is absent.
     #[must_use]
     pub fn making(self) -> Self {
         Self { makes: true, ..self }
@@ -350,14 +350,14 @@ impl LibFs {
         if name == b"." || name == b".." {
             return Ok(None);
         }
-        let directory_versions = self.directory_versions.version_of(directory);
+        let directory_version = self.directory_versions.version_of(directory);
         let (entry, lease) =
             self.look_up_entry(user, Claim::read(directory), name, &|id| PathPurpose::Pass.claim(id))?;
         let entry = entry.ok_or(Errno::ENOENT)?;
         if entry.kind != FileKind::Directory {
             return Ok(None);
         }
-        way.add_step(directory, directory_versions, lease);
+        way.add_step(directory, directory_version, lease);
         Ok(Some(entry.inode))
     }
 
@@ -374,9 +374,9 @@ impl LibFs {
             way.mark_winding();
             return self.lookup_dot(user, directory, name);
         }
-        let directory_versions = self.directory_versions.version_of(directory);
+        let directory_version = self.directory_versions.version_of(directory);
         let (found, lease) = self.look_up(user, directory, name, purpose, makes)?;
-        way.add_step(directory, directory_versions, lease);
+        way.add_step(directory, directory_version, lease);
         Ok(found)
     }
 
