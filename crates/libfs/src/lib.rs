@@ -430,7 +430,7 @@ impl LibFs {
         self.inodes.lock().1 > 0
     }
 
-    /// Takes back an inode number of which nothing was logged, if it was given out last.
+    /// Takes back an unused inode number, if it was given out last. No record names it.
     pub(crate) fn return_inode(&self, id: InodeId) {
         let mut range = self.inodes.lock();
         if range.0 == id.0 + 1 {

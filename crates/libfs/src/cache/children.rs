@@ -64,7 +64,7 @@ impl Children {
         Self { complete: true, ..Self::default() }
     }
 
-    /// Returns the entries of a directory of which nothing is known.
+    /// Returns the entries of an unknown directory: no name is known to exist or to be absent.
     pub(crate) fn unknown() -> Self {
         Self::default()
     }

@@ -61,8 +61,8 @@ impl Piece {
 
 /// Disjoint pieces in order, in a tree and a list behind it.
 ///
-/// Pieces that were appended one after the other stand in the list, where one more costs next to nothing. A file that
-/// is only appended to is one list.
+/// Pieces that were appended one after the other are in the list, where one more costs next to nothing. A file that is
+/// only appended to is one list.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
     tree: BTreeMap<u64, Piece>,

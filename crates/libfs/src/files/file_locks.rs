@@ -37,8 +37,8 @@ impl LibFs {
         loop {
             let sharedfs_generation = self.sharedfs_generation();
             let done = self.call(&request);
-            // After a request without an answer, the lock may exist or come into being. It then goes when the file is
-            // closed.
+            // After a request without an answer, the lock may exist or come into being. Closing the file then removes
+            // it.
             let may_be_there = done.as_ref().err() == Some(&Errno::EIO) && mode != LockMode::Unlock;
             if done.is_ok() || may_be_there {
                 self.held_locks.record_request(&request);

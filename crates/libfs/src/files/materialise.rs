@@ -11,9 +11,9 @@ use crate::api::Outcome;
 impl LibFs {
     /// Returns a kernel descriptor for an inode: a new open file description on a mount.
     ///
-    /// `directory` stands on that mount. `flags` are those of open(2): an access mode, and flags that neither create
-    /// nor truncate. The descriptor is closed on exec. Changes through it and through LibFS show in both; its offset
-    /// and locks are its own.
+    /// `directory` is on that mount. `flags` are those of open(2): an access mode, and flags that neither create nor
+    /// truncate. The descriptor is closed on exec. Changes through it and through LibFS show in both; its offset and
+    /// locks are its own.
     ///
     /// The caller has the inode open meanwhile, so that an inode without a name lives on.
     ///

@@ -1,6 +1,6 @@
 //! A process's record locks (`fcntl`), without a message while it alone locks a file.
 //!
-//! The locks stand in slots of the control page. A slot says which side decides about its locks (`ashlar-wire`,
+//! The locks are in slots of the control page. A slot says which side decides about its locks (`ashlar-wire`,
 //! `lock_slots`): the slot itself, if SharedFS has delegated them, or SharedFS's table. In the second case a lock is a
 //! request, and the slot has a copy. From the copies a restarted SharedFS finds the locks without asking a process. If
 //! no slot is free, or a slot has no room, the caller gets [`RecordLockOutcome::NoRoom`] and locks through a mount.
@@ -54,8 +54,8 @@ pub(crate) struct RecordLocks {
     claiming: Mutex<()>,
     /// The last ticket for a waiting.
     ticket: AtomicU64,
-    /// Files on which the process may have unknown locks, since SharedFS gave no answer. Such locks go when the file is
-    /// closed.
+    /// Files on which the process may have unknown locks, since SharedFS gave no answer. Closing the file removes such
+    /// locks.
     doubtful: Mutex<HashSet<InodeId>>,
 }
 
@@ -227,7 +227,7 @@ impl LibFs {
         dropped.map(drop).map_err(|errno| self.record_locks.record_failure(inode, errno))
     }
 
-    /// Records that SharedFS may have unknown locks of the process on a file: they go when the file is closed.
+    /// Records that SharedFS may have unknown locks of the process on a file. Closing the file removes them.
     pub fn mark_records_doubtful(&self, inode: InodeId) {
         self.record_locks.doubtful.lock().insert(inode);
     }

@@ -17,7 +17,7 @@ use crate::single_threaded::MutexGuard;
 
 /// The part of the log, as a divisor, that may fill with committed records before they are forgotten.
 const TIDY_PART: u64 = 8;
-/// The part of the log, as a divisor, whose space a session that needs room waits for. It goes on while SharedFS
+/// The part of the log, as a divisor, whose space a session that needs room waits for. It continues while SharedFS
 /// digests the rest.
 const ROOM_PART: u64 = 4;
 /// The most bytes of a log that are made ready at once: the kernel clears the pages, about a millisecond.
@@ -104,7 +104,8 @@ impl LockedNodes<'_> {
         match *update {
             Update::Write { inode, offset, data, .. } => {
                 let (found, length) = (self.inode(inode)?, data.len() as u64);
-                // The one block of a file as small as that may not exist yet: its content may stand with the metadata.
+                // The one block of a file as small as that may not exist yet: its content may be stored with the
+                // metadata.
                 let may_spill = found.blocks == 1 && found.size < BLOCK_BYTES.min(offset + length);
                 Ok(!may_spill && is_taken(inode, offset, length)?)
             }

@@ -1,6 +1,6 @@
 //! A cache of paths that were followed, checked by comparing a few words.
 //!
-//! A path is remembered with the directories on its way. Two words stand for each directory. The first is its lease
+//! A path is remembered with the directories on its way. Two words represent each directory. The first is its lease
 //! word, which SharedFS changes before another session may change the directory. The second is the directory version: a
 //! count of this session's own changes that may lead a path elsewhere. While both are unchanged, the path leads where
 //! it led. The inode at its end is checked at each use.
