@@ -1,8 +1,8 @@
 //! Applies logs to the state, in batches.
 //!
 //! A batch is copied out of the log, coalesced, validated record by record, and applied. A coalesced batch is right at
-//! its end only. So SharedFS holds its lock from the batch's beginning to its end, and no thread serves, commits or
-//! moves the state in the middle of a batch.
+//! its end only. So SharedFS holds its lock from the batch's beginning to its end. No thread serves, commits or moves
+//! the state in between.
 
 use std::sync::Arc;
 use std::time::Instant;

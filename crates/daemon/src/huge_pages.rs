@@ -1,7 +1,7 @@
 //! The thread that makes huge pages of used memory.
 //!
 //! It serves logs and segments, if the arena lies in memory. Processes then access them faster ([`ashlar_pmem::huge`]).
-//! The thread searches for such parts after a commit, and makes one huge page at a time, since processes that use the
+//! The thread searches for such parts after a commit. It makes one huge page at a time, since processes that use the
 //! page wait meanwhile. If memory is fragmented, the kernel takes several milliseconds for one, so the thread leaves
 //! most of the time to other work.
 

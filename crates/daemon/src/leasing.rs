@@ -247,7 +247,7 @@ impl State {
     /// # Errors
     /// `EAGAIN` if too many wait, `EINVAL` if it asks for too many at once, `EIO` if the session has ended.
     pub fn request_leases(&mut self, now_us: u64, id: SessionId, wanted: WantedLeases) -> Result<RequestId, Errno> {
-        // A kernel that goes through a tree has no grant cache, and would have to be notified of each lease that is
+        // A kernel that goes through a tree has no grant cache. It would have to be notified of each lease that is
         // taken back.
         let is_mount = self.sessions.get(&id).is_some_and(|session| session.identity.kind == SessionKind::Mount);
         let lease = |want: &Want| ashlar_lease::Want {

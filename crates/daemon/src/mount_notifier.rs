@@ -19,7 +19,7 @@
 //!
 //! A restarted SharedFS has no device of a mount until the mount's process has returned with it. A grant that takes a
 //! lease from such a mount waits. It waits until SharedFS can notify the kernel, or until the kernel no longer believes
-//! what it learned under leases from before the start.
+//! its cache from before the start.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;

@@ -121,8 +121,7 @@ impl<'a> Tree<'a> {
 
     /// Returns whether a directory in `parent` continues a walk, or nearly so.
     ///
-    /// It must be one of the first in the walk's last directory, or come soon behind that one or behind one of its
-    /// ancestors.
+    /// It must be one of the first in the walk's last directory, or come soon behind that one or its ancestors.
     fn continues_walk(
         &mut self,
         walk: &TreeWalk,

@@ -157,7 +157,7 @@ fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<UnusableSessions
 ///
 /// The seal voids records that are half done. A dead process has left them so, and a living one appends them again. The
 /// living process checks its leases before that, as before all later appends. SharedFS may have been killed between
-/// taking a lease and sealing the log, and a process that had checked before that could still append.
+/// taking a lease and sealing the log. A process that had checked before that could still append.
 fn seal_log(state: &mut State, id: SessionId) -> Option<LogPosition> {
     let sealed = state.live(id)?.log.seal();
     state.counters.seals += 1;

@@ -2,8 +2,7 @@
 //!
 //! LibFS in a program does not know all that the kernel knows of a file: pages that a mapping has changed, or programs
 //! that watch for changes. So a mount's session reserves such an inode ([`Request::Reserve`]). From then on the lease
-//! manager refuses leases that cover it to all sessions but mounts', and their front ends let the kernel serve the
-//! call.
+//! manager refuses leases that cover it to all sessions but mounts'. Their front ends let the kernel serve the call.
 //!
 //! A reservation lasts as long as any mount has a reason for it. After a restart of SharedFS, the mounts reserve again
 //! before SharedFS serves them otherwise, so reservations are not stored.

@@ -2,10 +2,10 @@
 //!
 //! A retired session has ended, and its files are kept for sessions to come.
 //!
-//! Purpose: most of the time that a session takes to begin and to end goes into making and removing its files, above
-//! all into the syncs of a disk. A program that follows another one of the same user gets the files of its predecessor:
-//! the session's number, files and SharedFS's mappings of them. The log goes on where it ended. So beginning and end
-//! cost no more than a few words in memory, and the log has its pages.
+//! Purpose: most of the time of a session's beginning and end goes into making and removing its files. The syncs of a
+//! disk take most of that. A program that follows another one of the same user gets the files of its predecessor: the
+//! session's number, files and SharedFS's mappings of them. The log goes on where it ended. So beginning and end cost
+//! no more than a few words in memory, and the log has its pages.
 //!
 //! Invariants:
 //! - All that the session has logged is committed, and its row in the shared area stays up to there. A position in its

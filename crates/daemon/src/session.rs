@@ -346,9 +346,9 @@ impl ServedSession {
         let log_file = arena.open_session_file(id, SessionFile::Log)?;
         let log_bytes = log_file.metadata()?.len();
         let log_memory = Arc::new(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, medium)?);
-        // A dead process's writes to a disk may be there in part, even if the machine did not restart since (the disk
-        // was taken away under it). Its log then holds a valid prefix. Its lease table and page may be older than that,
-        // so they validate only sessions whose user could exploit that.
+        // A dead process's writes to a disk may be there in part. The machine need not have restarted since: the disk
+        // may have been taken away under it. Its log then holds a valid prefix. Its lease table and page may be older
+        // than that, so they validate only sessions whose user could exploit that.
         let is_whole = identity.process.is_of_this_boot()
             && (medium.kind != MediumKind::Disk || identity.uid != 0 || identity.process.open().is_some());
         let log = if is_whole {

@@ -191,8 +191,8 @@ impl State {
         update: &Update<'_>,
     ) -> Result<Applied, StoreError> {
         let others = || self.sessions.values().filter(|other| other.id != id && other.fenced.is_none());
-        // Recovery sees handles as they are now, and logs of a time when a session may still have had the inode open
-        // and written to it. The inode may be freed when all logs are applied.
+        // Recovery sees handles as they are now. The logs are of a time when a session may still have had the inode
+        // open and written to it. The inode may be freed when all logs are applied.
         let keeps_all = self.phase != RecoveryPhase::Running && id != OWN_SESSION && others().next().is_some();
         let may_free = |inode: InodeId| !keeps_all && !others().any(|other| other.control.has_open(inode));
         let moves = Leasing::find_moves(&self.store, update)?;
