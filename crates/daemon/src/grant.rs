@@ -622,8 +622,8 @@ fn make_answer(
 
 /// Returns files whose pages a mount's kernel must drop first.
 ///
-/// A program is about to write them. A program may have them mapped through the mount, and is to see these writes. A
-/// mount waits for no pages, since the request may be in flight that has locked them.
+/// A program is about to write them. Another process may have them mapped through the mount, and is to see these
+/// writes. A mount waits for no pages, since the request may be in flight that has locked them.
 fn find_pages_to_drop(state: &State, id: SessionId, wanted: &WantedLeases) -> Vec<(Arc<Notifier>, InodeId)> {
     let is_program = |session: &ServedSession| session.identity.kind == SessionKind::Process;
     if !state.sessions.get(&id).is_some_and(is_program) {
@@ -714,7 +714,7 @@ fn add_children(
     dependencies: &mut Dependencies,
 ) -> Result<(), StoreError> {
     for entry in directory.state.entries.iter().flatten() {
-        let Some((found, shown)) = state.covering_lease(now_us(), id, entry.inode, false) else { continue };
+        let Some((found, seen)) = state.covering_lease(now_us(), id, entry.inode, false) else { continue };
         if found.word != grant.word {
             continue;
         }
@@ -723,7 +723,7 @@ fn add_children(
         if let Some(described) = load_state(state, entry.inode, need)? {
             unasked.bytes += xattr_bytes(&described);
             children.push(make_reply(&found, described));
-            dependencies.extend(shown);
+            dependencies.extend(seen);
         }
     }
     Ok(())
@@ -745,21 +745,22 @@ fn add_siblings(
     let Some(directory) = home_of(file.inode, &file.state.attributes).as_file() else { return Ok(()) };
     let Some(session) = state.sessions.get_mut(&id) else { return Ok(()) };
     let (slot, generation) = (grant.word.slot, grant.word.generation);
-    let tells = session.scans.is_grant_due(directory, slot, generation);
-    let shows = reads && session.scans.is_content_due(directory, slot, generation);
-    if !tells && !shows {
+    let grants_all = session.scans.is_grant_due(directory, slot, generation);
+    let sends_all_contents = reads && session.scans.is_content_due(directory, slot, generation);
+    if !grants_all && !sends_all_contents {
         return Ok(());
     }
     // A process need not be sent grants that it finds in the grant cache.
     let reads_grant_cache = session.identity.kind == SessionKind::Process;
     let mut is_left_out = false;
     for (_, _, entry) in state.store.entries(directory, 0, usize::MAX)? {
-        let sends_contents =
-            shows && unasked.content_bytes < scan_detection::CONTENT_BYTES_MAX && entry.kind == FileKind::Regular;
+        let sends_contents = sends_all_contents
+            && unasked.content_bytes < scan_detection::CONTENT_BYTES_MAX
+            && entry.kind == FileKind::Regular;
         if unasked.bytes >= scan_detection::ATTRIBUTE_BYTES_MAX {
             break;
         }
-        if !tells && !sends_contents || entry.kind == FileKind::Directory || entry.inode == file.inode {
+        if !grants_all && !sends_contents || entry.kind == FileKind::Directory || entry.inode == file.inode {
             continue;
         }
         let need = Need { contents: sends_contents, xattrs: true, ..Need::default() };
@@ -778,7 +779,7 @@ fn add_siblings(
             let contents = load_contents(state, entry.inode)?;
             unasked.content_bytes += content_bytes(&contents);
             described.contents = Some(contents);
-        } else if !tells {
+        } else if !grants_all {
             continue;
         }
         unasked.bytes += xattr_bytes(&described) + size_of::<Inode>() + described.attributes.target.len();
@@ -875,11 +876,11 @@ mod tests {
             xattrs: Some(Vec::new()),
             is_followed: false,
         };
-        let sends_contents = |state: &InodeState, uid, gid| {
+        let may_read = |state: &InodeState, uid, gid| {
             allows_reading(state, &Credentials { checked: false, ..Credentials::checked(uid, gid) })
         };
-        assert!(sends_contents(&state, 7, 0) && sends_contents(&state, 1, 8) && sends_contents(&state, 0, 0));
-        assert!(!sends_contents(&state, 1, 1));
+        assert!(may_read(&state, 7, 0) && may_read(&state, 1, 8) && may_read(&state, 0, 0));
+        assert!(!may_read(&state, 1, 1));
         // An access list: owner rw, user 1 r, group nothing, mask r, others nothing.
         let entries: [(u16, u16, u32); 5] =
             [(1, 6, u32::MAX), (2, 4, 1), (4, 0, u32::MAX), (0x10, 4, u32::MAX), (0x20, 0, u32::MAX)];
@@ -888,6 +889,6 @@ mod tests {
             list.extend(tag.to_le_bytes().iter().chain(&permissions.to_le_bytes()).chain(&id.to_le_bytes()));
         }
         state.xattrs = Some(vec![(XATTR_ACL_ACCESS.to_vec(), list)]);
-        assert!(sends_contents(&state, 1, 1) && !sends_contents(&state, 2, 8), "the access list decides");
+        assert!(may_read(&state, 1, 1) && !may_read(&state, 2, 8), "the access list decides");
     }
 }

@@ -63,13 +63,13 @@ pub fn home_of(id: InodeId, inode: &Inode) -> Home {
 }
 
 /// The leases of one session.
-pub struct HeldLeases<'a> {
+pub struct SessionLeases<'a> {
     manager: &'a LeaseManager,
     session: SessionId,
     store: &'a Store,
 }
 
-impl Leases for HeldLeases<'_> {
+impl Leases for SessionLeases<'_> {
     fn may_write(&self, inode: InodeId) -> bool {
         self.manager.may_write(self.session, inode, &Ancestors(self.store))
     }
@@ -132,8 +132,8 @@ impl Leasing {
     }
 
     /// Returns the leases of a session, by which its records are validated.
-    pub fn leases_of<'a>(&'a self, session: SessionId, store: &'a Store) -> HeldLeases<'a> {
-        HeldLeases { manager: &self.manager, session, store }
+    pub fn leases_of<'a>(&'a self, session: SessionId, store: &'a Store) -> SessionLeases<'a> {
+        SessionLeases { manager: &self.manager, session, store }
     }
 
     /// Returns the inodes that an update may move, before it's applied.

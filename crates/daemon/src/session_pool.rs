@@ -58,11 +58,11 @@ impl SessionPool {
     /// Takes a prepared session for a process, if there is one.
     ///
     /// It prefers one that only the process's user may take.
-    pub fn take(&self, whom: &Credentials) -> Option<PreparedSession> {
+    pub fn take(&self, user: &Credentials) -> Option<PreparedSession> {
         let made = &mut self.sessions.lock().made;
         let is_first =
             |wanted: Option<&Credentials>| made.iter().position(|prepared| prepared.only_for.as_ref() == wanted);
-        let index = is_first(Some(whom)).or_else(|| is_first(None))?;
+        let index = is_first(Some(user)).or_else(|| is_first(None))?;
         made.remove(index)
     }
 
