@@ -1,8 +1,8 @@
 //! The command without libc.
 //!
-//! It serves only the case that happens by the thousand. A program is to be run as typed, all files of the installation
-//! are in their places, and each record of a mount is sound: the mount exists, whether or not its process was killed.
-//! All other cases are for `ashlar-main`, which starts from the beginning: this code leaves no trace.
+//! It serves only the case that happens by the thousand. A program is to be run as typed, and all files of the
+//! installation are in their places. Each record of a mount is sound: the mount exists, whether or not its process was
+//! killed. All other cases are for `ashlar-main`, which starts from the beginning: this code leaves no trace.
 //!
 //! Invariants: no call of libc, which has not begun. The standard library is linked, but only the parts without system
 //! calls are used: paths, strings, lists. The parts with system calls or thread-local state would go through libc. So

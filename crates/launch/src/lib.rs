@@ -1,7 +1,7 @@
 //! Runs programs with LibFS in them.
 //!
 //! Purpose: everything that `ashlar run PROGRAM…` does before the program begins. It finds the mounts of Ashlar
-//! ([`MountRecord`]) and the library that the dynamic linker loads into the program, and sets the environment by which
+//! ([`MountRecord`]) and the library that the dynamic linker loads into the program. It sets the environment by which
 //! that library learns of the mounts.
 //!
 //! Invariants:

@@ -1,7 +1,7 @@
-//! Words shared by every layer of Ashlar: ids, positions, attributes, names, errors.
+//! Types that all layers share: ids, positions, attributes, names, errors.
 //!
-//! Purpose: give each quantity that crosses a crate boundary one type, so that an inode number is never taken for a
-//! position and a length never for an offset. Nothing here does I/O or keeps state.
+//! Purpose: give each quantity that crosses a crate boundary one type. So an inode number is never taken for a
+//! position, nor a length for an offset. Nothing here does I/O or keeps state.
 //!
 //! Source: `docs/architecture.md`, section "Glossary".
 #![forbid(unsafe_code)]

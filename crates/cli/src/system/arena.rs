@@ -1,4 +1,4 @@
-//! Arenas of the command line: their location, creation, and what failures they survive.
+//! Arenas on the command line: their location, creation and survival of failures.
 
 use std::fmt;
 use std::fs;

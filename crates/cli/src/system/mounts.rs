@@ -63,8 +63,8 @@ pub fn resolve_mount_point(directory: &Path) -> Result<PathBuf, CliError> {
 
 /// Ends the connection of a mount whose process is dead, and that does not answer.
 ///
-/// Most often the mount reports that it is dead. But if a helper waits for one of its requests, which no process
-/// answers any more, every process that asks something of that mount waits as well.
+/// Most often the mount reports that it is dead. But a helper may wait for one of its requests, which no process
+/// answers any more. Then every process that uses that mount waits as well.
 pub fn end_dead_mount(directory: &Path) {
     let Some(record) = dead_record_of(directory) else { return };
     if !is_answering(directory)

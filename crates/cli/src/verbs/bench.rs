@@ -1,4 +1,4 @@
-//! `ashlar bench`: the cost of operations, beside their floor and another file system.
+//! `ashlar bench`: the cost of operations, beside their floor and other contenders.
 //!
 //! Contenders take turns in each round, each round beginning with another, so that other work of the machine affects
 //! all alike. A turn is a process of its own (`worker`), started plainly or under `ashlar run`, in a new directory.

@@ -87,8 +87,7 @@ pub fn abort_on_panic() {
 /// level.
 pub fn start_log() {
     let filter = EnvFilter::try_from_env("ASHLAR_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    // A log that can't be written, on a disk that is full or gone, fails no operation, and no place is left to report
-    // it.
+    // If the log can't be written, on a disk that is full or gone, no operation fails. No place is left to report that.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
     // Only the first of several calls has an effect, as intended.
     let _ = if std::io::stderr().is_terminal() { log.try_init() } else { log.json().try_init() };

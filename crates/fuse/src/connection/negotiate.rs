@@ -12,7 +12,7 @@ use crate::proto::{
 };
 use crate::serving::ring_workers::RingWorkers;
 
-/// How many requests for read-ahead and the like may be under way at once, and from which number on the kernel slows
+/// How many requests for read-ahead and the like may be under way at once, and the number that makes the kernel slow
 /// down their senders.
 const BACKGROUND_MAX: u16 = 64;
 const BACKGROUND_CONGESTED: u16 = 48;

@@ -8,15 +8,15 @@
 //!   with the attributes, the kernel's pages are in doubt (`AUTO_INVAL_DATA`). It asks for the attributes before it
 //!   next reads from the pages, and drops them if the time of modification has changed.
 //! - [`inval_inode`] with pages waits for every page of the range that a READ or WRITE in flight has locked. That
-//!   request may wait for the very lease that moves, and two mounts that write one file then wait for each other (a
+//!   request may wait for the very lease that moves. Two mounts that write one file would then wait for each other (a
 //!   test of this crate found that out). So pages are dropped after a lease's move. No thread waits for that, or not
 //!   for long; only shared mappings need it.
 //! - [`inval_entry`] and [`expire_entries`] wait for the directory's lock, which an operation in flight may hold.
 //! - `ask_kernel` waits for nothing.
 //!
 //! For the same reason a thread that serves requests must write none but the first two and the last. Notifications that
-//! may wait go by the helper ([`ashlar_helper`]). If a mount's process were killed while its notification waits for a
-//! request in flight, it could not end, since only this process answers that request.
+//! may wait go by the helper ([`ashlar_helper`]). Otherwise a mount's process that is killed while it waits for a
+//! request in flight could not end: no other process answers that request.
 
 use std::os::fd::BorrowedFd;
 

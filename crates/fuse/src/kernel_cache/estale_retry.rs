@@ -3,8 +3,8 @@
 //! The first time, the inode was gone when the kernel used it, since another process put another file in its place. On
 //! a kernel's own file systems a path can be opened however soon its inode loses its name. Here the kernel looks the
 //! name up, and opens the inode (or changes its mode, and so on) by another request. If that fails with `ESTALE`, the
-//! kernel retries once, and then reports the error to the program. So the inode that the same thread looks up the
-//! second time is held as an open file is, until the thread has used it.
+//! kernel retries once, and then reports the error to the program. So the inode of the second look-up is held as an
+//! open file is, until the same thread has used it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

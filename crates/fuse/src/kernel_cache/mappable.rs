@@ -87,8 +87,8 @@ impl MappableFiles {
         self.count.load(Ordering::Acquire) > 0 && self.has(inode) && !self.reserved.lock().contains(&inode)
     }
 
-    /// Reserves a file whose pages are about to be filled or written back, if it may be mapped for writing and is not
-    /// reserved yet.
+    /// Reserves a file whose pages are about to be filled or written back. Does nothing if the file can't be mapped for
+    /// writing or is reserved already.
     ///
     /// # Errors
     /// Those of `reserve`.

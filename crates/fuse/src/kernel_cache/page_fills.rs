@@ -3,8 +3,8 @@
 //! A handle that bypasses the kernel's pages drops them before its write is sent. Another program may fill them again
 //! with the old content while the write is under way. So they have to be dropped once more before the write is
 //! answered. Kernels do that themselves at best for synchronous writes. Asking for attributes (`AUTO_INVAL_DATA`) is
-//! not enough: the kernel takes the new time of modification before it has dropped the pages, so a process that reads
-//! in between gets the old ones.
+//! not enough: the kernel takes the new time of modification before it drops the pages. A process that reads in between
+//! gets the old ones.
 //!
 //! The thread that invalidates would have to drop these pages, and most files that are written so have none. So this
 //! table knows some files that have none; a file that it does not know may have some.

@@ -114,9 +114,8 @@ fn dot_entry(name: &[u8], id: InodeId, cookie: u64) -> Listed {
 
 impl<F: FileSystem> FuseRequest<'_, F> {
     /// OPENDIR. The handle keeps a removed directory, as it keeps a removed file. The kernel may keep listings while no
-    /// other session can change them. At the start of each listing it compares the directory's time of change, but it
-    /// may miss an answer to that question if it is made to forget at the same moment. A kept listing has places of 63
-    /// bits.
+    /// other session can change them. At the start of each listing it compares the directory's time of change. It may
+    /// miss that answer if it is made to forget at the same moment. A kept listing has places of 63 bits.
     pub(crate) fn opendir(self) -> RequestResult {
         let inode = self.inode();
         self.fs().open(inode)?;

@@ -45,8 +45,8 @@ const fn has(flags: u32, flag: i32) -> bool {
 /// Whether a handle opened with `flags` bypasses the kernel's pages. Such handles are opened with `O_DIRECT`, or can
 /// only write. The pages that a write-only handle would fill are of no use to readers: a write moves the file's time of
 /// modification, so the kernel drops them when it next asks for the attributes (`AUTO_INVAL_DATA`). Without pages a
-/// write is copied once less, the kernel doesn't ask for the file's capabilities first, and an append can't fill a page
-/// in the wrong place.
+/// write is copied once less, and the kernel doesn't ask for the file's capabilities first. Nor can an append fill a
+/// page in the wrong place.
 const fn is_direct(flags: u32) -> bool {
     let only_writes = flags & libc::O_ACCMODE as u32 == libc::O_WRONLY as u32;
     has(flags, libc::O_DIRECT) || only_writes
@@ -143,8 +143,8 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     /// Whether handles bypass the kernel's pages because other mounts may change files.
     ///
     /// The kernel asks for attributes before it reads from its pages. If it is made to forget them before it has taken
-    /// the answer, it goes on with the size and the pages that it has. Two leases that move in a row would then show
-    /// the state before the first move.
+    /// the answer, it uses the size and the pages that it has. Two leases that move in a row would then show the state
+    /// before the first move.
     fn is_shared_directly(&self) -> bool {
         self.server.agreement.maps_direct() && self.fs().is_shared()
     }
@@ -223,7 +223,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     }
 
     /// FLUSH, sent for each `close`. It ends record locks of the process, unless the process closes a descriptor that a
-    /// helper sent to it and that it did not open.
+    /// helper opened and sent.
     pub(crate) fn flush(mut self) -> RequestResult {
         let asked: FlushIn = self.arguments.structure()?;
         let inode = self.inode();

@@ -1,10 +1,9 @@
 //! The turn to wait at the device: one thread has it, while the others stand by.
 //!
-//! The kernel wakes waiting threads in the order in which they came. With several of them, each request of a single
-//! client would go to the thread that has slept longest, often on another core, with its buffers in no cache: a round
-//! trip then takes up to three times as long. So a thread that has answered waits again, unless another one has taken
-//! the turn meanwhile. Another thread joins in when it is rung for, because requests queue up or the one at work is
-//! held up.
+//! The kernel wakes waiting threads in the order in which they came. So each request of a single client would go to the
+//! thread that has slept longest, often on another core, with its buffers in no cache: a round trip then takes up to
+//! three times as long. So a thread that has answered waits again, unless another one has taken the turn meanwhile.
+//! Another thread joins in when it is called, because requests queue up or the one at work is held up.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -28,7 +27,7 @@ struct Bell {
 }
 
 impl DeviceTurn {
-    /// Takes the turn. If another thread has it, stands by until it is rung for. Returns `false` when the mount is
+    /// Takes the turn. If another thread has it, stands by until it is called. Returns `false` when the mount is
     /// gone.
     pub(crate) fn take_turn(&self) -> bool {
         while self.is_taken.swap(true, Ordering::SeqCst) {

@@ -37,8 +37,8 @@ use crate::serving::client_follower::ClientFollower;
 use crate::serving::device_turn::DeviceTurn;
 use crate::serving::ring_workers::RingWorkers;
 
-/// The most threads that serve at once. The kernel has at most as many requests in flight as threads wait in it, and
-/// more threads than these would wait for the same leases.
+/// The most threads that serve at once. The kernel has at most as many requests in flight as threads wait in it. More
+/// threads than these would wait for the same leases.
 const WORKERS_MAX: usize = 16;
 /// How long all threads must be held up, without finishing a request, before one more is started.
 const HELD_UP: Duration = Duration::from_millis(2);
@@ -458,7 +458,7 @@ impl<F: FileSystem> Server<F> {
     }
 
     /// Checks whether the items that the kernel caches of a reply still hold. If a lease was lost since, SharedFS made
-    /// the kernel forget the item before the reply came, so the kernel is made to forget it once more.
+    /// the kernel forget the item before the reply came. So the kernel is made to forget it once more.
     pub(crate) fn recheck_cached(&self, request: &[u8], reply: &ReplyBuffer) {
         let mut last = (InodeId(0), true);
         let mut holds = |inode: InodeId| {

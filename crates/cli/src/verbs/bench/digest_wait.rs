@@ -1,4 +1,4 @@
-//! Waits for the digest and the work behind it, so that they burden no other contender.
+//! Waits for the digest, so that it burdens no other contender.
 
 use std::time::{Duration, Instant};
 

@@ -111,8 +111,8 @@ fn program_end(status: ExitStatus) -> Option<ProgramEnd> {
     status.code().map(ProgramEnd::Exited).or_else(|| status.signal().map(ProgramEnd::Signalled))
 }
 
-/// Whether the program has not had the signal itself. The kernel sends a terminal's signals to the whole process group,
-/// and a process of that group that signals this one has mostly signalled the whole group.
+/// Whether the program has not had the signal itself. The kernel sends a terminal's signals to the whole process group.
+/// A process of that group that signals this one has mostly signalled the whole group.
 fn must_pass_on(origin: &Origin) -> bool {
     let Some(sender) = origin.process.and_then(|process| Pid::from_raw(process.pid)) else { return false };
     getpgid(Some(sender)).map_or(true, |group| group != getpgrp())
