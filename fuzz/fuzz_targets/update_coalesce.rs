@@ -1,5 +1,6 @@
-//! Coalescing meets whatever records decode. It must answer for each of them, and drop nothing but what the batch
-//! holds.
+//! Coalescing of arbitrary decoded records.
+//!
+//! It must return an action for each record, and count exactly the records that it drops.
 #![no_main]
 
 use ashlar_update::Update;

@@ -1,5 +1,6 @@
-//! The decoder of update records reads what any session wrote. It must refuse, or find the one update that is written
-//! so.
+//! Decoding of arbitrary bytes as update records.
+//!
+//! Any session may have written the bytes. The decoder must refuse them, or return the one update with that encoding.
 #![no_main]
 
 use ashlar_update::Update;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use ashlar_libfs::{Last, ListedName, Outcome};
 use ashlar_types::{Access, Errno, InodeId, NAME_MAX};
 
-use crate::session::{Session, locked};
+use crate::session::{CapiSession, locked};
 
 /// The entries fetched at a time.
 const PAGE_ENTRIES: usize = 256;
@@ -15,16 +15,16 @@ const PAGE_ENTRIES: usize = 256;
 /// `ashlar_dirent`: an entry for the caller.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Entry {
+pub struct Dirent {
     inode: libc::ino_t,
     next: libc::off_t,
     kind: u8,
     name: [c_char; NAME_MAX + 1],
 }
 
-const _: () = assert!(std::mem::offset_of!(Entry, name) == 17 && size_of::<Entry>() == 280, "as C lays it out");
+const _: () = assert!(std::mem::offset_of!(Dirent, name) == 17 && size_of::<Dirent>() == 280, "as C lays it out");
 
-impl Entry {
+impl Dirent {
     fn of(listed: &ListedName<'_>) -> Self {
         let mut name = [0; NAME_MAX + 1];
         // A name has at most `NAME_MAX` bytes, so the last one stays a NUL.
@@ -39,13 +39,13 @@ struct Position {
     /// The cookie of the last entry returned.
     after: u64,
     /// Entries that were fetched and not returned yet.
-    ahead: VecDeque<Entry>,
+    ahead: VecDeque<Dirent>,
 }
 
 /// `ashlar_dir`: a directory stream.
 #[derive(Debug)]
 pub struct Stream {
-    pub(crate) session: Arc<Session>,
+    pub(crate) session: Arc<CapiSession>,
     directory: InodeId,
     number: u64,
     position: Mutex<Position>,
@@ -56,15 +56,15 @@ impl Stream {
     ///
     /// # Errors
     /// As the header says.
-    pub(crate) fn open(session: &Arc<Session>, path: &[u8]) -> Outcome<Self> {
-        let directory = session.with(path, Last::Follow, |found| {
+    pub(crate) fn open(session: &Arc<CapiSession>, path: &[u8]) -> Outcome<Self> {
+        let directory = session.act_on(path, Last::Follow, |found| {
             if !found.inode.is_directory() {
                 return Err(Errno::ENOTDIR);
             }
-            session.fs.check_access(&session.who, found.id, Access::READ)?;
+            session.fs.check_access(&session.user, found.id, Access::READ)?;
             Ok(session.fs.open(found.id)?.id)
         })?;
-        let number = session.note_stream(directory);
+        let number = session.record_stream(directory);
         Ok(Self { session: Arc::clone(session), directory, number, position: Mutex::default() })
     }
 
@@ -72,7 +72,7 @@ impl Stream {
     ///
     /// # Errors
     /// As the header says.
-    pub(crate) fn next(&self) -> Outcome<Option<Entry>> {
+    pub(crate) fn next(&self) -> Outcome<Option<Dirent>> {
         let position = &mut *locked(&self.position);
         if position.ahead.is_empty() {
             let ahead = &mut position.ahead;
@@ -81,7 +81,7 @@ impl Stream {
                 let is_full =
                     ahead.len() >= PAGE_ENTRIES && ahead.back().is_none_or(|last| last.next != listed.cookie as i64);
                 if !is_full {
-                    ahead.push_back(Entry::of(&listed));
+                    ahead.push_back(Dirent::of(&listed));
                 }
                 !is_full
             })?;
@@ -124,9 +124,9 @@ mod tests {
     use ashlar_types::FileKind;
 
     #[test]
-    fn the_longest_name_has_a_nul_behind_it() {
+    fn longest_name_ends_with_a_nul() {
         let listed = ListedName { cookie: 7, name: &[b'n'; NAME_MAX], id: InodeId(30), kind: FileKind::Symlink };
-        let entry = Entry::of(&listed);
+        let entry = Dirent::of(&listed);
         assert_eq!((entry.inode, entry.next, entry.kind), (30, 7, libc::DT_LNK));
         assert_eq!((entry.name[NAME_MAX - 1], entry.name[NAME_MAX]), (b'n' as c_char, 0));
     }

@@ -52,12 +52,12 @@ fn call<R: Returned>(act: impl FnOnce() -> Outcome<R>) -> R {
 }
 
 /// Runs a body like [`call`], which returns nothing but success.
-fn done(act: impl FnOnce() -> Outcome<()>) -> i32 {
+fn call_for_success(act: impl FnOnce() -> Outcome<()>) -> i32 {
     call(|| act().map(|()| 0))
 }
 
 /// Stores bytes of unknown length, or returns their length if the caller gives no room.
-fn sized(bytes: &[u8], room: &mut Output, length: usize) -> Outcome<isize> {
+fn store_sized(bytes: &[u8], room: &mut Output, length: usize) -> Outcome<isize> {
     if length > 0 {
         let room = room.bytes(length)?.get_mut(..bytes.len()).ok_or(Errno::ERANGE)?;
         room.copy_from_slice(bytes);
@@ -77,6 +77,6 @@ mod tests {
         // The test harness's own hook is the default one.
         drop(std::panic::take_hook());
         assert_eq!(call::<i64>(|| Err(Errno::ENXIO)), -i64::from(libc::ENXIO));
-        assert_eq!(done(|| Ok(())), 0);
+        assert_eq!(call_for_success(|| Ok(())), 0);
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use ashlar_libfs::{Aim, Change, Found, Last, LibFs, LockKind, Make, Opening, Outcome, Place, Purpose};
 use ashlar_types::{Access, Errno, FileKind, InodeId};
 
-use crate::session::Session;
+use crate::session::CapiSession;
 
 /// The first number.
 ///
@@ -40,7 +40,7 @@ const LARGE_FILE: i32 = 0o100_000;
 
 /// An open file. It lives until the last number that refers to it and the last call with it are gone.
 #[derive(Debug)]
-pub(crate) struct OpenFile {
+pub(crate) struct NumberedFile {
     fs: Arc<LibFs>,
     pub(crate) inode: InodeId,
     pub(crate) is_directory: bool,
@@ -52,7 +52,7 @@ pub(crate) struct OpenFile {
     pub(crate) has_locks: AtomicBool,
 }
 
-impl OpenFile {
+impl NumberedFile {
     /// Whether its access mode allows reads.
     pub(crate) fn may_read(&self) -> bool {
         self.flags & libc::O_ACCMODE != libc::O_WRONLY
@@ -79,7 +79,7 @@ impl OpenFile {
     }
 }
 
-impl Drop for OpenFile {
+impl Drop for NumberedFile {
     fn drop(&mut self) {
         if self.has_locks.load(Ordering::Relaxed) {
             for kind in [LockKind::Flock, LockKind::Record] {
@@ -93,21 +93,21 @@ impl Drop for OpenFile {
 
 #[derive(Debug, Default)]
 struct Slots {
-    files: Vec<Option<Arc<OpenFile>>>,
+    files: Vec<Option<Arc<NumberedFile>>>,
     /// Free indices below the end.
     free: BinaryHeap<Reverse<usize>>,
 }
 
 /// The numbers of a session, and their open files.
 #[derive(Debug, Default)]
-pub(crate) struct Files(RwLock<Slots>);
+pub(crate) struct FileNumbers(RwLock<Slots>);
 
-impl Files {
+impl FileNumbers {
     /// Gives an open file the lowest free number.
     ///
     /// # Errors
     /// `EMFILE` if none is free.
-    pub(crate) fn add(&self, file: Arc<OpenFile>) -> Outcome<i32> {
+    pub(crate) fn add(&self, file: Arc<NumberedFile>) -> Outcome<i32> {
         let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let index = match slots.free.pop() {
             Some(Reverse(index)) => index,
@@ -123,7 +123,7 @@ impl Files {
 
     /// Fails with `EMFILE` if no number is free, before a file is created or truncated.
     ///
-    /// Another thread may take the last number between that and [`Files::add`].
+    /// Another thread may take the last number between that and [`FileNumbers::add`].
     pub(crate) fn check_room(&self) -> Outcome<()> {
         let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
         if slots.free.is_empty() && slots.files.len() == OPEN_MAX { Err(Errno::EMFILE) } else { Ok(()) }
@@ -133,7 +133,7 @@ impl Files {
     ///
     /// # Errors
     /// `EBADF` if the number is unused.
-    pub(crate) fn get(&self, number: i32) -> Outcome<Arc<OpenFile>> {
+    pub(crate) fn get(&self, number: i32) -> Outcome<Arc<NumberedFile>> {
         let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let index = usize::try_from(number.wrapping_sub(FIRST)).map_err(|_| Errno::EBADF)?;
         slots.files.get(index).and_then(Option::as_ref).cloned().ok_or(Errno::EBADF)
@@ -143,7 +143,7 @@ impl Files {
     ///
     /// # Errors
     /// `EBADF` if the number is unused.
-    pub(crate) fn remove(&self, number: i32) -> Outcome<Arc<OpenFile>> {
+    pub(crate) fn remove(&self, number: i32) -> Outcome<Arc<NumberedFile>> {
         let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let index = usize::try_from(number.wrapping_sub(FIRST)).map_err(|_| Errno::EBADF)?;
         let file = slots.files.get_mut(index).and_then(Option::take).ok_or(Errno::EBADF)?;
@@ -158,7 +158,7 @@ impl Files {
     }
 }
 
-impl Session {
+impl CapiSession {
     /// `open`.
     ///
     /// # Errors
@@ -176,7 +176,7 @@ impl Session {
             self.check_makes_file(path)?;
         }
         self.files.check_room()?;
-        let file = self.at(path, Aim::of_opening(flags), |place| self.open_place(place, flags, mode))?;
+        let file = self.act_at(path, Aim::of_opening(flags), |place| self.open_place(place, flags, mode))?;
         self.files.add(Arc::new(file))
     }
 
@@ -191,52 +191,52 @@ impl Session {
         }
     }
 
-    fn open_place(&self, place: &Place, flags: i32, mode: u32) -> Outcome<OpenFile> {
+    fn open_place(&self, place: &Place, flags: i32, mode: u32) -> Outcome<NumberedFile> {
         let make = Make { kind: FileKind::Regular, mode: mode & 0o7777, umask: self.umask(), device: 0, target: &[] };
         match place.opening(flags)? {
-            Opening::Make => match self.fs.make_open(&self.who, place.directory, &place.name, &make) {
+            Opening::Make => match self.fs.make_open(&self.user, place.directory, &place.name, &make) {
                 // Another session was faster: its file is opened.
                 Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => Err(Errno::ESTALE),
-                made => Ok(self.opened(made?.id, FileKind::Regular, flags)),
+                made => Ok(self.make_open_file(made?.id, FileKind::Regular, flags)),
             },
             Opening::MakeUnnamed(directory) => {
-                let made = self.fs.make_unnamed(&self.who, directory, &make)?;
-                Ok(self.opened(made.id, FileKind::Regular, flags))
+                let made = self.fs.make_unnamed(&self.user, directory, &make)?;
+                Ok(self.make_open_file(made.id, FileKind::Regular, flags))
             }
             Opening::Existing(found, access) => self.open_existing(place, found, access, flags),
         }
     }
 
-    fn open_existing(&self, place: &Place, found: &Found, access: Access, flags: i32) -> Outcome<OpenFile> {
-        let uid = self.who.uid;
+    fn open_existing(&self, place: &Place, found: &Found, access: Access, flags: i32) -> Outcome<NumberedFile> {
+        let uid = self.user.uid;
         if flags & libc::O_CREAT != 0 {
             let directory = self.fs.attributes(place.directory)?.inode;
             if !self.guards.allow_creating(uid, &directory, &found.inode) {
                 return Err(Errno::EACCES);
             }
         }
-        let found = self.fs.open_for(&self.who, found.id, access)?;
+        let found = self.fs.open_for(&self.user, found.id, access)?;
         if flags & libc::O_NOATIME != 0 && uid != 0 && uid != found.inode.uid {
             self.fs.close(found.id);
             return Err(Errno::EPERM);
         }
-        let file = self.opened(found.id, found.inode.kind, flags);
+        let file = self.make_open_file(found.id, found.inode.kind, flags);
         if flags & libc::O_TRUNC != 0 && !file.is_directory {
-            let change = Change { size: Some(0), strip: self.strips(), ..Change::default() };
+            let change = Change { size: Some(0), strip: self.clears_set_id(), ..Change::default() };
             self.fs.set_attributes(&self.admitted, found.id, &change)?;
         }
         Ok(file)
     }
 
     /// Makes an open file for a handle that LibFS has recorded.
-    fn opened(&self, inode: InodeId, kind: FileKind, flags: i32) -> OpenFile {
-        OpenFile {
+    fn make_open_file(&self, inode: InodeId, kind: FileKind, flags: i32) -> NumberedFile {
+        NumberedFile {
             fs: Arc::clone(&self.fs),
             inode,
             is_directory: kind == FileKind::Directory,
             flags,
             offset: Mutex::new(0),
-            lock_owner: self.ticket(),
+            lock_owner: self.new_ticket(),
             has_locks: AtomicBool::new(false),
         }
     }
@@ -247,9 +247,9 @@ impl Session {
     /// As the header says.
     pub(crate) fn truncate(&self, path: &[u8], size: i64) -> Outcome<()> {
         let size = self.checked_size(size)?;
-        let change = Change { size: Some(size), strip: self.strips(), ..Change::default() };
-        self.with(path, Last::Follow.to(Purpose::Write), |found| {
-            self.fs.set_attributes(&self.who, found.id, &change).map(drop)
+        let change = Change { size: Some(size), strip: self.clears_set_id(), ..Change::default() };
+        self.act_on(path, Last::Follow.to(Purpose::Write), |found| {
+            self.fs.set_attributes(&self.user, found.id, &change).map(drop)
         })
     }
 
@@ -263,7 +263,7 @@ impl Session {
         if !file.may_write() {
             return Err(Errno::EINVAL);
         }
-        let change = Change { size: Some(size), strip: self.strips(), ..Change::default() };
+        let change = Change { size: Some(size), strip: self.clears_set_id(), ..Change::default() };
         self.fs.set_attributes(&self.admitted, file.inode, &change).map(drop)
     }
 
@@ -288,6 +288,6 @@ impl Session {
         if mode & libc::FALLOC_FL_KEEP_SIZE == 0 && offset.saturating_add(bytes) > self.file_limit {
             return Err(Errno::EFBIG);
         }
-        self.fs.allocate(&self.admitted, file.inode, how, offset, bytes, self.strips())
+        self.fs.allocate(&self.admitted, file.inode, how, offset, bytes, self.clears_set_id())
     }
 }

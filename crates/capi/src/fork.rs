@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_is_another_process() {
+    fn forked_child_is_another_process() {
         let parent = Token::of_process().expect("a token");
         assert!(parent.is_here());
         assert_eq!(Token::of_process(), Ok(parent), "a process has one token");

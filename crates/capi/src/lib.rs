@@ -17,15 +17,15 @@
 //! Source: `docs/design.md`, `docs/capi.md`.
 
 mod directory;
+mod error_texts;
 mod exports;
 mod files;
 mod fork;
-mod guards;
+mod fs_protected;
 mod locks;
+mod mount_lookup;
 mod names;
 mod pointers;
 mod session;
-mod site;
 mod transfer;
-mod words;
 mod xattrs;

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use ashlar_libfs::{LockKind, LockMode, Outcome};
 use ashlar_types::Errno;
 
-use crate::session::Session;
+use crate::session::CapiSession;
 
-impl Session {
+impl CapiSession {
     /// `flock`.
     ///
     /// # Errors
@@ -43,7 +43,7 @@ impl Session {
 
     fn lock(&self, file: i32, kind: LockKind, range: (u64, u64), mode: LockMode, waits: bool) -> Outcome<()> {
         let file = self.file(file)?;
-        let wait = (waits && mode != LockMode::Unlock).then(|| self.ticket());
+        let wait = (waits && mode != LockMode::Unlock).then(|| self.new_ticket());
         // Recorded first: a lock that is granted late is then removed with the file.
         file.has_locks.store(true, Ordering::Relaxed);
         self.fs.lock(file.inode, kind, file.lock_owner, std::process::id(), range, mode, wait)

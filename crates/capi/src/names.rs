@@ -3,13 +3,13 @@
 use ashlar_libfs::{Change, Found, Last, Make, Outcome, Purpose, RenameFlags, SetTime};
 use ashlar_types::{Access, Errno, FileKind, MODE_PERMISSIONS, MODE_STICKY};
 
-use crate::session::{Session, retried};
+use crate::session::{CapiSession, retry_stale};
 
 const RENAME_NOREPLACE: u32 = 1;
 const RENAME_EXCHANGE: u32 = 2;
 const RENAME_WHITEOUT: u32 = 4;
 
-impl Session {
+impl CapiSession {
     /// `mkdir`.
     ///
     /// # Errors
@@ -30,9 +30,9 @@ impl Session {
     }
 
     fn make(&self, path: &[u8], make: &Make<'_>) -> Outcome<()> {
-        self.at(path, Last::Keep.to(Purpose::Look).making(), |place| {
+        self.act_at(path, Last::Keep.to(Purpose::Look).making(), |place| {
             place.check_new(make.kind == FileKind::Directory)?;
-            self.fs.make(&self.who, place.directory, &place.name, make).map(drop)
+            self.fs.make(&self.user, place.directory, &place.name, make).map(drop)
         })
     }
 
@@ -41,7 +41,7 @@ impl Session {
     /// # Errors
     /// As the header says.
     pub(crate) fn remove(&self, path: &[u8], is_directory: bool) -> Outcome<()> {
-        self.at(path, Last::Keep.to(Purpose::Name), |place| self.fs.remove_at(&self.who, place, is_directory))
+        self.act_at(path, Last::Keep.to(Purpose::Name), |place| self.fs.remove_at(&self.user, place, is_directory))
     }
 
     /// `renameat2`.
@@ -61,9 +61,9 @@ impl Session {
             replaced: None,
         };
         let aim = Last::Keep.to(Purpose::Name);
-        retried(|| {
+        retry_stale(|| {
             let (source, target) = (self.walk(from, aim)?, self.walk(to, aim)?);
-            self.fs.rename_at(&self.who, &source, &target, flags)
+            self.fs.rename_at(&self.user, &source, &target, flags)
         })
     }
 
@@ -72,7 +72,7 @@ impl Session {
     /// # Errors
     /// As the header says.
     pub(crate) fn link(&self, from: &[u8], to: &[u8]) -> Outcome<()> {
-        self.with(from, Last::Keep.to(Purpose::Change), |found| self.link_found(found, to))
+        self.act_on(from, Last::Keep.to(Purpose::Change), |found| self.link_found(found, to))
     }
 
     /// Gives an open file a name.
@@ -84,17 +84,17 @@ impl Session {
         if file.stays_unnamed() {
             return Err(Errno::ENOENT);
         }
-        retried(|| self.link_found(&self.fs.attributes(file.inode)?, to))
+        retry_stale(|| self.link_found(&self.fs.attributes(file.inode)?, to))
     }
 
     fn link_found(&self, found: &Found, to: &[u8]) -> Outcome<()> {
         let place = self.walk(to, Last::Keep.to(Purpose::Look).making())?;
         place.check_new(false)?;
-        let may_change = || self.fs.check_access(&self.who, found.id, Access::READ | Access::WRITE).is_ok();
-        if !self.guards.allow_linking(self.who.uid, &found.inode, may_change) {
+        let may_change = || self.fs.check_access(&self.user, found.id, Access::READ | Access::WRITE).is_ok();
+        if !self.guards.allow_linking(self.user.uid, &found.inode, may_change) {
             return Err(Errno::EPERM);
         }
-        self.fs.link(&self.who, found.id, place.directory, &place.name).map(drop)
+        self.fs.link(&self.user, found.id, place.directory, &place.name).map(drop)
     }
 
     /// `readlink`.
@@ -102,7 +102,7 @@ impl Session {
     /// # Errors
     /// As the header says.
     pub(crate) fn read_link(&self, path: &[u8]) -> Outcome<Vec<u8>> {
-        self.with(path, Last::Keep, |found| match found.inode.kind {
+        self.act_on(path, Last::Keep, |found| match found.inode.kind {
             FileKind::Symlink => Ok(found.inode.target.clone()),
             _ => Err(Errno::EINVAL),
         })
@@ -114,14 +114,14 @@ impl Session {
     /// As the header says.
     pub(crate) fn check(&self, path: &[u8], mode: i32) -> Outcome<()> {
         let access = u32::try_from(mode).ok().filter(|mode| mode & !7 == 0).ok_or(Errno::EINVAL)?;
-        self.with(path, Last::Follow, |found| match access {
+        self.act_on(path, Last::Follow, |found| match access {
             0 => Ok(()),
-            access => self.fs.check_access(&self.who, found.id, Access(access)),
+            access => self.fs.check_access(&self.user, found.id, Access(access)),
         })
     }
 
     fn change(&self, found: &Found, change: &Change) -> Outcome<()> {
-        self.fs.set_attributes(&self.who, found.id, change).map(drop)
+        self.fs.set_attributes(&self.user, found.id, change).map(drop)
     }
 
     /// `chmod` of an inode.
@@ -161,7 +161,7 @@ impl Session {
     ///
     /// # Errors
     /// `EBADF` if the number is unused.
-    pub(crate) fn found(&self, file: i32) -> Outcome<Found> {
+    pub(crate) fn current_inode(&self, file: i32) -> Outcome<Found> {
         self.fs.attributes(self.file(file)?.inode)
     }
 }

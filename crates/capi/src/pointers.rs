@@ -12,7 +12,7 @@ use ashlar_libfs::Outcome;
 use ashlar_types::{Errno, PATH_MAX};
 
 use crate::directory::Stream;
-use crate::session::Session;
+use crate::session::CapiSession;
 
 /// The most bytes of one transfer, as in the kernel.
 pub(crate) const TRANSFER_MAX: usize = 0x7fff_f000;
@@ -21,14 +21,14 @@ const PARTS_MAX: usize = 1024;
 
 /// `ashlar_fs *`.
 #[repr(transparent)]
-pub struct SessionPointer(*mut Arc<Session>);
+pub struct SessionPointer(*mut Arc<CapiSession>);
 
 impl SessionPointer {
     /// Returns the session, in the process that opened it.
     ///
     /// # Errors
     /// `EFAULT`, `EBADF`.
-    pub(crate) fn session(&self) -> Outcome<&Arc<Session>> {
+    pub(crate) fn session(&self) -> Outcome<&Arc<CapiSession>> {
         // SAFETY: by the header, it is null or was stored by `ashlar_open_fs` and not yet passed to `ashlar_close_fs`.
         let session = unsafe { self.0.as_ref() }.ok_or(Errno::EFAULT)?;
         session.check_alive()?;
@@ -36,7 +36,7 @@ impl SessionPointer {
     }
 
     /// Takes the session back for good.
-    pub(crate) fn into_session(self) -> Option<Arc<Session>> {
+    pub(crate) fn into_session(self) -> Option<Arc<CapiSession>> {
         // SAFETY: as above; by the header, this is the last call with it.
         (!self.0.is_null()).then(|| *unsafe { Box::from_raw(self.0) })
     }
@@ -67,9 +67,9 @@ impl StreamPointer {
 
 /// `const char *`, with a NUL at its end.
 #[repr(transparent)]
-pub struct Text(*const c_char);
+pub struct TextPointer(*const c_char);
 
-impl Text {
+impl TextPointer {
     /// Returns its bytes, without the NUL.
     ///
     /// # Errors
@@ -170,9 +170,9 @@ impl<T: Copy> Out<T> {
 
 /// `ashlar_fs **` and `ashlar_dir **`: room for the pointer to an opened object.
 #[repr(transparent)]
-pub struct OpenedPlace<T>(*mut *mut T);
+pub struct OpenedPointer<T>(*mut *mut T);
 
-impl<T> OpenedPlace<T> {
+impl<T> OpenedPointer<T> {
     /// Stores the object that `open` returns.
     ///
     /// # Errors
@@ -260,15 +260,15 @@ mod tests {
         assert_eq!(SessionPointer(null_mut()).session().err(), Some(Errno::EFAULT));
         assert!(SessionPointer(null_mut()).into_session().is_none());
         assert_eq!(StreamPointer(null_mut()).stream().err(), Some(Errno::EFAULT));
-        assert_eq!(Text(null()).path(), Err(Errno::EFAULT));
-        assert_eq!(Text(c"".as_ptr()).path(), Err(Errno::ENOENT));
-        assert_eq!(Text(c"a/b".as_ptr()).path(), Ok(&b"a/b"[..]));
+        assert_eq!(TextPointer(null()).path(), Err(Errno::EFAULT));
+        assert_eq!(TextPointer(c"".as_ptr()).path(), Err(Errno::ENOENT));
+        assert_eq!(TextPointer(c"a/b".as_ptr()).path(), Ok(&b"a/b"[..]));
         assert_eq!(Input(null()).bytes(1), Err(Errno::EFAULT));
         assert_eq!(Input(null()).bytes(0), Ok(&[][..]));
         assert_eq!(Output(null_mut()).bytes(1), Err(Errno::EFAULT));
         assert_eq!(Out::<u64>(null_mut()).store(1), Err(Errno::EFAULT));
         assert_eq!(Out::<u64>(null_mut()).load(), None);
-        assert_eq!(OpenedPlace::<u64>(null_mut()).store(|| Ok(1)), Err(Errno::EFAULT));
+        assert_eq!(OpenedPointer::<u64>(null_mut()).store(|| Ok(1)), Err(Errno::EFAULT));
         assert!(Times(null()).load().is_none());
     }
 

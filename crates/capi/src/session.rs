@@ -13,10 +13,10 @@ use ashlar_libfs::{
 use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::{PATIENCE_VARIABLE, SessionKind, patience_ms};
 
-use crate::files::{Files, OpenFile};
+use crate::files::{FileNumbers, NumberedFile};
 use crate::fork::Token;
-use crate::guards::Guards;
-use crate::site::{Refusal, Site};
+use crate::fs_protected::Guards;
+use crate::mount_lookup::{NamedFileSystem, OpenRefusal};
 
 /// The lowest number of the library's own descriptors.
 ///
@@ -29,19 +29,19 @@ const ATTEMPTS: u32 = 1000;
 
 /// A process's session with one file system.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct CapiSession {
     pub(crate) fs: Arc<LibFs>,
     /// The user on whose behalf it acts.
-    pub(crate) who: Credentials,
+    pub(crate) user: Credentials,
     /// The same user, for operations through an open file: the right was checked when the file was opened.
     pub(crate) admitted: Credentials,
     pub(crate) guards: Guards,
-    pub(crate) files: Files,
+    pub(crate) files: FileNumbers,
     /// The largest size that this process may give a file.
     pub(crate) file_limit: u64,
     /// Numbers for owners of locks, and for waits.
     tickets: AtomicU64,
-    site: Site,
+    file_system: NamedFileSystem,
     umask: AtomicU32,
     process: Token,
     is_over: AtomicBool,
@@ -55,13 +55,13 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Session {
+impl CapiSession {
     /// Opens a session with the file system at `place`.
     ///
     /// # Errors
     /// An errno, and a sentence for people.
-    pub(crate) fn open(place: &[u8]) -> Result<Self, Refusal> {
-        let site = Site::find(place)?;
+    pub(crate) fn open(place: &[u8]) -> Result<Self, OpenRefusal> {
+        let file_system = NamedFileSystem::find(place)?;
         if !is_in_first_user_namespace() {
             return Err((
                 Errno::EOPNOTSUPP,
@@ -70,11 +70,11 @@ impl Session {
         }
         let process =
             Token::of_process().map_err(|errno| (errno, format!("there is no memory for a session: {errno}")))?;
-        let who = credentials().map_err(|errno| (errno, format!("the process's groups can't be read: {errno}")))?;
+        let user = credentials().map_err(|errno| (errno, format!("the process's groups can't be read: {errno}")))?;
         let label = std::fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned();
         let said = std::env::var_os(PATIENCE_VARIABLE);
         let options = Options {
-            socket: site.socket.clone(),
+            socket: file_system.socket.clone(),
             kind: SessionKind::Process,
             label,
             patience_ms: patience_ms(said.as_deref().map(OsStr::as_bytes)),
@@ -84,18 +84,18 @@ impl Session {
             beside: 0,
             yields_to_kernel: false,
         };
-        let fs = LibFs::connect(&options).map_err(|error| refusal(&site.socket, &error))?;
+        let fs = LibFs::connect(&options).map_err(|error| refusal(&file_system.socket, &error))?;
         // A file of this interface has no number in the kernel.
         drop(fs.take_placeholder());
         Ok(Self {
             fs,
-            admitted: Credentials { checked: true, ..who.clone() },
-            who,
+            admitted: Credentials { checked: true, ..user.clone() },
+            user,
             guards: Guards::of_machine(),
-            files: Files::default(),
+            files: FileNumbers::default(),
             file_limit: rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX),
             tickets: AtomicU64::new(1),
-            site,
+            file_system,
             umask: AtomicU32::new(umask_of_process()),
             process,
             is_over: AtomicBool::new(false),
@@ -140,18 +140,18 @@ impl Session {
     }
 
     /// Whether a change of content clears set-id bits: for all users but the super-user.
-    pub(crate) fn strips(&self) -> bool {
-        self.who.uid != 0
+    pub(crate) fn clears_set_id(&self) -> bool {
+        self.user.uid != 0
     }
 
     /// Returns a number that the session has not used yet.
-    pub(crate) fn ticket(&self) -> u64 {
+    pub(crate) fn new_ticket(&self) -> u64 {
         self.tickets.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Records a directory with an open stream, and returns the stream's number.
-    pub(crate) fn note_stream(&self, directory: InodeId) -> u64 {
-        let number = self.ticket();
+    pub(crate) fn record_stream(&self, directory: InodeId) -> u64 {
+        let number = self.new_ticket();
         locked(&self.streams).insert(number, directory);
         number
     }
@@ -164,7 +164,7 @@ impl Session {
     }
 
     /// Returns an open file.
-    pub(crate) fn file(&self, number: i32) -> Outcome<Arc<OpenFile>> {
+    pub(crate) fn file(&self, number: i32) -> Outcome<Arc<NumberedFile>> {
         self.files.get(number)
     }
 
@@ -174,27 +174,27 @@ impl Session {
     ///
     /// # Errors
     /// Those of paths; those of `act`.
-    pub(crate) fn at<R>(
+    pub(crate) fn act_at<R>(
         &self,
         path: &[u8],
         aim: impl Into<Aim>,
         mut act: impl FnMut(&Place) -> Outcome<R>,
     ) -> Outcome<R> {
         let aim = aim.into();
-        retried(|| act(&self.walk(path, aim)?))
+        retry_stale(|| act(&self.walk(path, aim)?))
     }
 
-    /// Acts on the inode at a path like [`Self::at`], if it exists.
+    /// Acts on the inode at a path like [`Self::act_at`], if it exists.
     ///
     /// # Errors
-    /// `ENOENT`, and as [`Self::at`].
-    pub(crate) fn with<R>(
+    /// `ENOENT`, and as [`Self::act_at`].
+    pub(crate) fn act_on<R>(
         &self,
         path: &[u8],
         aim: impl Into<Aim>,
         mut act: impl FnMut(&Found) -> Outcome<R>,
     ) -> Outcome<R> {
-        self.at(path, aim, |place| act(place.found.as_ref().ok_or(Errno::ENOENT)?))
+        self.act_at(path, aim, |place| act(place.found.as_ref().ok_or(Errno::ENOENT)?))
     }
 
     /// Follows a path from the root.
@@ -210,7 +210,7 @@ impl Session {
 
     /// Converts attributes to the form of `stat`.
     pub(crate) fn stat(&self, found: &Found) -> libc::stat {
-        found.stat(self.site.device)
+        found.stat(self.file_system.device)
     }
 
     /// Returns the space in the form of `statvfs`.
@@ -232,13 +232,13 @@ impl Session {
     }
 }
 
-impl Surroundings for Session {
+impl Surroundings for CapiSession {
     fn who(&self) -> &Credentials {
-        &self.who
+        &self.user
     }
 
     fn inside<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]> {
-        let rest = path.strip_prefix(&self.site.point.as_ref()?[..])?;
+        let rest = path.strip_prefix(&self.file_system.point.as_ref()?[..])?;
         (rest.is_empty() || rest[0] == b'/').then_some(rest)
     }
 
@@ -256,7 +256,7 @@ impl Surroundings for Session {
 
     fn may_follow(&self, directory: InodeId, link: &Found) -> Outcome<bool> {
         let directory = self.fs.attributes(directory)?.inode;
-        if self.guards.allow_following(self.who.uid, &directory, &link.inode) { Ok(true) } else { Err(Errno::EACCES) }
+        if self.guards.allow_following(self.user.uid, &directory, &link.inode) { Ok(true) } else { Err(Errno::EACCES) }
     }
 }
 
@@ -264,7 +264,7 @@ impl Surroundings for Session {
 ///
 /// # Errors
 /// Those of `act`.
-pub(crate) fn retried<R>(mut act: impl FnMut() -> Outcome<R>) -> Outcome<R> {
+pub(crate) fn retry_stale<R>(mut act: impl FnMut() -> Outcome<R>) -> Outcome<R> {
     for _ in 0..ATTEMPTS {
         match act() {
             Err(Errno::ESTALE) => {}
@@ -274,13 +274,14 @@ pub(crate) fn retried<R>(mut act: impl FnMut() -> Outcome<R>) -> Outcome<R> {
     Err(Errno::ENOENT)
 }
 
-fn refusal(socket: &Path, error: &ConnectError) -> Refusal {
+fn refusal(socket: &Path, error: &ConnectError) -> OpenRefusal {
     let errno = match error {
         ConnectError::NoDaemon { .. } => match rustix::fs::access(socket, rustix::fs::Access::WRITE_OK) {
             Err(rustix::io::Errno::ACCESS) => {
                 let name = socket.as_os_str().as_bytes().escape_ascii();
-                let sentence =
-                    format!("this user may not reach the daemon's socket {name}; root can open the socket's directory to this user");
+                let sentence = format!(
+                    "this user may not reach the daemon's socket {name}; root can open the socket's directory to this user"
+                );
                 return (Errno::EACCES, sentence);
             }
             _ => Errno::ENOTCONN,
@@ -321,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_process_s_mask_is_read_and_not_set() {
+    fn process_umask_is_read_without_setting_it() {
         let mask = umask_of_process();
         // SAFETY: it takes a number, and the test restores at once the mask that it has set.
         let real = unsafe { libc::umask(mask) };
@@ -329,14 +330,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_replaced_again_and_again_is_no_error_that_nobody_knows() {
+    fn inode_replaced_repeatedly_gives_a_known_error() {
         let mut attempts = 0;
-        let found = retried(|| {
+        let found = retry_stale(|| {
             attempts += 1;
             if attempts < 5 { Err(Errno::ESTALE) } else { Ok(attempts) }
         });
         assert_eq!(found, Ok(5));
-        assert_eq!(retried(|| Err::<(), _>(Errno::ESTALE)), Err(Errno::ENOENT));
-        assert_eq!(retried(|| Err::<(), _>(Errno::EACCES)), Err(Errno::EACCES));
+        assert_eq!(retry_stale(|| Err::<(), _>(Errno::ESTALE)), Err(Errno::ENOENT));
+        assert_eq!(retry_stale(|| Err::<(), _>(Errno::EACCES)), Err(Errno::EACCES));
     }
 }

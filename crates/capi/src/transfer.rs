@@ -5,9 +5,9 @@ use std::sync::MutexGuard;
 use ashlar_libfs::{Outcome, WriteAt};
 use ashlar_types::{Errno, FILE_SIZE_MAX, InodeId};
 
-use crate::files::OpenFile;
+use crate::files::NumberedFile;
 use crate::pointers::TRANSFER_MAX;
-use crate::session::{Session, locked};
+use crate::session::{CapiSession, locked};
 
 /// The most bytes that one call writes from several parts.
 ///
@@ -16,14 +16,14 @@ const JOINED_MAX: usize = 64 << 20;
 
 /// The position of a transfer, as the caller gives it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum At {
+pub(crate) enum TransferOffset {
     /// At the open file's offset, which the transfer moves.
     Offset,
     /// At a given offset.
     Given(i64),
 }
 
-impl At {
+impl TransferOffset {
     /// Fails with `EINVAL` if the offset is not valid. The kernel checks that before the descriptor.
     fn check(self) -> Outcome<()> {
         if matches!(self, Self::Given(..0)) { Err(Errno::EINVAL) } else { Ok(()) }
@@ -31,17 +31,17 @@ impl At {
 }
 
 /// The position of a transfer, locked for its duration if it moves the open file's offset.
-enum Spot<'a> {
+enum LockedOffset<'a> {
     Moving(MutexGuard<'a, u64>),
     Fixed(u64),
 }
 
-impl<'a> Spot<'a> {
+impl<'a> LockedOffset<'a> {
     /// Locks the position of a transfer of so many bytes.
-    fn of(file: &'a OpenFile, at: At, bytes: usize) -> Outcome<Self> {
+    fn of(file: &'a NumberedFile, at: TransferOffset, bytes: usize) -> Outcome<Self> {
         let spot = match at {
-            At::Offset => Self::Moving(locked(&file.offset)),
-            At::Given(offset) => Self::Fixed(u64::try_from(offset).map_err(|_| Errno::EINVAL)?),
+            TransferOffset::Offset => Self::Moving(locked(&file.offset)),
+            TransferOffset::Given(offset) => Self::Fixed(u64::try_from(offset).map_err(|_| Errno::EINVAL)?),
         };
         match spot.offset().checked_add(bytes as u64) {
             Some(end) if end <= FILE_SIZE_MAX => Ok(spot),
@@ -64,11 +64,11 @@ impl<'a> Spot<'a> {
     }
 }
 
-impl Session {
+impl CapiSession {
     /// Returns the error of a transfer whose bytes are wrong in the way that `errno` says.
     ///
     /// The kernel checks the offset and the open file before the bytes.
-    pub(crate) fn refusal(&self, file: i32, at: At, writes: bool, errno: Errno) -> Errno {
+    pub(crate) fn refusal(&self, file: i32, at: TransferOffset, writes: bool, errno: Errno) -> Errno {
         let validate = || {
             at.check()?;
             let file = self.file(file)?;
@@ -82,7 +82,7 @@ impl Session {
     ///
     /// # Errors
     /// As the header says.
-    pub(crate) fn read(&self, file: i32, at: At, parts: &mut [&mut [u8]]) -> Outcome<usize> {
+    pub(crate) fn read(&self, file: i32, at: TransferOffset, parts: &mut [&mut [u8]]) -> Outcome<usize> {
         at.check()?;
         let file = self.file(file)?;
         if !file.may_read() {
@@ -91,7 +91,7 @@ impl Session {
         if file.is_directory {
             return Err(Errno::EISDIR);
         }
-        let mut spot = Spot::of(&file, at, parts.iter().map(|part| part.len()).sum())?;
+        let mut spot = LockedOffset::of(&file, at, parts.iter().map(|part| part.len()).sum())?;
         let start = spot.offset();
         let mut done = 0;
         for part in parts {
@@ -115,13 +115,13 @@ impl Session {
     ///
     /// # Errors
     /// As the header says.
-    pub(crate) fn write(&self, file: i32, at: At, parts: &[&[u8]]) -> Outcome<usize> {
+    pub(crate) fn write(&self, file: i32, at: TransferOffset, parts: &[&[u8]]) -> Outcome<usize> {
         at.check()?;
         let file = self.file(file)?;
         if !file.may_write() {
             return Err(Errno::EBADF);
         }
-        let mut spot = Spot::of(&file, at, parts.iter().map(|part| part.len()).sum())?;
+        let mut spot = LockedOffset::of(&file, at, parts.iter().map(|part| part.len()).sum())?;
         let joined;
         let data = match parts {
             [] => &[],
@@ -136,7 +136,8 @@ impl Session {
         }
         let at = if file.appends() { WriteAt::End } else { WriteAt::Offset(spot.offset()) };
         let data = &data[..data.len().min(TRANSFER_MAX)];
-        let written = self.fs.write_within(&self.admitted, file.inode, at, data, self.strips(), self.file_limit)?;
+        let written =
+            self.fs.write_within(&self.admitted, file.inode, at, data, self.clears_set_id(), self.file_limit)?;
         spot.move_to(written.offset + written.bytes as u64);
         if file.is_synchronous() {
             self.fs.sync_inode(file.inode)?;
@@ -165,19 +166,22 @@ impl Session {
         if !source.may_read() || !target.may_write() || target.appends() {
             return Err(Errno::EBADF);
         }
-        let at = |given: &Option<&mut i64>| given.as_ref().map_or(At::Offset, |offset| At::Given(**offset));
+        let at = |given: &Option<&mut i64>| {
+            given.as_ref().map_or(TransferOffset::Offset, |offset| TransferOffset::Given(**offset))
+        };
         // The two may be one open file, whose offset can't be locked twice.
-        let source_start = Spot::of(&source, at(&from.1), 0)?.offset();
-        let target_start = Spot::of(&target, at(&to.1), 0)?.offset();
+        let source_start = LockedOffset::of(&source, at(&from.1), 0)?.offset();
+        let target_start = LockedOffset::of(&target, at(&to.1), 0)?.offset();
         let left = self.size(source.inode)?.saturating_sub(source_start);
         let length = left.min(bytes.min(TRANSFER_MAX) as u64);
         if length == 0 {
             return Ok(0);
         }
-        let (who, strip, limit) = (&self.admitted, self.strips(), self.file_limit);
+        let (user, strip, limit) = (&self.admitted, self.clears_set_id(), self.file_limit);
         let (input, output) = (source.inode, target.inode);
-        let copied = self.fs.copy_range_within(who, input, source_start, output, target_start, length, strip, limit)?;
-        let moved = |file: &OpenFile, given: Option<&mut i64>, to: u64| match given {
+        let copied =
+            self.fs.copy_range_within(user, input, source_start, output, target_start, length, strip, limit)?;
+        let moved = |file: &NumberedFile, given: Option<&mut i64>, to: u64| match given {
             Some(offset) => *offset = to as i64,
             None => *locked(&file.offset) = to,
         };
@@ -231,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_of_a_write_are_one() {
+    fn parts_of_a_write_are_joined() {
         assert_eq!(join(&[b"one ", b"", b"two"]), Ok(b"one two".to_vec()));
         let large = vec![1; JOINED_MAX - 1];
         assert_eq!(join(&[&large, b"two"]).map(|joined| joined.len()), Ok(JOINED_MAX));

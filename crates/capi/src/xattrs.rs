@@ -3,15 +3,15 @@
 use ashlar_libfs::{Outcome, XattrFlags, xattr_list};
 use ashlar_types::InodeId;
 
-use crate::session::Session;
+use crate::session::CapiSession;
 
-impl Session {
+impl CapiSession {
     /// Returns an attribute's value.
     ///
     /// # Errors
     /// As the header says.
     pub(crate) fn xattr(&self, id: InodeId, name: &[u8]) -> Outcome<Vec<u8>> {
-        self.fs.check_xattr_read(&self.who, id, name)?;
+        self.fs.check_xattr_read(&self.user, id, name)?;
         self.fs.xattr(id, name)
     }
 
@@ -29,8 +29,8 @@ impl Session {
     /// As the header says.
     pub(crate) fn set_xattr(&self, id: InodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Outcome<()> {
         let group = self.fs.attributes(id)?.inode.gid;
-        let strip_sgid = !self.who.is_privileged() && !self.who.is_member(group);
-        self.fs.set_xattr(&self.who, id, name, value, flags, strip_sgid)
+        let strip_sgid = !self.user.is_privileged() && !self.user.is_member(group);
+        self.fs.set_xattr(&self.user, id, name, value, flags, strip_sgid)
     }
 
     /// Removes an attribute.
@@ -38,6 +38,6 @@ impl Session {
     /// # Errors
     /// As the header says.
     pub(crate) fn remove_xattr(&self, id: InodeId, name: &[u8]) -> Outcome<()> {
-        self.fs.remove_xattr(&self.who, id, name)
+        self.fs.remove_xattr(&self.user, id, name)
     }
 }

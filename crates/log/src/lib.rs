@@ -1,7 +1,7 @@
 //! The update log: a session's private, persistent operation log.
 //!
-//! Purpose: let a session's threads append records without a lock and without a system call, let SharedFS seal and read
-//! the log while the session continues, and find the valid prefix after any crash.
+//! Purpose: a session's threads append records without a lock and without a system call. SharedFS seals and reads the
+//! log while the session continues. After any crash, recovery finds the valid prefix.
 //!
 //! # Invariants
 //! * **Order**: records have one order, that of their reservations. An append returns only when every slot before its

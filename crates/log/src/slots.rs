@@ -22,10 +22,10 @@
 //!
 //! # Why stale words do no harm
 //! State words carry the slot's number and are changed by compare-and-swap only. A start is overwritten only once its
-//! slot is settled, and only by a larger one. So a start read between two equal reads of an unsettled state word, or
-//! between two equal reads of the tail for the tail's slot, belongs to that slot. The ring is written only by the owner
-//! of an unsettled slot, or (its mark) by settlers. All of them hold a pin (`pins`), so never in space that has been
-//! given to another slot.
+//! slot is settled, and only by a larger one. So a start belongs to a slot if it is read between two equal reads of
+//! the slot's unsettled state word. For the tail's slot, it is read between two equal reads of the tail. The ring is
+//! written only by the owner of an unsettled slot, or (its mark) by settlers. All of them hold a pin (`pins`), so they
+//! never write into space that has been given to another slot.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! A stand-in for mapped memory that knows what a crash may leave.
+//! A stand-in for mapped memory that knows the states a crash may leave.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ const WORD_BYTES: usize = 8;
 const LINE_WORDS: usize = crate::flush::LINE_BYTES / WORD_BYTES;
 const PAGE_WORDS: usize = 4096 / WORD_BYTES;
 
-/// Whose crash model a [`CrashTwin`] follows.
+/// The crash model that a [`CrashTwin`] follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrashMedium {
     /// Persistent memory: words survive one by one; flush and fence settle them.
@@ -149,8 +149,8 @@ impl CrashState {
 
     /// Returns an image that a crash at this moment may leave.
     ///
-    /// For every unsettled word or page, `choose` gets the number of contents that it may have, the settled one first
-    /// and the newest last, and returns which one it has.
+    /// `choose` is called for every unsettled word or page. It gets the number of possible contents, from the settled
+    /// one to the newest, and returns the index of one.
     #[must_use]
     pub fn crash_image(&self, choose: &mut dyn FnMut(usize) -> usize) -> Vec<u8> {
         let mut words = self.settled.clone();

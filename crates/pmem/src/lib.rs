@@ -1,8 +1,8 @@
 //! The arena: segment files, their medium, and the meaning of *persist* on it.
 //!
-//! Purpose: give the layers above one way to reach shared, persistent memory ([`Mapping`], through the [`Persistent`]
-//! trait), one description of that memory ([`Medium`]), and the directory of files that makes up a node's arena
-//! ([`Arena`]). [`CrashTwin`] stands in for a mapping in tests and knows the possible states after a crash.
+//! Purpose: one way to reach shared, persistent memory ([`Mapping`], through the [`Persistent`] trait), and one
+//! description of that memory ([`Medium`]). [`Arena`] is the directory of files that makes up a node's arena.
+//! [`CrashTwin`] stands in for a mapping in tests and knows the possible states after a crash.
 //!
 //! # The crash model
 //! Every crate above relies on this model and on no other; [`CrashTwin`] is its executable form.
@@ -11,17 +11,17 @@
 //! * A word is **clean** when its last value is known to be on the medium; **dirty** from a store until a flush of its
 //!   line; **in flight** from the flush until the flushing thread's next fence.
 //! * A fence makes the values that were flushed before it durable. Until then any subset of the unsettled words may
-//!   have reached the medium: caches evict lines whenever they like, in any order, so a dirty word may survive as well,
-//!   and a word that was stored several times may survive with any of its values.
+//!   have reached the medium. Caches evict lines at any time and in any order, so a dirty word may survive as well. A
+//!   word that was stored several times may survive with any of its values.
 //! * On [`MediumKind::Disk`] and [`MediumKind::Memory`] flush and fence do nothing, since the page cache outlives every
-//!   process. After a power loss each 4096-byte page of a disk file holds, independently of all others, its content of
-//!   the last [`Persistent::sync`] or one that it was given since.
+//!   process. After a power loss each 4096-byte page of a disk file holds its content of the last
+//!   [`Persistent::sync`], or a later one, independently of all other pages.
 //!
 //! # Invariants
 //! * No reference to mapped memory ever exists: other processes write to it. Bytes are copied in and out, words are
 //!   atomics, and every access is bounds-checked and fails with a typed error.
-//! * A process that truncates its file harms no other: the file's mapping reads as zeros and reports that it is torn
-//!   ([`sigbus`]).
+//! * A process that truncates its file harms no other: the file's mapping reads as zeros and reports that it is
+//!   truncated ([`sigbus`]).
 //! * A segment's blocks are allocated when the segment is added, so a full disk shows then, and not as a fault later.
 //!
 //! Not here: allocation of blocks, the content of logs and of the metadata directory, checksums of blocks.

@@ -237,8 +237,9 @@ impl Mapping {
         Ok(())
     }
 
-    /// Copies pieces of `piece_bytes` in, past the cache if they are whole lines of it, and tells for each, by its
-    /// number, the checksum of what was stored. As after [`Persistent::store`], they are dirty.
+    /// Copies pieces of `piece_bytes` in, and reports the checksum of each stored piece by its number.
+    ///
+    /// Pieces that are whole cache lines are stored past the cache. As after [`Persistent::store`], they are dirty.
     ///
     /// # Errors
     /// [`OutOfBounds`].

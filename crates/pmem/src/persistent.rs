@@ -23,8 +23,8 @@ pub struct OutOfBounds {
 /// top of this crate.
 ///
 /// # Errors
-/// Every access fails with [`OutOfBounds`] if it leaves the memory, if a word access is not aligned to 8 bytes, and if
-/// it writes to memory that is read-only.
+/// Every access fails with [`OutOfBounds`] if it leaves the memory or writes to read-only memory. A word access also
+/// fails if it is not aligned to 8 bytes.
 #[allow(clippy::missing_errors_doc)]
 pub trait Persistent: Send + Sync {
     /// Bytes of memory.

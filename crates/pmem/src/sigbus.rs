@@ -135,8 +135,8 @@ fn repair(address: usize) -> bool {
     let writable = range.state.load(Ordering::Acquire) == READ_WRITE;
     let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
     range.torn.store(true, Ordering::Release);
-    // SAFETY: the page lies in a mapping of ours, registered for as long as it is mapped (it leaves the table before it
-    // is unmapped), so replacing it takes no one else's memory. mmap is a bare system call, safe in a handler.
+    // SAFETY: the page lies in a mapping of this library, since a mapping leaves the table before it is unmapped. So
+    // replacing the page takes no other memory. mmap is a bare system call, safe in a handler.
     let page = unsafe {
         libc::mmap(
             (address & !(PAGE_BYTES - 1)) as *mut libc::c_void,

@@ -1,6 +1,7 @@
-//! Lets a test see each operation on mapped files, so that it can mirror them in [`crate::CrashTwin`]s and ask for the
-//! states that a crash at any moment leaves. Without the feature `witness`, which only tests ask for, nothing of it is
-//! compiled in.
+//! Witnesses: tests see each operation on mapped files.
+//!
+//! A test mirrors the operations in [`crate::CrashTwin`]s and asks for the states that a crash at any moment leaves.
+//! The module is compiled only with the feature `witness`, which only tests enable.
 //!
 //! A witness sees the operations of its own thread only, one after the other: flushes, fences and syncs just before
 //! they take effect, stores in their order. It does not see its own operations on mappings.

@@ -17,7 +17,7 @@
 //! # Invariants
 //! * A committed row never refers to a block that is not durable, and such a block is never overwritten. Blocks given
 //!   out since the last freeze may be, so that many small appends cost one block.
-//! * A freed block is given out again only after the commit that freed it, and after the session that freed it has
+//! * A freed block is given out again only after the commit that freed it. The session that freed it must also have
 //!   released its log that far. Pins are in memory only: a process that opens the store again must ensure that no
 //!   session reads by extents from before.
 //! * A block that a process has mapped is given out to no other file, and overwritten only when no committed row refers
@@ -30,7 +30,7 @@
 //!
 //! Not here: leases, permissions, logs, clocks, and threads: the daemon runs the jobs.
 //!
-//! `unsafe` is needed once, to open LMDB's environment (`database`), and denied everywhere else.
+//! `unsafe` is needed once, to open LMDB's environment (`metadata::database`), and denied everywhere else.
 //!
 //! Source: `docs/design.md`, section "Data path"; Assise §3; the layout's measurements are in
 //! `docs/decisions/store-and-digest.md`.

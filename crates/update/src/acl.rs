@@ -79,8 +79,9 @@ impl Acl {
         if entries.len() % 8 == 0 { Ok(entries.len() / 8) } else { Err(Errno::EINVAL) }
     }
 
-    /// Whether an extended attribute's value is a list that the kernel takes, whose entries it wants in order, and that
-    /// the nine permission bits say all of.
+    /// Whether an extended attribute's value is a valid list that the nine permission bits express fully.
+    ///
+    /// The kernel accepts a list only if its entries are in order.
     #[must_use]
     pub fn is_plain(value: &[u8]) -> bool {
         let tags = || value[4..].chunks_exact(8).map(|e| u16::from_le_bytes([e[0], e[1]]));

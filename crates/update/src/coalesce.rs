@@ -1,19 +1,19 @@
 //! Coalescing: leaves out the records of a batch that a later record of the batch undoes or overwrites.
 //!
-//! Purpose: a log holds many updates that leave nothing behind (temporary files, pages written over and over,
-//! attributes set twice), and a node that applies or ships a batch as a whole can save them: Assise §3.3, after Strata.
-//! A batch comes out as one action for each of its records, and applying the actions ends in the very state in which
-//! applying all the records ends, times, block counts and orphans included.
+//! Purpose: a log holds many updates that leave nothing behind: temporary files, pages written over and over,
+//! attributes set twice. A node that applies or ships a batch as a whole can save them (Assise §3.3, after Strata). The
+//! result is one action for each record of the batch. Applying the actions ends in the same state as applying all the
+//! records, with the same times, block counts and orphans.
 //!
 //! Invariants:
 //! - The result stands for the batch as a whole only: the states in between are no prefixes. So a batch is committed,
 //!   and shown to others, at its end or not at all.
 //! - The batch is valid: each record was validated against the state that the records before it leave. A batch that
 //!   holds a forged record is cut there first. (The result of an invalid batch is unspecified, but nothing panics.)
-//! - No other session knows an inode that the batch makes before the batch ends, so none has it open:
-//!   [`crate::Tree::may_free`] would return true. The lease that let it be made has not left in the middle of the
-//!   batch.
-//! - A dependency is a border: nothing on one side of an [`Update::Depend`] bears on the other side.
+//! - Before the batch ends, no other session knows an inode that the batch makes. So none has it open:
+//!   [`crate::Tree::may_free`] would return true. The session holds the lease under which it made the inode during the
+//!   whole batch.
+//! - No record is left out because of a record on the other side of an [`Update::Depend`].
 //! - Trees keep [`crate::Tree`]'s rules on blocks and sizes: records are left out because of them.
 //! - Nothing is assumed of the state before the batch; every rule holds for all of them.
 //!

@@ -414,7 +414,7 @@ impl<M: Persistent> ControlPage<M> {
 
     /// Counts an operation in a lane, and returns the lane's count before.
     ///
-    /// All threads share lane 0. Each other lane belongs to one thread, which counts there without atomic operations.
+    /// All threads share lane 0. Each other lane belongs to one thread, which counts there without an atomic addition.
     #[inline]
     pub fn count_operation(&self, kind: OperationKind, lane: u32) -> u64 {
         let word = Self::operations_at(kind, lane);

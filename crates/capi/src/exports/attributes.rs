@@ -6,92 +6,92 @@ use ashlar_libfs::Last::{Follow, Keep};
 use ashlar_libfs::{Last, Outcome, Purpose};
 use libc::{gid_t, mode_t, stat, statvfs, uid_t};
 
-use super::done;
-use crate::pointers::{Out, SessionPointer, Text, Times};
-use crate::session::Session;
+use super::call_for_success;
+use crate::pointers::{Out, SessionPointer, TextPointer, Times};
+use crate::session::CapiSession;
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_stat(fs: SessionPointer, path: Text, mut stat: Out<stat>) -> c_int {
-    done(|| {
+extern "C" fn ashlar_stat(fs: SessionPointer, path: TextPointer, mut stat: Out<stat>) -> c_int {
+    call_for_success(|| {
         let session = fs.session()?;
-        stat.store(session.with(path.path()?, Follow, |found| Ok(session.stat(found)))?)
+        stat.store(session.act_on(path.path()?, Follow, |found| Ok(session.stat(found)))?)
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_lstat(fs: SessionPointer, path: Text, mut stat: Out<stat>) -> c_int {
-    done(|| {
+extern "C" fn ashlar_lstat(fs: SessionPointer, path: TextPointer, mut stat: Out<stat>) -> c_int {
+    call_for_success(|| {
         let session = fs.session()?;
-        stat.store(session.with(path.path()?, Keep, |found| Ok(session.stat(found)))?)
+        stat.store(session.act_on(path.path()?, Keep, |found| Ok(session.stat(found)))?)
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_fstat(fs: SessionPointer, file: c_int, mut stat: Out<stat>) -> c_int {
-    done(|| {
+    call_for_success(|| {
         let session = fs.session()?;
-        stat.store(session.stat(&session.found(file)?))
+        stat.store(session.stat(&session.current_inode(file)?))
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_statvfs(fs: SessionPointer, path: Text, mut space: Out<statvfs>) -> c_int {
-    done(|| {
+extern "C" fn ashlar_statvfs(fs: SessionPointer, path: TextPointer, mut space: Out<statvfs>) -> c_int {
+    call_for_success(|| {
         let session = fs.session()?;
-        space.store(session.with(path.path()?, Follow, |found| session.space(found.id))?)
+        space.store(session.act_on(path.path()?, Follow, |found| session.space(found.id))?)
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_fstatvfs(fs: SessionPointer, file: c_int, mut space: Out<statvfs>) -> c_int {
-    done(|| {
+    call_for_success(|| {
         let session = fs.session()?;
         space.store(session.space(session.file(file)?.inode)?)
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_access(fs: SessionPointer, path: Text, mode: c_int) -> c_int {
-    done(|| fs.session()?.check(path.path()?, mode))
+extern "C" fn ashlar_access(fs: SessionPointer, path: TextPointer, mode: c_int) -> c_int {
+    call_for_success(|| fs.session()?.check(path.path()?, mode))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_chmod(fs: SessionPointer, path: Text, mode: mode_t) -> c_int {
-    done(|| {
+extern "C" fn ashlar_chmod(fs: SessionPointer, path: TextPointer, mode: mode_t) -> c_int {
+    call_for_success(|| {
         let session = fs.session()?;
-        session.with(path.path()?, Follow.to(Purpose::Change), |found| session.set_mode(found, mode))
+        session.act_on(path.path()?, Follow.to(Purpose::Change), |found| session.set_mode(found, mode))
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_fchmod(fs: SessionPointer, file: c_int, mode: mode_t) -> c_int {
-    done(|| {
+    call_for_success(|| {
         let session = fs.session()?;
-        session.set_mode(&session.found(file)?, mode)
+        session.set_mode(&session.current_inode(file)?, mode)
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_chown(fs: SessionPointer, path: Text, owner: uid_t, group: gid_t) -> c_int {
-    done(|| {
+extern "C" fn ashlar_chown(fs: SessionPointer, path: TextPointer, owner: uid_t, group: gid_t) -> c_int {
+    call_for_success(|| {
         let session = fs.session()?;
-        session.with(path.path()?, Follow.to(Purpose::Change), |found| session.set_owner(found, owner, group))
+        session.act_on(path.path()?, Follow.to(Purpose::Change), |found| session.set_owner(found, owner, group))
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_lchown(fs: SessionPointer, path: Text, owner: uid_t, group: gid_t) -> c_int {
-    done(|| {
+extern "C" fn ashlar_lchown(fs: SessionPointer, path: TextPointer, owner: uid_t, group: gid_t) -> c_int {
+    call_for_success(|| {
         let session = fs.session()?;
-        session.with(path.path()?, Keep.to(Purpose::Change), |found| session.set_owner(found, owner, group))
+        session.act_on(path.path()?, Keep.to(Purpose::Change), |found| session.set_owner(found, owner, group))
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_fchown(fs: SessionPointer, file: c_int, owner: uid_t, group: gid_t) -> c_int {
-    done(|| {
+    call_for_success(|| {
         let session = fs.session()?;
-        session.set_owner(&session.found(file)?, owner, group)
+        session.set_owner(&session.current_inode(file)?, owner, group)
     })
 }
 
@@ -101,25 +101,25 @@ fn is_nothing_to_set(times: Option<&[libc::timespec; 2]>) -> bool {
 }
 
 /// Sets the times of the inode at a path.
-fn set_times(session: &Session, path: Text, last: Last, times: Times) -> Outcome<()> {
+fn set_times(session: &CapiSession, path: TextPointer, last: Last, times: Times) -> Outcome<()> {
     let times = times.load();
     if is_nothing_to_set(times.as_ref()) {
         return Ok(());
     }
-    session.with(path.path()?, last.to(Purpose::Change), |found| session.set_times(found, times.as_ref()))
+    session.act_on(path.path()?, last.to(Purpose::Change), |found| session.set_times(found, times.as_ref()))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_utimens(fs: SessionPointer, path: Text, times: Times) -> c_int {
-    done(|| {
+extern "C" fn ashlar_utimens(fs: SessionPointer, path: TextPointer, times: Times) -> c_int {
+    call_for_success(|| {
         let session = fs.session()?;
         set_times(session, path, Follow, times)
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_lutimens(fs: SessionPointer, path: Text, times: Times) -> c_int {
-    done(|| {
+extern "C" fn ashlar_lutimens(fs: SessionPointer, path: TextPointer, times: Times) -> c_int {
+    call_for_success(|| {
         let session = fs.session()?;
         set_times(session, path, Keep, times)
     })
@@ -127,12 +127,12 @@ extern "C" fn ashlar_lutimens(fs: SessionPointer, path: Text, times: Times) -> c
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_futimens(fs: SessionPointer, file: c_int, times: Times) -> c_int {
-    done(|| {
+    call_for_success(|| {
         let session = fs.session()?;
         let times = times.load();
         if is_nothing_to_set(times.as_ref()) {
             return Ok(());
         }
-        session.set_times(&session.found(file)?, times.as_ref())
+        session.set_times(&session.current_inode(file)?, times.as_ref())
     })
 }

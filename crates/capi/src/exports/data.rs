@@ -6,18 +6,18 @@ use ashlar_libfs::Outcome;
 use ashlar_types::Errno;
 use libc::{mode_t, off_t};
 
-use super::{Returned, call, done};
-use crate::pointers::{Input, Out, Output, Parts, SessionPointer, TRANSFER_MAX, Text};
-use crate::transfer::At;
+use super::{Returned, call, call_for_success};
+use crate::pointers::{Input, Out, Output, Parts, SessionPointer, TRANSFER_MAX, TextPointer};
+use crate::transfer::TransferOffset;
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_open(fs: SessionPointer, path: Text, flags: c_int, mode: mode_t) -> c_int {
+extern "C" fn ashlar_open(fs: SessionPointer, path: TextPointer, flags: c_int, mode: mode_t) -> c_int {
     call(|| fs.session()?.open_file(path.path()?, flags, mode))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_close(fs: SessionPointer, file: c_int) -> c_int {
-    done(|| fs.session()?.files.remove(file).map(drop))
+    call_for_success(|| fs.session()?.files.remove(file).map(drop))
 }
 
 #[unsafe(no_mangle)]
@@ -29,29 +29,29 @@ extern "C" fn ashlar_dup(fs: SessionPointer, file: c_int) -> c_int {
 }
 
 /// Limits the bytes of one transfer.
-fn checked(bytes: usize) -> Outcome<usize> {
+fn limit_transfer(bytes: usize) -> Outcome<usize> {
     if bytes > isize::MAX as usize { Err(Errno::EINVAL) } else { Ok(bytes.min(TRANSFER_MAX)) }
 }
 
-fn read(fs: &SessionPointer, file: c_int, buffer: &mut Output, bytes: usize, at: At) -> isize {
+fn read(fs: &SessionPointer, file: c_int, buffer: &mut Output, bytes: usize, at: TransferOffset) -> isize {
     call(|| {
         let session = fs.session()?;
-        let room = checked(bytes).and_then(|bytes| buffer.bytes(bytes));
+        let room = limit_transfer(bytes).and_then(|bytes| buffer.bytes(bytes));
         let count = session.read(file, at, &mut [room.map_err(|errno| session.refusal(file, at, false, errno))?])?;
         Ok(isize::from_length(count))
     })
 }
 
-fn write(fs: &SessionPointer, file: c_int, buffer: &Input, bytes: usize, at: At) -> isize {
+fn write(fs: &SessionPointer, file: c_int, buffer: &Input, bytes: usize, at: TransferOffset) -> isize {
     call(|| {
         let session = fs.session()?;
-        let data = checked(bytes).and_then(|bytes| buffer.bytes(bytes));
+        let data = limit_transfer(bytes).and_then(|bytes| buffer.bytes(bytes));
         let count = session.write(file, at, &[data.map_err(|errno| session.refusal(file, at, true, errno))?])?;
         Ok(isize::from_length(count))
     })
 }
 
-fn read_parts(fs: &SessionPointer, file: c_int, parts: &mut Parts, count: c_int, at: At) -> isize {
+fn read_parts(fs: &SessionPointer, file: c_int, parts: &mut Parts, count: c_int, at: TransferOffset) -> isize {
     call(|| {
         let session = fs.session()?;
         let mut parts = parts.outputs(count).map_err(|errno| session.refusal(file, at, false, errno))?;
@@ -59,7 +59,7 @@ fn read_parts(fs: &SessionPointer, file: c_int, parts: &mut Parts, count: c_int,
     })
 }
 
-fn write_parts(fs: &SessionPointer, file: c_int, parts: &Parts, count: c_int, at: At) -> isize {
+fn write_parts(fs: &SessionPointer, file: c_int, parts: &Parts, count: c_int, at: TransferOffset) -> isize {
     call(|| {
         let session = fs.session()?;
         let parts = parts.inputs(count).map_err(|errno| session.refusal(file, at, true, errno))?;
@@ -69,42 +69,42 @@ fn write_parts(fs: &SessionPointer, file: c_int, parts: &Parts, count: c_int, at
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_read(fs: SessionPointer, file: c_int, mut buffer: Output, bytes: usize) -> isize {
-    read(&fs, file, &mut buffer, bytes, At::Offset)
+    read(&fs, file, &mut buffer, bytes, TransferOffset::Offset)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_write(fs: SessionPointer, file: c_int, buffer: Input, bytes: usize) -> isize {
-    write(&fs, file, &buffer, bytes, At::Offset)
+    write(&fs, file, &buffer, bytes, TransferOffset::Offset)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_readv(fs: SessionPointer, file: c_int, mut parts: Parts, count: c_int) -> isize {
-    read_parts(&fs, file, &mut parts, count, At::Offset)
+    read_parts(&fs, file, &mut parts, count, TransferOffset::Offset)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_writev(fs: SessionPointer, file: c_int, parts: Parts, count: c_int) -> isize {
-    write_parts(&fs, file, &parts, count, At::Offset)
+    write_parts(&fs, file, &parts, count, TransferOffset::Offset)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_pread(fs: SessionPointer, file: c_int, mut buffer: Output, bytes: usize, offset: off_t) -> isize {
-    read(&fs, file, &mut buffer, bytes, At::Given(offset))
+    read(&fs, file, &mut buffer, bytes, TransferOffset::Given(offset))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_pwrite(fs: SessionPointer, file: c_int, buffer: Input, bytes: usize, offset: off_t) -> isize {
-    write(&fs, file, &buffer, bytes, At::Given(offset))
+    write(&fs, file, &buffer, bytes, TransferOffset::Given(offset))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_preadv(fs: SessionPointer, file: c_int, mut parts: Parts, count: c_int, offset: off_t) -> isize {
-    read_parts(&fs, file, &mut parts, count, At::Given(offset))
+    read_parts(&fs, file, &mut parts, count, TransferOffset::Given(offset))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_pwritev(fs: SessionPointer, file: c_int, parts: Parts, count: c_int, offset: off_t) -> isize {
-    write_parts(&fs, file, &parts, count, At::Given(offset))
+    write_parts(&fs, file, &parts, count, TransferOffset::Given(offset))
 }
 
 #[unsafe(no_mangle)]
@@ -134,32 +134,32 @@ extern "C" fn ashlar_lseek(fs: SessionPointer, file: c_int, offset: off_t, whenc
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_fsync(fs: SessionPointer, file: c_int) -> c_int {
-    done(|| fs.session()?.sync_file(file))
+    call_for_success(|| fs.session()?.sync_file(file))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_fdatasync(fs: SessionPointer, file: c_int) -> c_int {
-    done(|| fs.session()?.sync_file(file))
+    call_for_success(|| fs.session()?.sync_file(file))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_truncate(fs: SessionPointer, path: Text, size: off_t) -> c_int {
-    done(|| fs.session()?.truncate(path.path()?, size))
+extern "C" fn ashlar_truncate(fs: SessionPointer, path: TextPointer, size: off_t) -> c_int {
+    call_for_success(|| fs.session()?.truncate(path.path()?, size))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_ftruncate(fs: SessionPointer, file: c_int, size: off_t) -> c_int {
-    done(|| fs.session()?.truncate_file(file, size))
+    call_for_success(|| fs.session()?.truncate_file(file, size))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_fallocate(fs: SessionPointer, file: c_int, mode: c_int, offset: off_t, bytes: off_t) -> c_int {
-    done(|| fs.session()?.allocate(file, mode, offset, bytes))
+    call_for_success(|| fs.session()?.allocate(file, mode, offset, bytes))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_flock(fs: SessionPointer, file: c_int, operation: c_int) -> c_int {
-    done(|| fs.session()?.lock_whole(file, operation))
+    call_for_success(|| fs.session()?.lock_whole(file, operation))
 }
 
 #[unsafe(no_mangle)]
@@ -171,5 +171,5 @@ extern "C" fn ashlar_lock(
     bytes: off_t,
     wait: c_int,
 ) -> c_int {
-    done(|| fs.session()?.lock_bytes(file, kind, start, bytes, wait != 0))
+    call_for_success(|| fs.session()?.lock_bytes(file, kind, start, bytes, wait != 0))
 }

@@ -5,29 +5,29 @@ use std::sync::Arc;
 
 use ashlar_types::Errno;
 
-use super::{call, done};
-use crate::pointers::{OpenedPlace, Output, SessionPointer, Text};
-use crate::session::Session;
-use crate::words;
+use super::{call, call_for_success};
+use crate::error_texts;
+use crate::pointers::{OpenedPointer, Output, SessionPointer, TextPointer};
+use crate::session::CapiSession;
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_open_fs(
-    mut fs: OpenedPlace<Arc<Session>>,
-    place: Text,
+    mut fs: OpenedPointer<Arc<CapiSession>>,
+    place: TextPointer,
     flags: c_uint,
     mut message: Output,
     message_size: usize,
 ) -> c_int {
-    done(|| {
+    call_for_success(|| {
         let place = place.path()?;
         if flags != 0 {
             return Err(Errno::EINVAL);
         }
-        fs.store(|| match Session::open(place) {
+        fs.store(|| match CapiSession::open(place) {
             Ok(session) => Ok(Arc::new(session)),
             Err((errno, sentence)) => {
                 if !message.is_null() {
-                    words::put(&sentence, message.bytes(message_size)?);
+                    error_texts::store_sentence(&sentence, message.bytes(message_size)?);
                 }
                 Err(errno)
             }
@@ -37,7 +37,7 @@ extern "C" fn ashlar_open_fs(
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_close_fs(fs: SessionPointer) -> c_int {
-    done(|| {
+    call_for_success(|| {
         if let Some(session) = fs.into_session() {
             session.end();
         }
@@ -52,12 +52,12 @@ extern "C" fn ashlar_umask(fs: SessionPointer, mask: libc::mode_t) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_sync(fs: SessionPointer) -> c_int {
-    done(|| fs.session()?.fs.sync_all())
+    call_for_success(|| fs.session()?.fs.sync_all())
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_strerror(error: c_int) -> *const c_char {
-    words::text_of(error)
+    error_texts::error_text(error)
 }
 
 #[unsafe(no_mangle)]

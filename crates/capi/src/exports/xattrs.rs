@@ -6,127 +6,152 @@ use ashlar_libfs::Last::{self, Follow, Keep};
 use ashlar_libfs::{Outcome, Purpose, XattrFlags};
 use ashlar_types::{Errno, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
-use super::{call, done, sized};
-use crate::pointers::{Input, Output, SessionPointer, Text};
+use super::{call, call_for_success, store_sized};
+use crate::pointers::{Input, Output, SessionPointer, TextPointer};
 
 /// Checks a name. The kernel also checks it before the path.
-fn checked(name: &Text) -> Outcome<&[u8]> {
+fn check_name(name: &TextPointer) -> Outcome<&[u8]> {
     let name = name.bytes()?;
     if name.is_empty() || name.len() > XATTR_NAME_MAX { Err(Errno::ERANGE) } else { Ok(name) }
 }
 
-fn value(fs: &SessionPointer, path: &Text, last: Last, name: &Text, room: &mut Output, bytes: usize) -> isize {
+fn value(
+    fs: &SessionPointer,
+    path: &TextPointer,
+    last: Last,
+    name: &TextPointer,
+    room: &mut Output,
+    bytes: usize,
+) -> isize {
     call(|| {
-        let (session, name) = (fs.session()?, checked(name)?);
-        let value = session.with(path.path()?, last, |found| session.xattr(found.id, name))?;
-        sized(&value, room, bytes)
+        let (session, name) = (fs.session()?, check_name(name)?);
+        let value = session.act_on(path.path()?, last, |found| session.xattr(found.id, name))?;
+        store_sized(&value, room, bytes)
     })
 }
 
-fn list(fs: &SessionPointer, path: &Text, last: Last, room: &mut Output, bytes: usize) -> isize {
+fn list(fs: &SessionPointer, path: &TextPointer, last: Last, room: &mut Output, bytes: usize) -> isize {
     call(|| {
         let session = fs.session()?;
-        let names = session.with(path.path()?, last, |found| session.xattr_list(found.id))?;
-        sized(&names, room, bytes)
+        let names = session.act_on(path.path()?, last, |found| session.xattr_list(found.id))?;
+        store_sized(&names, room, bytes)
     })
 }
 
 /// An attribute for the caller to set.
-struct GivenXattr<'a> {
-    name: &'a Text,
+struct NewXattr<'a> {
+    name: &'a TextPointer,
     value: &'a Input,
     bytes: usize,
     flags: c_int,
 }
 
-impl GivenXattr<'_> {
+impl NewXattr<'_> {
     /// Returns flags, name and value, which are checked in this order, and before the path.
-    fn checked(&self) -> Outcome<(XattrFlags, &[u8], &[u8])> {
-        let (flags, name) = (XattrFlags::of(self.flags)?, checked(self.name)?);
+    fn check(&self) -> Outcome<(XattrFlags, &[u8], &[u8])> {
+        let (flags, name) = (XattrFlags::of(self.flags)?, check_name(self.name)?);
         if self.bytes > XATTR_VALUE_MAX { Err(Errno::E2BIG) } else { Ok((flags, name, self.value.bytes(self.bytes)?)) }
     }
 }
 
-fn set(fs: &SessionPointer, path: &Text, last: Last, given: &GivenXattr<'_>) -> c_int {
-    done(|| {
-        let (session, (flags, name, value)) = (fs.session()?, given.checked()?);
-        session.with(path.path()?, last.to(Purpose::Change), |found| session.set_xattr(found.id, name, value, flags))
+fn set(fs: &SessionPointer, path: &TextPointer, last: Last, given: &NewXattr<'_>) -> c_int {
+    call_for_success(|| {
+        let (session, (flags, name, value)) = (fs.session()?, given.check()?);
+        session.act_on(path.path()?, last.to(Purpose::Change), |found| session.set_xattr(found.id, name, value, flags))
     })
 }
 
-fn remove(fs: &SessionPointer, path: &Text, last: Last, name: &Text) -> c_int {
-    done(|| {
-        let (session, name) = (fs.session()?, checked(name)?);
-        session.with(path.path()?, last.to(Purpose::Change), |found| session.remove_xattr(found.id, name))
+fn remove(fs: &SessionPointer, path: &TextPointer, last: Last, name: &TextPointer) -> c_int {
+    call_for_success(|| {
+        let (session, name) = (fs.session()?, check_name(name)?);
+        session.act_on(path.path()?, last.to(Purpose::Change), |found| session.remove_xattr(found.id, name))
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_getxattr(fs: SessionPointer, path: Text, name: Text, mut room: Output, bytes: usize) -> isize {
+extern "C" fn ashlar_getxattr(
+    fs: SessionPointer,
+    path: TextPointer,
+    name: TextPointer,
+    mut room: Output,
+    bytes: usize,
+) -> isize {
     value(&fs, &path, Follow, &name, &mut room, bytes)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_lgetxattr(fs: SessionPointer, path: Text, name: Text, mut room: Output, bytes: usize) -> isize {
+extern "C" fn ashlar_lgetxattr(
+    fs: SessionPointer,
+    path: TextPointer,
+    name: TextPointer,
+    mut room: Output,
+    bytes: usize,
+) -> isize {
     value(&fs, &path, Keep, &name, &mut room, bytes)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_fgetxattr(fs: SessionPointer, file: c_int, name: Text, mut room: Output, bytes: usize) -> isize {
+extern "C" fn ashlar_fgetxattr(
+    fs: SessionPointer,
+    file: c_int,
+    name: TextPointer,
+    mut room: Output,
+    bytes: usize,
+) -> isize {
     call(|| {
-        let (session, name) = (fs.session()?, checked(&name)?);
+        let (session, name) = (fs.session()?, check_name(&name)?);
         let value = session.xattr(session.file(file)?.inode, name)?;
-        sized(&value, &mut room, bytes)
+        store_sized(&value, &mut room, bytes)
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_setxattr(
     fs: SessionPointer,
-    path: Text,
-    name: Text,
+    path: TextPointer,
+    name: TextPointer,
     value: Input,
     bytes: usize,
     flags: c_int,
 ) -> c_int {
-    set(&fs, &path, Follow, &GivenXattr { name: &name, value: &value, bytes, flags })
+    set(&fs, &path, Follow, &NewXattr { name: &name, value: &value, bytes, flags })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_lsetxattr(
     fs: SessionPointer,
-    path: Text,
-    name: Text,
+    path: TextPointer,
+    name: TextPointer,
     value: Input,
     bytes: usize,
     flags: c_int,
 ) -> c_int {
-    set(&fs, &path, Keep, &GivenXattr { name: &name, value: &value, bytes, flags })
+    set(&fs, &path, Keep, &NewXattr { name: &name, value: &value, bytes, flags })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_fsetxattr(
     fs: SessionPointer,
     file: c_int,
-    name: Text,
+    name: TextPointer,
     value: Input,
     bytes: usize,
     flags: c_int,
 ) -> c_int {
-    done(|| {
-        let given = GivenXattr { name: &name, value: &value, bytes, flags };
-        let (session, (flags, name, value)) = (fs.session()?, given.checked()?);
+    call_for_success(|| {
+        let given = NewXattr { name: &name, value: &value, bytes, flags };
+        let (session, (flags, name, value)) = (fs.session()?, given.check()?);
         session.set_xattr(session.file(file)?.inode, name, value, flags)
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_listxattr(fs: SessionPointer, path: Text, mut room: Output, bytes: usize) -> isize {
+extern "C" fn ashlar_listxattr(fs: SessionPointer, path: TextPointer, mut room: Output, bytes: usize) -> isize {
     list(&fs, &path, Follow, &mut room, bytes)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_llistxattr(fs: SessionPointer, path: Text, mut room: Output, bytes: usize) -> isize {
+extern "C" fn ashlar_llistxattr(fs: SessionPointer, path: TextPointer, mut room: Output, bytes: usize) -> isize {
     list(&fs, &path, Keep, &mut room, bytes)
 }
 
@@ -134,24 +159,24 @@ extern "C" fn ashlar_llistxattr(fs: SessionPointer, path: Text, mut room: Output
 extern "C" fn ashlar_flistxattr(fs: SessionPointer, file: c_int, mut room: Output, bytes: usize) -> isize {
     call(|| {
         let session = fs.session()?;
-        sized(&session.xattr_list(session.file(file)?.inode)?, &mut room, bytes)
+        store_sized(&session.xattr_list(session.file(file)?.inode)?, &mut room, bytes)
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_removexattr(fs: SessionPointer, path: Text, name: Text) -> c_int {
+extern "C" fn ashlar_removexattr(fs: SessionPointer, path: TextPointer, name: TextPointer) -> c_int {
     remove(&fs, &path, Follow, &name)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_lremovexattr(fs: SessionPointer, path: Text, name: Text) -> c_int {
+extern "C" fn ashlar_lremovexattr(fs: SessionPointer, path: TextPointer, name: TextPointer) -> c_int {
     remove(&fs, &path, Keep, &name)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ashlar_fremovexattr(fs: SessionPointer, file: c_int, name: Text) -> c_int {
-    done(|| {
-        let (session, name) = (fs.session()?, checked(&name)?);
+extern "C" fn ashlar_fremovexattr(fs: SessionPointer, file: c_int, name: TextPointer) -> c_int {
+    call_for_success(|| {
+        let (session, name) = (fs.session()?, check_name(&name)?);
         session.remove_xattr(session.file(file)?.inode, name)
     })
 }

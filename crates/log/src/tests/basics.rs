@@ -232,7 +232,7 @@ fn append_writes_nothing_beyond_the_ready_position() {
     log.note_ready(LogPosition(600));
     assert_eq!(append().unwrap().end, LogPosition(600));
     assert_eq!(append().unwrap().end, LogPosition(800));
-    // The next one does not fit in what is left of the ring, and begins at its start, where it is written to for the
+    // The next record does not fit in the rest of the ring. It begins at the ring's start, which is written for the
     // second time.
     log.set_head(log.settled().unwrap());
     log.release(LogPosition(800));

@@ -1,5 +1,6 @@
-//! Memory that a faulty or hostile session has scribbled on: SharedFS gets an answer, soon, and nothing it did not
-//! verify.
+//! Memory that a faulty or hostile session has overwritten.
+//!
+//! SharedFS gets an answer soon, and takes nothing that it did not verify.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -77,8 +78,8 @@ fn changing_words_do_not_delay_the_daemon() {
 
 #[test]
 fn stale_user_bytes_are_not_taken_for_a_record() {
-    // A user that knows everything but the key writes a body full of records for the place where that body will lie one
-    // lap later, and the machine goes down when the log's end is there.
+    // A user knows everything but the key. It writes a body full of records for the place where that body will lie one
+    // lap later. The machine goes down when the log's end is there.
     let attacker =
         Log::format_with_key(CrashTwin::new(CrashMedium::Words, (RING_AT + 1024) as usize), GENERATION, 1).unwrap();
     attacker.release(LogPosition(1 << 40));

@@ -1,12 +1,14 @@
-//! Which blocks are used.
+//! The allocator: the blocks in use, and the free ones.
 //!
-//! Three bits per block: *live* (the applied state refers to it), *busy* (it must not be given out: live, or freed too
-//! recently), *fresh* (given out since the last freeze, so that no committed row refers to it and it may be
-//! overwritten).
+//! It keeps three bits per block:
+//! - *live*: the applied state refers to it,
+//! - *busy*: it must not be given out, since it is live or was freed too recently,
+//! - *fresh*: it was given out since the last freeze, so no committed row refers to it, and it may be overwritten.
 //!
 //! A freed block stays busy until the commit of its freeing is done, since a crash before it brings the old row back.
-//! Where a record has replaced the block in part, it stays busy also until the session has released its log up to that
-//! record, since the session reads the other part by its older extent as long as its own log covers what changed.
+//! If a record has replaced the block in part, it also stays busy until the session has released its log up to that
+//! record. Until then the session's own log covers the change, and the session reads the other part by its older
+//! extent.
 //!
 //! A block that a process has mapped stays busy in any case until it is unmapped ([`crate::blocks::held_blocks`]).
 

@@ -1,10 +1,10 @@
 //! Files that processes have mapped (DAX): which of their blocks stand in which process's memory.
 //!
-//! A mapped block stays where it is, and is given out to no other file, until it is unmapped ([`crate::blocks::held_blocks`]).
-//! Writes to the file go to other blocks, as always: a block that a committed row refers to is never overwritten. A
-//! mapping that *follows* its file (a shared one) is shown new content by copies. A block that the file has left for
-//! good gets its copy when an update is applied. Other blocks get it with the commit by which the file leaves them.
-//! Until then the mapping *lags*.
+//! A mapped block stays where it is, and is given out to no other file, until it is unmapped
+//! ([`crate::blocks::held_blocks`]). Writes to the file go to other blocks, as always: a block that a committed row
+//! refers to is never overwritten. A mapping that *follows* its file (a shared one) is shown new content by copies. A
+//! block that the file has left for good gets its copy when an update is applied. Other blocks get it with the commit
+//! by which the file leaves them. Until then the mapping *lags*.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;

@@ -1,8 +1,8 @@
 //! Changes that are applied and not yet committed.
 //!
-//! A batch lies over the batch before it (while that one is being committed) and over the database. It knows of each
-//! row that it made whether the layers below lack it, so that what is made and deleted within one batch leaves no
-//! trace.
+//! A batch lies over the batch before it (while that one is being committed) and over the database. For
+//! each row that it made, it knows whether the layers below lack the row. So a row that is made and deleted within one
+//! batch leaves no trace.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -97,8 +97,8 @@ impl Batch {
 
     /// Bytes that the database may grow by, estimated from above.
     ///
-    /// No more than the rows take in pages that split, which are two thirds full on average, and no more than was paid
-    /// for, since most rows replace others. Space that the batch frees is not subtracted.
+    /// The estimate is the space of the rows in split pages, which are two thirds full on average. Since most rows
+    /// replace others, the credit paid limits it. Space that the batch frees is not subtracted.
     pub fn growth(&self) -> u64 {
         self.paid.min(self.bytes as u64 * 3 / 2)
     }

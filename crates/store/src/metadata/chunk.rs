@@ -1,8 +1,8 @@
 //! The extents of one chunk of a file.
 //!
 //! A file's map is cut into chunks of [`CHUNK_BLOCKS`] blocks, and each chunk is one row. So a change looks its chunk
-//! up by an exact key and never searches for neighbours, and a row never outgrows a third of an LMDB page's overflow
-//! limit, however fragmented the file is.
+//! up by an exact key and never searches for neighbours. However fragmented the file is, a row never outgrows a third
+//! of an LMDB page's overflow limit.
 
 use ashlar_types::BlockAddress;
 

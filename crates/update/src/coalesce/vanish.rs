@@ -1,8 +1,7 @@
 //! Inodes that a batch both makes and frees.
 //!
-//! All that is done to such an inode can be left out, if every record that names it can be left out or put in other
-//! words. A record that can't keeps the inode; and if an inode stays, so do the directories in which its records put
-//! it.
+//! All changes to such an inode can be left out if every record that names it can be left out or replaced. A record for
+//! which neither is possible keeps the inode. If an inode stays, so do the directories into which its records put it.
 
 use std::collections::HashMap;
 

@@ -16,7 +16,7 @@ const TABLE: &str = "/proc/self/mountinfo";
 
 /// A file system, as a program has named it.
 #[derive(Debug)]
-pub(crate) struct Site {
+pub(crate) struct NamedFileSystem {
     /// The socket on which its daemon listens.
     pub(crate) socket: PathBuf,
     /// Its mount point, without a slash at the end; `None` if the program named only the socket.
@@ -26,11 +26,11 @@ pub(crate) struct Site {
 }
 
 /// An errno, and a sentence for people.
-pub(crate) type Refusal = (Errno, String);
+pub(crate) type OpenRefusal = (Errno, String);
 
-impl Site {
+impl NamedFileSystem {
     /// Finds the file system that is mounted on `place`, or whose daemon listens there.
-    pub(crate) fn find(place: &[u8]) -> Result<Self, Refusal> {
+    pub(crate) fn find(place: &[u8]) -> Result<Self, OpenRefusal> {
         let place = Path::new(OsStr::from_bytes(place));
         let metadata = fs::metadata(place).map_err(|error| unreachable(place, &error))?;
         if metadata.file_type().is_socket() {
@@ -54,7 +54,7 @@ impl Site {
     }
 }
 
-fn unreachable(place: &Path, error: &std::io::Error) -> Refusal {
+fn unreachable(place: &Path, error: &std::io::Error) -> OpenRefusal {
     let name = place.display();
     let sentence = match error.kind() {
         ErrorKind::NotFound => {
@@ -71,7 +71,7 @@ fn unreachable(place: &Path, error: &std::io::Error) -> Refusal {
 }
 
 /// Returns the arena of the topmost mount on a path.
-fn arena_on(table: &[u8], point: &[u8]) -> Result<Vec<u8>, Refusal> {
+fn arena_on(table: &[u8], point: &[u8]) -> Result<Vec<u8>, OpenRefusal> {
     let name = point.escape_ascii();
     let Some(line) = topmost_mount(table, point) else {
         let contains = |outer: &[u8]| point.strip_prefix(outer).is_some_and(|rest| rest.first() == Some(&b'/'));
@@ -83,7 +83,10 @@ fn arena_on(table: &[u8], point: &[u8]) -> Result<Vec<u8>, Refusal> {
         return Err((Errno::ENODEV, sentence));
     };
     let Some(arena) = line.arena() else {
-        return Err((Errno::ENODEV, format!("the file system on {name} is no Ashlar; 'ashlar status' lists the mounts")));
+        return Err((
+            Errno::ENODEV,
+            format!("the file system on {name} is no Ashlar; 'ashlar status' lists the mounts"),
+        ));
     };
     if line.is_read_only() {
         return Err((
@@ -105,7 +108,7 @@ mod tests {
         43 42 0:43 / /mnt/c rw - tmpfs none rw\n";
 
     #[test]
-    fn the_arena_of_a_mount_point_is_found() {
+    fn arena_of_a_mount_point_is_found() {
         assert_eq!(arena_on(TABLE, b"/mnt/a").expect("an arena"), b"/var/lib/one");
     }
 
@@ -120,7 +123,7 @@ mod tests {
             let (found, sentence) = arena_on(TABLE, point.as_bytes()).expect_err("a refusal");
             assert!(found == errno && sentence.contains(words), "{point}: {found:?} {sentence}");
         }
-        let (errno, sentence) = Site::find(b"/none/such").expect_err("a refusal");
+        let (errno, sentence) = NamedFileSystem::find(b"/none/such").expect_err("a refusal");
         assert_eq!(errno, Errno::ENOENT);
         assert!(sentence.contains("/none/such does not exist"), "{sentence}");
         for gone in [libc::ENOTCONN, libc::ECONNABORTED, libc::ECANCELED] {

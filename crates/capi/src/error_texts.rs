@@ -10,7 +10,7 @@ const UNKNOWN: &std::ffi::CStr = c"Unknown error";
 static TEXTS: OnceLock<Vec<CString>> = OnceLock::new();
 
 /// Returns the text of an error, given as a result or as an errno. The text is never freed.
-pub(crate) fn text_of(error: i32) -> *const c_char {
+pub(crate) fn error_text(error: i32) -> *const c_char {
     let texts = TEXTS.get_or_init(|| (0..ERRNO_END).map(text).collect());
     let number = usize::try_from(error.unsigned_abs()).unwrap_or(usize::MAX);
     texts.get(number).map_or(UNKNOWN, CString::as_c_str).as_ptr()
@@ -23,7 +23,7 @@ fn text(errno: i32) -> CString {
 }
 
 /// Stores a sentence with a NUL, cut to the room. No character is cut in two.
-pub(crate) fn put(sentence: &str, room: &mut [u8]) {
+pub(crate) fn store_sentence(sentence: &str, room: &mut [u8]) {
     let Some(most) = room.len().checked_sub(1) else { return };
     let mut length = sentence.len().min(most);
     while !sentence.is_char_boundary(length) {
@@ -40,11 +40,11 @@ mod tests {
 
     fn words(error: i32) -> &'static str {
         // SAFETY: it is a string that is never freed.
-        unsafe { CStr::from_ptr(text_of(error)) }.to_str().expect("words")
+        unsafe { CStr::from_ptr(error_text(error)) }.to_str().expect("words")
     }
 
     #[test]
-    fn errors_have_words_with_either_sign() {
+    fn error_texts_exist_for_either_sign() {
         assert_eq!(words(-libc::ENOENT), "No such file or directory");
         assert_eq!(words(libc::EDQUOT), "Disk quota exceeded");
         assert_eq!(words(0), "Success");
@@ -55,10 +55,10 @@ mod tests {
     #[test]
     fn sentences_are_cut_between_characters() {
         let mut room = [b'x'; 6];
-        put("naïve", &mut room[..4]);
+        store_sentence("naïve", &mut room[..4]);
         assert_eq!(&room, b"na\0xxx");
-        put("ab", &mut room);
+        store_sentence("ab", &mut room);
         assert_eq!(&room[..3], b"ab\0");
-        put("nothing", &mut []);
+        store_sentence("nothing", &mut []);
     }
 }

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn links_of_others_in_shared_directories_are_not_followed() {
+    fn other_users_link_in_a_shared_directory_is_not_followed() {
         let link = |uid| inode(FileKind::Symlink, 0o777, uid);
         let directory = |mode| inode(FileKind::Directory, mode, 0);
         assert!(!ON.allow_following(5, &directory(0o1777), &link(6)));
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_others_in_shared_directories_are_not_taken_for_new_ones() {
+    fn other_users_file_is_not_opened_as_a_new_one() {
         let file = |uid| inode(FileKind::Regular, 0o666, uid);
         let directory = |mode| inode(FileKind::Directory, mode, 0);
         assert!(!ON.allow_creating(5, &directory(0o1777), &file(6)));
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_others_get_names_only_from_those_who_may_change_them() {
+    fn other_users_file_is_linked_only_with_write_access() {
         let file = |mode| inode(FileKind::Regular, mode, 6);
         assert!(ON.allow_linking(5, &file(0o666), || true));
         assert!(!ON.allow_linking(5, &file(0o644), || false));
