@@ -110,7 +110,7 @@ impl CapiSession {
     }
 
     /// Ends the session. In a child of its process, only the child's copy is freed.
-    pub(crate) fn end(self: Arc<Self>) {
+    pub(crate) fn close_session(self: Arc<Self>) {
         if !self.process.is_here() {
             self.fs.hang_up();
             // The session's memory is the parent's log. The child must not touch it, and threads of the parent may hold

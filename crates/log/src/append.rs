@@ -61,7 +61,7 @@ impl<M: Persistent> Log<M> {
         self.append_held(seal, kind, parts).map(|(appended, _)| appended)
     }
 
-    /// As [`Self::append`], and holds the record: [`Self::before_held`] returns nothing behind it until the hold is
+    /// As [`Self::append`], and holds the record: [`Self::end_before_held`] returns nothing behind it until the hold is
     /// dropped. The caller enters the record in its account meanwhile.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ impl<M: Persistent> Log<M> {
     /// The position up to which no append of this process is under way or held, or `upto` where that is lower. `upto`
     /// must have been read before, and the log's tail must be there already.
     #[must_use]
-    pub fn before_held(&self, upto: LogPosition) -> LogPosition {
+    pub fn end_before_held(&self, upto: LogPosition) -> LogPosition {
         upto.min(self.pins.lowest())
     }
 
@@ -252,7 +252,7 @@ impl<M: Persistent> Log<M> {
             self.settle(earlier, Undecided::Wait)?;
             earlier = earlier.wrapping_add(1);
         }
-        self.note_settled(number.wrapping_add(1));
+        self.record_settled(number.wrapping_add(1));
         Ok(())
     }
 }

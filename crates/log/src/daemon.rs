@@ -31,7 +31,7 @@ impl<M: Persistent> Log<M> {
                 self.settle(number, Undecided::Void)?;
                 number = number.wrapping_add(1);
             }
-            self.note_settled(tail.number.wrapping_add(1));
+            self.record_settled(tail.number.wrapping_add(1));
             return Ok((SealCount(tail.seal.0.wrapping_add(1)), start));
         }
         Err(Damaged)
@@ -47,7 +47,7 @@ impl<M: Persistent> Log<M> {
         let mut number = self.first_doubtful(tail.number);
         for _ in 0..TRIES_MAX {
             if number == tail.number {
-                self.note_settled(number);
+                self.record_settled(number);
                 return Ok(end);
             }
             if self.settle(number, Undecided::Leave)? {
@@ -58,7 +58,7 @@ impl<M: Persistent> Log<M> {
             let start = self.load_start(number)?;
             let slot = self.load_slot(number)?;
             if slot.number == number && !slot.is_settled() {
-                self.note_settled(number);
+                self.record_settled(number);
                 return Ok(start);
             }
         }

@@ -19,7 +19,7 @@ pub enum AppendError {
         /// missing.
         needed: u64,
     },
-    /// Where the record would stand the log is not ready to be written to ([`crate::Log::note_ready`]).
+    /// Where the record would stand the log is not ready to be written to ([`crate::Log::record_ready`]).
     #[error("the log is not ready up to {upto}")]
     Unready {
         /// Up to where it must be.

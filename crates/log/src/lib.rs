@@ -194,7 +194,7 @@ impl<M: Persistent> Log<M> {
     }
 
     /// Says that appends may go up to a position by now.
-    pub fn note_ready(&self, upto: LogPosition) {
+    pub fn record_ready(&self, upto: LogPosition) {
         self.ready.fetch_max(upto.0, Ordering::AcqRel);
     }
 
@@ -279,7 +279,7 @@ impl<M: Persistent> Log<M> {
     /// Moves the mark before which every slot is settled. Of two threads the slower may move it back a little: slots
     /// behind it are then looked at once more, which costs less than an exchange at every append.
     #[inline]
-    fn note_settled(&self, before: u32) {
+    fn record_settled(&self, before: u32) {
         if self.settled.load(Ordering::Relaxed).wrapping_sub(before) > layout::SLOTS {
             self.settled.store(before, Ordering::Release);
         }

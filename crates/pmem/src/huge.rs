@@ -45,7 +45,7 @@ impl HugePages {
 
     /// Bytes are used, if any: their huge pages are worth it.
     #[inline]
-    pub fn note_used(&self, bytes: Range<u64>) {
+    pub fn record_used(&self, bytes: Range<u64>) {
         if bytes.is_empty() {
             return;
         }
@@ -62,12 +62,12 @@ impl HugePages {
         let offset = self.take()?;
         let made = file.collapse(offset);
         if made.is_ok() {
-            self.note_made(offset);
+            self.record_made(offset);
         }
         Some(made)
     }
 
-    fn note_made(&self, offset: u64) {
+    fn record_made(&self, offset: u64) {
         if let Some(page) = self.0.get((offset / HUGE_PAGE_BYTES) as usize) {
             page.store(MADE, Ordering::Relaxed);
         }
@@ -104,19 +104,19 @@ mod tests {
     fn used_huge_page_is_taken_once() {
         let pages = HugePages::new(5 * HUGE_PAGE_BYTES + 4096);
         assert_eq!(pages.take(), None);
-        pages.note_used(HUGE_PAGE_BYTES - 1..HUGE_PAGE_BYTES + 1);
-        pages.note_used(4 * HUGE_PAGE_BYTES..6 * HUGE_PAGE_BYTES);
-        pages.note_used(HUGE_PAGE_BYTES..HUGE_PAGE_BYTES + 1);
+        pages.record_used(HUGE_PAGE_BYTES - 1..HUGE_PAGE_BYTES + 1);
+        pages.record_used(4 * HUGE_PAGE_BYTES..6 * HUGE_PAGE_BYTES);
+        pages.record_used(HUGE_PAGE_BYTES..HUGE_PAGE_BYTES + 1);
         assert_eq!(pages.waiting(), 3);
         let made: Vec<u64> = std::iter::from_fn(|| pages.take()).map(|offset| offset / HUGE_PAGE_BYTES).collect();
         assert_eq!(made, [0, 1, 4]);
         assert!(!pages.are_made(0..1));
-        pages.note_made(0);
-        pages.note_made(HUGE_PAGE_BYTES);
+        pages.record_made(0);
+        pages.record_made(HUGE_PAGE_BYTES);
         assert!(pages.are_made(0..2 * HUGE_PAGE_BYTES));
         assert!(!pages.are_made(HUGE_PAGE_BYTES..2 * HUGE_PAGE_BYTES + 1));
         assert!(!pages.are_made(4 * HUGE_PAGE_BYTES..6 * HUGE_PAGE_BYTES), "the last one is none");
-        pages.note_used(0..4096);
+        pages.record_used(0..4096);
         assert_eq!(pages.take(), None);
     }
 }

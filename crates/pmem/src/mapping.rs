@@ -17,7 +17,7 @@ use crate::huge::HUGE_PAGE_BYTES;
 use crate::persistent::store_in_pieces;
 use crate::sigbus::Registration;
 #[cfg(feature = "witness")]
-use crate::witness::{Deed, FileNumber, tell};
+use crate::witness::{Deed, FileNumber, report_deed};
 use crate::{Crc32c, FlushMethod, Medium, MediumKind, OutOfBounds, Persistent, sigbus};
 
 /// Says which signal comes when a lease on a file is to end.
@@ -233,7 +233,7 @@ impl Mapping {
         // memory.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         #[cfg(feature = "witness")]
-        tell(&Deed::Store { file: self.number, offset, bytes });
+        report_deed(&Deed::Store { file: self.number, offset, bytes });
         Ok(())
     }
 
@@ -266,7 +266,7 @@ impl Mapping {
         }
         order_stores();
         #[cfg(feature = "witness")]
-        tell(&Deed::Store { file: self.number, offset, bytes });
+        report_deed(&Deed::Store { file: self.number, offset, bytes });
         Ok(())
     }
 
@@ -356,7 +356,7 @@ impl Mapping {
             }
         }
         #[cfg(feature = "witness")]
-        tell(&Deed::Store { file: self.number, offset, bytes });
+        report_deed(&Deed::Store { file: self.number, offset, bytes });
         Ok(())
     }
 
@@ -367,7 +367,7 @@ impl Mapping {
     /// Those of `fdatasync(2)`.
     pub fn sync_range(&self, _offset: u64, _length: u64) -> io::Result<()> {
         #[cfg(feature = "witness")]
-        tell(&Deed::Sync { file: self.number });
+        report_deed(&Deed::Sync { file: self.number });
         match self.medium.kind {
             MediumKind::Disk => Ok(fdatasync(&self.file)?),
             MediumKind::Pmem | MediumKind::Memory => Ok(()),
@@ -480,8 +480,8 @@ impl Persistent for Mapping {
         unsafe { self.medium.flush.copy_flushed(to, bytes) };
         #[cfg(feature = "witness")]
         {
-            tell(&Deed::Store { file: self.number, offset, bytes });
-            tell(&Deed::Flush { file: self.number, offset, length: bytes.len() as u64 });
+            report_deed(&Deed::Store { file: self.number, offset, bytes });
+            report_deed(&Deed::Flush { file: self.number, offset, length: bytes.len() as u64 });
         }
         Ok(())
     }
@@ -510,7 +510,7 @@ impl Persistent for Mapping {
     fn store_u64(&self, offset: u64, value: u64) -> Result<(), OutOfBounds> {
         self.word(offset, true)?.store(value, Ordering::Release);
         #[cfg(feature = "witness")]
-        tell(&Deed::Store { file: self.number, offset, bytes: &value.to_ne_bytes() });
+        report_deed(&Deed::Store { file: self.number, offset, bytes: &value.to_ne_bytes() });
         Ok(())
     }
 
@@ -519,7 +519,7 @@ impl Persistent for Mapping {
         let exchanged = self.word(offset, true)?.compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst);
         #[cfg(feature = "witness")]
         if exchanged.is_ok() {
-            tell(&Deed::Store { file: self.number, offset, bytes: &new.to_ne_bytes() });
+            report_deed(&Deed::Store { file: self.number, offset, bytes: &new.to_ne_bytes() });
         }
         Ok(exchanged)
     }
@@ -534,7 +534,7 @@ impl Persistent for Mapping {
     fn flush(&self, offset: u64, length: u64) -> Result<(), OutOfBounds> {
         let start = self.at(offset, length)?;
         #[cfg(feature = "witness")]
-        tell(&Deed::Flush { file: self.number, offset, length });
+        report_deed(&Deed::Flush { file: self.number, offset, length });
         // SAFETY: `at` found the whole range inside the mapping.
         unsafe { self.medium.flush.flush(start, length as usize) };
         Ok(())
@@ -568,7 +568,7 @@ impl Persistent for Mapping {
     #[inline]
     fn fence(&self) {
         #[cfg(feature = "witness")]
-        tell(&Deed::Fence);
+        report_deed(&Deed::Fence);
         self.medium.flush.fence();
     }
 

@@ -104,7 +104,7 @@ pub fn refuses_transactions() -> bool {
 
 /// Calls this thread's witness, if it has one. The witness is taken out meanwhile, so it does not see its own
 /// operations.
-pub fn tell(deed: &Deed<'_>) {
+pub fn report_deed(deed: &Deed<'_>) {
     let Some(mut witness) = WITNESS.take() else { return };
     witness(deed);
     WITNESS.set(Some(witness));

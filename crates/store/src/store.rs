@@ -381,7 +381,7 @@ impl Store {
     // ---- reading
 
     /// The content of the batches above the database, the newest first.
-    pub(crate) fn said<'a, T>(&'a self, ask: impl Fn(&'a Batch) -> LayerValue<T>) -> LayerValue<T> {
+    pub(crate) fn find_in_batches<'a, T>(&'a self, ask: impl Fn(&'a Batch) -> LayerValue<T>) -> LayerValue<T> {
         ask(&self.active).or_else(|| ask(&self.frozen.as_ref()?.batch))
     }
 
@@ -390,7 +390,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
     pub fn inode(&self, inode: InodeId) -> Result<Option<Inode>, StoreError> {
-        if let Some(said) = self.said(|batch| batch.inode(inode)) {
+        if let Some(said) = self.find_in_batches(|batch| batch.inode(inode)) {
             return Ok(said.cloned());
         }
         if let Some(seen) = self.seen.get(inode) {
@@ -414,11 +414,11 @@ impl Store {
     pub fn entry(&self, directory: InodeId, name: &[u8]) -> Result<Option<Entry>, StoreError> {
         let cookie = self.name_cookie(name);
         self.absent_entry.set(None);
-        if let Some(said) = self.said(|batch| batch.entry(directory.0, cookie, name)) {
+        if let Some(said) = self.find_in_batches(|batch| batch.entry(directory.0, cookie, name)) {
             return Ok(said);
         }
         // A directory that the active batch has made has no entries below it.
-        let value = if self.active.made(directory) {
+        let value = if self.active.has_made(directory) {
             None
         } else {
             self.snapshot.get(EntryKey::new(directory.0, cookie, name).as_bytes())?
@@ -490,7 +490,7 @@ impl Store {
     /// [`StoreError::Lmdb`].
     pub fn xattr(&self, inode: InodeId, name: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         let key = rows::xattr_key(inode, name);
-        Ok(match self.said(|batch| batch.row(&key)) {
+        Ok(match self.find_in_batches(|batch| batch.row(&key)) {
             Some(said) => said.map(<[u8]>::to_vec),
             None => self.snapshot.get(&key)?.map(<[u8]>::to_vec),
         })
@@ -502,7 +502,7 @@ impl Store {
     /// [`StoreError::Lmdb`].
     pub fn xattrs(&self, inode: InodeId) -> Result<Xattrs, StoreError> {
         let prefix = rows::key1(kind::XATTR, inode.0);
-        let found = self.rows_with(&prefix, !self.active.made(inode))?;
+        let found = self.rows_with(&prefix, !self.active.has_made(inode))?;
         Ok(found.into_iter().map(|(key, value)| (key[prefix.len()..].to_vec(), value)).collect())
     }
 
@@ -537,14 +537,14 @@ impl Store {
 
     /// A chunk's map as applied, or `None` where it is a hole.
     pub(crate) fn chunk(&self, inode: InodeId, number: u64) -> Result<Option<ExtentChunk>, StoreError> {
-        match self.said(|batch| batch.chunk(inode, number)) {
+        match self.find_in_batches(|batch| batch.chunk(inode, number)) {
             Some(said) => Ok(said.cloned()),
             None => self.stored_chunk(inode, number),
         }
     }
 
     pub(crate) fn stored_chunk(&self, inode: InodeId, number: u64) -> Result<Option<ExtentChunk>, StoreError> {
-        if self.active.made(inode) {
+        if self.active.has_made(inode) {
             return Ok(None);
         }
         let Some(value) = self.snapshot.get(&rows::key2(kind::CHUNK, inode.0, number))? else { return Ok(None) };
@@ -554,7 +554,7 @@ impl Store {
     /// The numbers of the chunks in a range that are not holes.
     pub(crate) fn chunk_numbers(&self, inode: InodeId, range: Range<u64>) -> Result<Vec<u64>, StoreError> {
         let mut found = BTreeMap::new();
-        if !self.active.made(inode) {
+        if !self.active.has_made(inode) {
             let start = rows::key2(kind::CHUNK, inode.0, range.start);
             for row in self.snapshot.from(&start)? {
                 let (key, _) = row?;
@@ -573,10 +573,10 @@ impl Store {
 
     /// The bytes of a small file as applied, or `None` where it has none, or blocks.
     pub(crate) fn inline(&self, inode: InodeId) -> Result<Option<Vec<u8>>, StoreError> {
-        if let Some(said) = self.said(|batch| batch.inline(inode)) {
+        if let Some(said) = self.find_in_batches(|batch| batch.inline(inode)) {
             return Ok(said.cloned());
         }
-        if self.active.made(inode) {
+        if self.active.has_made(inode) {
             return Ok(None);
         }
         Ok(self.snapshot.get(&rows::key1(kind::INLINE, inode.0))?.map(<[u8]>::to_vec))

@@ -127,9 +127,9 @@ impl Tree for Applying<'_> {
     fn set_orphan(&mut self, inode: InodeId, orphan: bool) -> Result<(), StoreError> {
         self.store.touched = true;
         let key = rows::key1(kind::ORPHAN, inode.0);
-        let is_orphan = match self.store.said(|batch| batch.row(&key)) {
+        let is_orphan = match self.store.find_in_batches(|batch| batch.row(&key)) {
             Some(said) => said.is_some(),
-            None => !self.store.active.made(inode) && self.store.snapshot.get(&key)?.is_some(),
+            None => !self.store.active.has_made(inode) && self.store.snapshot.get(&key)?.is_some(),
         };
         if is_orphan != orphan {
             self.store.active.set_row(inode, &key, orphan.then_some(&[]));

@@ -453,7 +453,7 @@ fn write<T: Tree>(
     let mut inode = regular(tree, id)?;
     let size = written_size(&inode, offset, data.len() as u64).ok_or(Invalid::OutOfRange)?;
     let blocks = tree.write(id, &inode, offset, data, size)?;
-    note_written(&mut inode, size, blocks, at, strip);
+    record_written(&mut inode, size, blocks, at, strip);
     tree.put_inode(id, inode)?;
     Ok(Applied::default())
 }
@@ -469,14 +469,14 @@ pub fn written_size(inode: &Inode, offset: u64, length: u64) -> Option<u64> {
 /// Does to a file's attributes what a write does: the size as [`written_size`] says, and the blocks that the file takes
 /// up then.
 #[inline]
-pub fn note_written(inode: &mut Inode, size: u64, blocks: u64, at: Timestamp, strip: bool) {
+pub fn record_written(inode: &mut Inode, size: u64, blocks: u64, at: Timestamp, strip: bool) {
     inode.blocks = blocks;
     inode.size = size;
-    note_change(inode, at, strip);
+    record_change(inode, at, strip);
 }
 
 #[inline]
-fn note_change(inode: &mut Inode, at: Timestamp, strip: bool) {
+fn record_change(inode: &mut Inode, at: Timestamp, strip: bool) {
     touch(inode, at);
     if strip {
         strip_set_id(inode);
@@ -530,7 +530,7 @@ fn finish_change<T: Tree>(
     at: Timestamp,
     strip: bool,
 ) -> Result<Applied, T::Error> {
-    note_change(&mut inode, at, strip);
+    record_change(&mut inode, at, strip);
     tree.put_inode(id, inode)?;
     Ok(Applied::default())
 }

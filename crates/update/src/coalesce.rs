@@ -231,7 +231,7 @@ impl<'a> Pass<'a> {
             return Action::Drop;
         }
         if self.scope == CoalesceScope::Content {
-            self.later(set.inode).note_attributes(index, set);
+            self.later(set.inode).record_attributes(index, set);
             return Action::Keep;
         }
         match self.later(set.inode).fold_attributes(index, set) {

@@ -29,7 +29,7 @@ pub mod permission;
 mod test_tree;
 mod tree;
 
-pub use apply::{Applied, apply, note_written, quota_allows, would_make_cycle, written_size};
+pub use apply::{Applied, apply, quota_allows, record_written, would_make_cycle, written_size};
 pub use body::{Allocation, Cost, Create, Rename, SetAttributes, Update, UpdateKind, Whiteout};
 pub use codec::{DecodeError, Encoded, write_fields};
 pub use tree::{Entry, Invalid, Tree};

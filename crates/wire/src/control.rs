@@ -462,7 +462,7 @@ impl<M: Persistent> ControlPage<M> {
 
     /// Returns the slot that holds the session's record locks on a file, if one does. The session calls this.
     pub fn lock_slot_of(&self, inode: InodeId) -> Option<u32> {
-        self.lock_slots().of(inode)
+        self.lock_slots().find_slot(inode)
     }
 
     /// Claims a free slot for a file's record locks, shared and empty; `None` if no slot is free.
@@ -483,7 +483,7 @@ impl<M: Persistent> ControlPage<M> {
     ///
     /// The session calls this under the same lock as [`Self::change_locks`].
     pub fn lock_slot(&self, slot: u32) -> (InodeId, LockSlotState, LockList) {
-        self.lock_slots().own(slot)
+        self.lock_slots().read_content(slot)
     }
 
     /// Changes the locks in a slot, if the slot is that file's and in that state.

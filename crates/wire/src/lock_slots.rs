@@ -256,11 +256,11 @@ impl<M: Persistent> LockSlots<'_, M> {
         list
     }
 
-    pub(crate) fn of(&self, inode: InodeId) -> Option<u32> {
+    pub(crate) fn find_slot(&self, inode: InodeId) -> Option<u32> {
         (0..LOCK_SLOTS).find(|&slot| self.inode(slot) == inode && self.word(slot).state() != LockSlotState::Free)
     }
 
-    pub(crate) fn own(&self, slot: u32) -> (InodeId, LockSlotState, LockList) {
+    pub(crate) fn read_content(&self, slot: u32) -> (InodeId, LockSlotState, LockList) {
         let word = self.word(slot);
         (self.inode(slot), word.state(), self.read_own(slot, word.active()))
     }

@@ -39,7 +39,7 @@ extern "C" fn ashlar_open_fs(
 extern "C" fn ashlar_close_fs(fs: SessionPointer) -> c_int {
     call_for_success(|| {
         if let Some(session) = fs.into_session() {
-            session.end();
+            session.close_session();
         }
         Ok(())
     })

@@ -228,8 +228,8 @@ fn append_writes_nothing_beyond_the_ready_position() {
     let tail = log.tail();
     assert_eq!(append(), Err(AppendError::Unready { upto: LogPosition(600) }));
     assert_eq!(log.tail(), tail, "nothing was taken");
-    log.note_ready(LogPosition(900));
-    log.note_ready(LogPosition(600));
+    log.record_ready(LogPosition(900));
+    log.record_ready(LogPosition(600));
     assert_eq!(append().unwrap().end, LogPosition(600));
     assert_eq!(append().unwrap().end, LogPosition(800));
     // The next record does not fit in the rest of the ring. It begins at the ring's start, which is written for the
@@ -240,6 +240,6 @@ fn append_writes_nothing_beyond_the_ready_position() {
     let Err(AppendError::Unready { upto }) = large() else { panic!("it is not ready") };
     assert!(upto > LogPosition(1024));
     assert_eq!(log.bytes_upto(upto), RING_AT + 1024);
-    log.note_ready(upto);
+    log.record_ready(upto);
     assert_eq!(large().unwrap().end, upto);
 }

@@ -103,7 +103,7 @@ fn examine(setup: Setup, image: &[u8], story: &Story, again: bool, tally: &mut T
         let body = vec![0xf0 + round; (units * UNIT_BYTES - HEADER_BYTES) as usize];
         second.lock().unwrap().0.under_way = Some(body.clone());
         match log.append(log.seal_count(), 1, &[&body]) {
-            Ok(appended) => note_append(&mut second.lock().unwrap().0, appended.position, body, setup.medium),
+            Ok(appended) => record_append(&mut second.lock().unwrap().0, appended.position, body, setup.medium),
             Err(AppendError::Full { .. }) => second.lock().unwrap().0.under_way = None,
             Err(error) => return Err(format!("append after recovery: {error}")),
         }
@@ -114,7 +114,7 @@ fn examine(setup: Setup, image: &[u8], story: &Story, again: bool, tally: &mut T
     found.violation.clone().map_or(Ok(()), |violation| Err(format!("second crash: {violation}")))
 }
 
-fn note_append(story: &mut Story, position: LogPosition, body: Vec<u8>, medium: CrashMedium) {
+fn record_append(story: &mut Story, position: LogPosition, body: Vec<u8>, medium: CrashMedium) {
     story.history.push((position, body));
     story.under_way = None;
     if medium == CrashMedium::Words {
@@ -181,7 +181,7 @@ impl Script<'_> {
         match result {
             Ok(appended) => {
                 story.slots.push((begin, units_for(body.len() as u64)));
-                note_append(story, appended.position, body, self.setup.medium);
+                record_append(story, appended.position, body, self.setup.medium);
             }
             Err(AppendError::Full { .. }) => story.under_way = None,
             Err(error) => panic!("append: {error}"),

@@ -175,7 +175,7 @@ impl Allocator {
         clear_range(&mut map.live, address.block(), end);
         map.changed.extend(address.block() / PIECE_BLOCKS..end.div_ceil(PIECE_BLOCKS));
         self.pinned += blocks;
-        self.held.note_freed(address, blocks, self.batch);
+        self.held.record_freed(address, blocks, self.batch);
         let pins = self.pins.entry(freer.session).or_default();
         match pins.queue.back_mut() {
             Some(last)
@@ -310,7 +310,7 @@ impl Allocator {
                 set_bit(&mut map.busy, block.block());
                 map.free -= 1;
                 self.free -= u64::from(!map.closed);
-                self.held.note_kept(block);
+                self.held.record_kept(block);
             }
         }
         self.held.add(address, blocks);
@@ -318,7 +318,7 @@ impl Allocator {
     }
 
     /// Ends a hold.
-    pub fn let_go(&mut self, address: BlockAddress, blocks: u64) {
+    pub fn release_hold(&mut self, address: BlockAddress, blocks: u64) {
         let Some(map) = self.segments.get_mut(&address.segment()) else { return };
         for block in self.held.remove(address, blocks) {
             self.free += map.give_back(block, 1);
@@ -360,7 +360,7 @@ impl Allocator {
     }
 
     /// Blocks of the segment that the applied state refers to; `None` if there is no such segment.
-    pub fn live_in(&self, segment: u32) -> Option<u64> {
+    pub fn live_blocks_in(&self, segment: u32) -> Option<u64> {
         let map = self.segments.get(&segment)?;
         Some(map.live.iter().map(|word| u64::from(word.count_ones())).sum())
     }
@@ -544,7 +544,7 @@ mod tests {
             assert!(again.load((number >> 32) as u32, number as u32, &value.unwrap()));
         }
         assert_eq!(again.free_blocks(), 120);
-        assert_eq!((again.live_in(0), again.live_in(1)), (Some(30), Some(20)));
+        assert_eq!((again.live_blocks_in(0), again.live_blocks_in(1)), (Some(30), Some(20)));
         assert_eq!(again.allocate(99, Some(BlockAddress::new(1, 49))), Some((BlockAddress::new(1, 49), 1)));
         assert!(!again.load(1, 0, &[0xff; PIECE_BYTES]), "bits behind the segment's end");
     }
@@ -577,9 +577,9 @@ mod tests {
         allocator.committed(false);
         assert!(allocator.is_loose(BlockAddress::new(0, 10)) && !allocator.is_loose(BlockAddress::new(0, 8)));
         assert_eq!(rest(&mut allocator), [8, 9]);
-        allocator.let_go(BlockAddress::new(0, 10), 4);
+        allocator.release_hold(BlockAddress::new(0, 10), 4);
         assert_eq!((allocator.free_blocks(), rest(&mut allocator)), (2, vec![10, 11]));
-        allocator.let_go(BlockAddress::new(0, 12), 4);
+        allocator.release_hold(BlockAddress::new(0, 12), 4);
         assert_eq!(rest(&mut allocator), [12, 13, 14, 15]);
         assert!(!allocator.is_held_in(0));
     }
@@ -589,7 +589,7 @@ mod tests {
         let mut allocator = full();
         assert!(allocator.hold(BlockAddress::new(0, 10), 4));
         allocator.free(BlockAddress::new(0, 10), 2, Freer::NOBODY);
-        allocator.let_go(BlockAddress::new(0, 10), 4);
+        allocator.release_hold(BlockAddress::new(0, 10), 4);
         assert_eq!(rest(&mut allocator), [0; 0]);
         allocator.freeze();
         allocator.committed(false);
@@ -604,7 +604,7 @@ mod tests {
         assert_eq!(allocator.free_blocks(), 96);
         assert!(allocator.is_loose(BlockAddress::new(0, 10)));
         assert!(!rest(&mut allocator).contains(&10));
-        allocator.let_go(BlockAddress::new(0, 10), 4);
+        allocator.release_hold(BlockAddress::new(0, 10), 4);
         assert_eq!(rest(&mut allocator), [10, 11, 12, 13]);
     }
 

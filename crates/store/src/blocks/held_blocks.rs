@@ -100,7 +100,7 @@ impl HeldBlocks {
     }
 
     /// Blocks are freed, in a batch.
-    pub fn note_freed(&mut self, address: BlockAddress, blocks: u64, batch: u64) {
+    pub fn record_freed(&mut self, address: BlockAddress, blocks: u64, batch: u64) {
         let held: Vec<_> = self.within(address.0, address.0 + blocks).collect();
         for block in held.into_iter().flat_map(|(from, to)| from..to) {
             self.freed.insert(block, Freed { batch, is_reclaimed: false });
@@ -108,7 +108,7 @@ impl HeldBlocks {
     }
 
     /// A block that no file refers to is to be held.
-    pub fn note_kept(&mut self, block: BlockAddress) {
+    pub fn record_kept(&mut self, block: BlockAddress) {
         self.freed.insert(block.0, Freed { batch: 0, is_reclaimed: true });
     }
 

@@ -47,7 +47,7 @@ impl MappedSegment {
     #[inline]
     pub fn store(&self, block: u32, within: u64, bytes: &[u8]) -> Result<(), StoreError> {
         let offset = self.place(block, within)?;
-        self.used.note_used(offset..offset + bytes.len() as u64);
+        self.used.record_used(offset..offset + bytes.len() as u64);
         Ok(self.mapping.copy_in(offset, bytes)?)
     }
 
@@ -63,7 +63,7 @@ impl MappedSegment {
         debug_assert_eq!(bytes.len() % BLOCK_BYTES as usize, 0, "whole blocks");
         // Where pages may have to be cleared or read first, a system call costs less than the faults.
         let is_there = self.mapping.medium().kind == MediumKind::Pmem || self.used.are_made(range.clone());
-        self.used.note_used(range);
+        self.used.record_used(range);
         if is_there {
             return Ok(self.mapping.copy_in_pieces(offset, bytes, BLOCK_BYTES as usize, set)?);
         }

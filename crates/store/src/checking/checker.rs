@@ -269,7 +269,7 @@ impl Scan<'_> {
             self.stray(id.0, key);
             return Ok(());
         };
-        facts.blocks += chunk.taken(0, CHUNK_BLOCKS);
+        facts.blocks += chunk.allocated_blocks(0, CHUNK_BLOCKS);
         for run in chunk.runs() {
             let Some(address) = run.address else {
                 self.reserved += run.blocks;

@@ -240,7 +240,7 @@ impl Store {
                     }
                 }
             }
-            added += end - start - chunk.taken(start, end);
+            added += end - start - chunk.allocated_blocks(start, end);
             chunks.push((number, chunk));
         }
         self.check_space(needed + reserved + added, reserved)?;
@@ -380,7 +380,7 @@ impl Store {
         let mut holes = blocks.end - blocks.start;
         for number in self.chunk_numbers(id, chunks_of(&blocks))? {
             let Range { start, end } = within_chunk(&blocks, number);
-            holes -= self.chunk(id, number)?.map_or(0, |chunk| chunk.taken(start, end));
+            holes -= self.chunk(id, number)?.map_or(0, |chunk| chunk.allocated_blocks(start, end));
         }
         self.check_space(holes, 0)?;
         self.touched = true;

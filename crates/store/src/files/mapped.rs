@@ -50,7 +50,7 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
-    fn note_lagging(&mut self, inode: InodeId, blocks: Range<u64>) {
+    fn record_lagging(&mut self, inode: InodeId, blocks: Range<u64>) {
         let known = self.lagging.entry(inode).or_default();
         let is_full = known.len() >= LAGGING_MAX;
         let is_near = |one: &Range<u64>| is_full || one.start <= blocks.end && blocks.start <= one.end;
@@ -120,7 +120,7 @@ impl Store {
         let follows = run.follows && self.is_in_place(run);
         let is_there = self.keep_mapped(session, &MappedRun { follows, ..*run });
         if is_there && follows {
-            self.mapped.note_lagging(run.inode, run.logical_block..run.logical_block + run.blocks);
+            self.mapped.record_lagging(run.inode, run.logical_block..run.logical_block + run.blocks);
         }
         is_there
     }
@@ -169,7 +169,7 @@ impl Store {
             self.mapped.by_session.remove(&session);
         }
         for run in gone {
-            self.allocator.let_go(run.address, run.blocks);
+            self.allocator.release_hold(run.address, run.blocks);
             let Some(followers) = self.mapped.followers.get_mut(&run.inode).filter(|_| run.follows) else { continue };
             followers.iter_mut().filter(|follower| follower.is_of(&run)).for_each(|follower| follower.count -= 1);
             followers.retain(|follower| follower.count > 0);
@@ -240,7 +240,7 @@ impl Store {
                 tracing::debug!(%inode, %error, "a mapping is not shown what was written");
             }
         }
-        lagging.into_iter().for_each(|blocks| self.mapped.note_lagging(inode, blocks));
+        lagging.into_iter().for_each(|blocks| self.mapped.record_lagging(inode, blocks));
     }
 
     /// Shows a mapping what is in these blocks, and notes where it lags.
@@ -507,10 +507,10 @@ mod tests {
     fn lagging_ranges_are_kept_separate_up_to_a_limit() {
         let mut mapped = Mapped::default();
         for block in [5, 7, 6, 100] {
-            mapped.note_lagging(FILE, block..block + 1);
+            mapped.record_lagging(FILE, block..block + 1);
         }
         assert_eq!(mapped.lagging[&FILE], [5..8, 100..101]);
-        (0..100).for_each(|block| mapped.note_lagging(FILE, 1000 * block..1000 * block + 1));
+        (0..100).for_each(|block| mapped.record_lagging(FILE, 1000 * block..1000 * block + 1));
         assert!(mapped.lagging[&FILE].len() <= LAGGING_MAX + 1);
         assert!((0..100).all(|block| mapped.lagging[&FILE].iter().any(|one| one.contains(&(1000 * block)))));
     }

@@ -113,7 +113,7 @@ impl Store {
             return Err(StoreError::Mapped(number));
         }
         self.commit()?;
-        let needed = self.allocator.live_in(number).ok_or(StoreError::Segment(number))?;
+        let needed = self.allocator.live_blocks_in(number).ok_or(StoreError::Segment(number))?;
         self.allocator.close(number, true);
         let free = self.allocator.free_blocks().saturating_sub(self.counters.reserved_blocks);
         if needed > free {
@@ -177,7 +177,7 @@ impl Store {
     /// [`StoreError::Segment`] where blocks in it are still in use; those of a commit.
     pub fn remove_segment(&mut self, number: u32) -> Result<(), StoreError> {
         self.commit()?;
-        if self.allocator.live_in(number) != Some(0) {
+        if self.allocator.live_blocks_in(number) != Some(0) {
             return Err(StoreError::Segment(number));
         }
         self.allocator.remove_segment(number);

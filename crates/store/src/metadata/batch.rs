@@ -125,7 +125,7 @@ impl Batch {
 
     /// Whether the batch made the inode, so that nothing below has rows of it.
     #[inline]
-    pub fn made(&self, inode: InodeId) -> bool {
+    pub fn has_made(&self, inode: InodeId) -> bool {
         self.inodes.get(&inode.0).is_some_and(|row| row.fresh)
     }
 
@@ -149,7 +149,7 @@ impl Batch {
 
     /// Removes an inode's own row, after all its other rows.
     pub fn remove_inode(&mut self, inode: InodeId) {
-        if self.made(inode) {
+        if self.has_made(inode) {
             self.inodes.remove(&inode.0);
         } else {
             self.inodes.insert(inode.0, InodeRow { value: None, fresh: false });
@@ -207,7 +207,7 @@ impl Batch {
     /// Stores a chunk; an empty one is deleted.
     pub fn put_chunk(&mut self, inode: InodeId, number: u64, chunk: ExtentChunk) {
         let empty = chunk.is_empty();
-        if empty && self.made(inode) {
+        if empty && self.has_made(inode) {
             self.chunks.remove(&(inode.0, number));
         } else if self.chunks.insert((inode.0, number), (!empty).then_some(chunk)).is_none() {
             self.bytes += 17 + 40 + ROW_OVERHEAD_BYTES;
@@ -236,7 +236,7 @@ impl Batch {
     /// Stores or removes a small file's bytes.
     pub fn set_inline(&mut self, inode: InodeId, bytes: Option<Vec<u8>>) {
         self.take_inline(inode);
-        if bytes.is_none() && self.made(inode) {
+        if bytes.is_none() && self.has_made(inode) {
             self.inline.remove(&inode.0);
             return;
         }
@@ -252,7 +252,7 @@ impl Batch {
     /// Stores or removes any other row, which belongs to `inode`.
     pub fn set_row(&mut self, inode: InodeId, key: &[u8], value: Option<&[u8]>) {
         let size = |value: Option<&[u8]>| value.map_or(0, |value| key.len() + value.len() + ROW_OVERHEAD_BYTES);
-        let old = if value.is_none() && self.made(inode) {
+        let old = if value.is_none() && self.has_made(inode) {
             self.rows.remove(key)
         } else {
             self.rows.insert(key.into(), value.map(Into::into))

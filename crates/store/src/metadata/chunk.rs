@@ -81,7 +81,7 @@ impl ExtentChunk {
     }
 
     /// Blocks in `from..to` that are no holes.
-    pub fn taken(&self, from: u64, to: u64) -> u64 {
+    pub fn allocated_blocks(&self, from: u64, to: u64) -> u64 {
         self.within(from, to).map(|run| run.blocks).sum()
     }
 
@@ -181,7 +181,7 @@ mod tests {
                 }
                 prop_assert_eq!(&expand(&chunk), &model);
                 prop_assert!(chunk.runs.windows(2).all(|pair| !pair[0].continues(&pair[1])));
-                prop_assert_eq!(chunk.taken(0, CHUNK_BLOCKS) as usize, model.iter().flatten().count());
+                prop_assert_eq!(chunk.allocated_blocks(0, CHUNK_BLOCKS) as usize, model.iter().flatten().count());
                 let mut row = Vec::new();
                 chunk.encode(&mut row);
                 if !chunk.is_empty() {

@@ -248,10 +248,10 @@ impl Writer<'_> {
             return Err(StoreError::Corrupt("planted"));
         }
         #[cfg(feature = "witness")]
-        ashlar_pmem::witness::tell(&ashlar_pmem::witness::Deed::TransactionBegins);
+        ashlar_pmem::witness::report_deed(&ashlar_pmem::witness::Deed::TransactionBegins);
         self.txn.commit()?;
         #[cfg(feature = "witness")]
-        ashlar_pmem::witness::tell(&ashlar_pmem::witness::Deed::TransactionEnds);
+        ashlar_pmem::witness::report_deed(&ashlar_pmem::witness::Deed::TransactionEnds);
         Ok(())
     }
 }

@@ -68,7 +68,7 @@ impl<'a> Later<'a> {
     }
 
     /// Notes a record that sets attributes and stays.
-    pub(super) fn note_attributes(&mut self, index: usize, set: &SetAttributes) {
+    pub(super) fn record_attributes(&mut self, index: usize, set: &SetAttributes) {
         self.overwrite(set);
         self.changed = true;
         self.next_set = Some((index, *set));
@@ -103,7 +103,7 @@ impl<'a> Later<'a> {
         }
         let is_read = live.mode.is_some() && self.strip_before_set || live.accessed.is_some() && self.access_before_set;
         let Some((at, next)) = self.next_set.filter(|_| !is_read || planted!(IgnoreReaders)) else {
-            self.note_attributes(index, set);
+            self.record_attributes(index, set);
             return Folded::Kept;
         };
         let joined = SetAttributes {
@@ -138,10 +138,10 @@ impl<'a> Later<'a> {
         }
         match (&action, update) {
             (Action::Replace(Update::Write { offset, data, .. }), _) | (_, Update::Write { offset, data, .. }) => {
-                self.content.note_taken(*offset, data.len() as u64, true, true);
+                self.content.record_taken(*offset, data.len() as u64, true, true);
             }
-            (_, Update::Resize { size, .. }) => self.content.note_resize(*size),
-            (_, Update::Allocate { how, offset, length, .. }) => self.content.note_allocation(*how, *offset, *length),
+            (_, Update::Resize { size, .. }) => self.content.record_resize(*size),
+            (_, Update::Allocate { how, offset, length, .. }) => self.content.record_allocation(*how, *offset, *length),
             _ => {}
         }
         self.modified = true;
@@ -172,7 +172,7 @@ impl<'a> Later<'a> {
             return Action::Replace(Update::Allocate { inode, how: Allocation::Reserve, offset, length, strip, at });
         };
         // The rest still makes the file this long, cut or not.
-        content.note_size(last);
+        content.record_size(last);
         let kept = (first / BLOCK_BYTES, blocks_for(last));
         let is_rest_dead = (last == end || content.size_is_dead(end))
             && content.are_blocks_dead(offset / BLOCK_BYTES, kept.0)
@@ -215,7 +215,7 @@ impl Content {
     }
 
     /// A record that stays makes the file `end` bytes long, or finds it longer.
-    fn note_size(&mut self, end: u64) {
+    fn record_size(&mut self, end: u64) {
         match self.next_resize {
             None => self.size_upto = self.size_upto.max(end),
             // So that record cuts for sure, and what is behind is freed.
@@ -229,14 +229,14 @@ impl Content {
 
     /// A record that stays takes up the blocks of a range; it may overwrite the range's bytes, and may lengthen the
     /// file.
-    fn note_taken(&mut self, offset: u64, length: u64, overwrites: bool, lengthens: bool) {
+    fn record_taken(&mut self, offset: u64, length: u64, overwrites: bool, lengthens: bool) {
         let Some(end) = offset.checked_add(length).filter(|_| length > 0) else { return };
         if overwrites {
             self.bytes.insert(offset, end);
         }
         self.blocks.insert(offset / BLOCK_BYTES, blocks_for(end));
         if lengthens {
-            self.note_size(end);
+            self.record_size(end);
         }
     }
 
@@ -247,9 +247,9 @@ impl Content {
             && self.are_blocks_dead(blocks_for(size), u64::MAX)
     }
 
-    fn note_resize(&mut self, size: u64) {
+    fn record_resize(&mut self, size: u64) {
         if self.next_resize.is_some() {
-            self.note_size(size);
+            self.record_size(size);
         }
         self.bytes.insert(size, u64::MAX);
         if size == 0 {
@@ -276,7 +276,7 @@ impl Content {
         }
     }
 
-    fn note_allocation(&mut self, how: Allocation, offset: u64, length: u64) {
+    fn record_allocation(&mut self, how: Allocation, offset: u64, length: u64) {
         let overwrites = matches!(how, Allocation::Zero | Allocation::ZeroKeepSize);
         let lengthens = matches!(how, Allocation::Zero | Allocation::Reserve);
         match how {
@@ -288,7 +288,7 @@ impl Content {
             // They move what is there, and read the size.
             Allocation::Collapse | Allocation::Insert if planted!(IgnoreMoves) => {}
             Allocation::Collapse | Allocation::Insert => *self = Self::default(),
-            _ => self.note_taken(offset, length, overwrites, lengthens),
+            _ => self.record_taken(offset, length, overwrites, lengthens),
         }
     }
 }

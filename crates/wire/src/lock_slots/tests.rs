@@ -208,7 +208,7 @@ fn slot_is_claimed_delegated_recalled_and_freed() {
     let words = words(&memory);
     let slots = LockSlots { words: &words, at: 0 };
     let lock = |first, last, mode| move |list: &mut LockList| list.set(first, last, mode);
-    assert_eq!((slots.of(FILE), slots.claim(FILE), slots.of(FILE)), (None, Some(0), Some(0)));
+    assert_eq!((slots.find_slot(FILE), slots.claim(FILE), slots.find_slot(FILE)), (None, Some(0), Some(0)));
     let change = slots.change(0, FILE, LockSlotState::Delegated, lock(0, 9, LockMode::Write));
     assert_eq!(change, LockChange::Moved, "it's not delegated yet");
     assert_eq!(slots.recall(0, FILE), []);
@@ -227,14 +227,14 @@ fn slot_is_claimed_delegated_recalled_and_freed() {
     );
     assert_eq!(spans(&slots.recall(0, FILE)), [(3, 4, true)]);
     assert_eq!(slots.recall(0, FILE), [], "once");
-    assert_eq!(slots.own(0).1, LockSlotState::Shared);
+    assert_eq!(slots.read_content(0).1, LockSlotState::Shared);
     for number in 1..u64::from(LOCK_SLOTS) {
         assert!(slots.claim(InodeId(30 + number)).is_some());
     }
     assert_eq!(slots.claim(OTHER), None);
-    assert!(slots.free(0) && slots.of(FILE).is_none());
-    assert_eq!((slots.claim(OTHER), slots.of(OTHER)), (Some(0), Some(0)));
-    assert!(slots.own(0).2.is_empty());
+    assert!(slots.free(0) && slots.find_slot(FILE).is_none());
+    assert_eq!((slots.claim(OTHER), slots.find_slot(OTHER)), (Some(0), Some(0)));
+    assert!(slots.read_content(0).2.is_empty());
 }
 
 #[test]
