@@ -1,5 +1,6 @@
-/* writer MOUNT DIRECTORY: appends numbered lines to DIRECTORY/journal until it is killed. For each number it also puts a
- * file in place by a rename. It prints each number when all calls for it have returned: a printed number must be there.
+/* writer MOUNT DIRECTORY: appends numbered lines to DIRECTORY/journal until it is killed. For each number it also puts
+ * a file in place by a rename. It prints each number when all calls for it have returned: a printed number must be
+ * there.
  */
 #include <ashlar.h>
 
