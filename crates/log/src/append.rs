@@ -1,4 +1,4 @@
-//! Appending: the session's side.
+//! Appends: the session's side of the log.
 
 use std::sync::atomic::Ordering;
 
@@ -14,46 +14,49 @@ use crate::slots::{LogSlot, SlotState, TRIES_MAX, Undecided};
 use crate::stack_buffer::StackBuffer;
 use crate::{AppendError, Bug, Log};
 
-/// Records with a body up to this length are put together on the stack and stored at once.
+/// The longest body that is assembled on the stack and stored at once.
 const SMALL_BODY_BYTES: usize = 512;
-/// Of larger bodies so much is stored before it's looked whether the slot was voided meanwhile.
+/// Bytes of a larger body that are stored before the append checks whether its slot was voided.
 const CHUNK_BYTES: usize = 32 << 10;
 /// Zeros that fill a slot behind its body.
 const ZEROS: [u8; UNIT_BYTES as usize] = [0; UNIT_BYTES as usize];
-/// Bytes in a cache line: a large body is stored in whole ones, so that they can go past the cache.
+/// Bytes of a cache line: a large body is stored in whole lines, so that they can go past the cache.
 const LINE_BYTES: usize = 64;
-/// How often an append starts again because its slot was voided under it, before it leaves the decision to its caller.
+/// How often an append starts again after its slot was voided, before the caller decides.
 const RESTARTS_MAX: u32 = 16;
 
-/// Where an appended record stands.
+/// The place of an appended record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Appended {
     /// The record's position.
     pub position: LogPosition,
-    /// The position of what comes next.
+    /// The position behind the record.
     pub end: LogPosition,
     /// The position of the body's first byte, for [`Log::read`]; the body does not wrap.
     pub body: LogPosition,
 }
 
-/// A slot in hand.
+/// A reserved slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reserved {
     pub(crate) slot: LogSlot,
-    /// Where the slot begins: the record's position.
+    /// The slot's first position: the record's position.
     pub(crate) start: LogPosition,
-    /// Where its record begins; further on than the slot where the record would not fit before the ring's end.
+    /// The position at which the record's bytes begin. It lies behind the slot's start if the record skips the ring's
+    /// end.
     pub(crate) record: LogPosition,
     pub(crate) end: LogPosition,
-    /// Where the record stands in the memory: the ring's length need not be one that divides quickly.
+    /// The record's offset in the memory, kept since the ring's length may not be one that divides quickly.
     at: u64,
-    /// The mark that it gets when it's committed.
+    /// The mark that the slot gets at the commit.
     mark: u64,
 }
 
 impl<M: Persistent> Log<M> {
-    /// Appends a record whose body is `parts` in a row, under a seal count that was read before the leases were
-    /// checked. When it returns, the record and all before it are durable as far as the medium goes without a sync.
+    /// Appends a record whose body is `parts` in a row, under a seal count.
+    ///
+    /// The caller has read the seal count before it checked the leases. When the append returns, the record and all
+    /// records before it are durable, as far as the medium goes without a sync.
     ///
     /// # Errors
     /// [`AppendError`]; then nothing was appended.
@@ -61,8 +64,10 @@ impl<M: Persistent> Log<M> {
         self.append_held(seal, kind, parts).map(|(appended, _)| appended)
     }
 
-    /// As [`Self::append`], and holds the record: [`Self::end_before_held`] returns nothing behind it until the hold is
-    /// dropped. The caller enters the record in its account meanwhile.
+    /// Appends like [`Self::append`], and holds the record.
+    ///
+    /// [`Self::end_before_held`] returns nothing behind the record until the hold is dropped. The caller enters the
+    /// record in its account meanwhile.
     ///
     /// # Errors
     /// As [`Self::append`].
@@ -86,22 +91,25 @@ impl<M: Persistent> Log<M> {
                 let Reserved { start, record, end, .. } = reserved;
                 return Ok((Appended { position: start, end, body: record.plus(HEADER_BYTES) }, pin));
             }
-            // Voided under us. The void must be durable before the record is appended anew, or a crash could bring
-            // both.
+            // Another thread has voided the slot. The void must be durable before the record is appended anew:
+            // otherwise a crash could bring both.
             self.settle(reserved.slot.number, Undecided::Void)?;
         }
         Err(if self.is_fenced() { AppendError::Fenced } else { AppendError::Sealed })
     }
 
-    /// The position up to which no append of this process is under way or held, or `upto` where that is lower. `upto`
-    /// must have been read before, and the log's tail must be there already.
+    /// Returns the position before which no append of this process is under way or held, at most `upto`.
+    ///
+    /// The caller has read `upto` before, and the log's tail has already reached it.
     #[must_use]
     pub fn end_before_held(&self, upto: LogPosition) -> LogPosition {
         upto.min(self.pins.lowest())
     }
 
-    /// Says that this process refers to no log bytes before `upto` any more: they may be reused once SharedFS has
-    /// committed them. A log begins with nothing released, so space becomes free only through this.
+    /// Releases log bytes before `upto`, to which this process refers no more.
+    ///
+    /// SharedFS may reuse them once it has committed them. A log begins with nothing released, so space becomes free
+    /// only through this call.
     pub fn release(&self, upto: LogPosition) {
         self.released.fetch_max(upto.0, Ordering::SeqCst);
     }
@@ -143,13 +151,13 @@ impl<M: Persistent> Log<M> {
         Err(AppendError::Damaged)
     }
 
-    /// How many bytes must become free before the ring can hold everything up to `end`.
+    /// Returns how many bytes must become free before the ring can hold everything up to `end`.
     fn missing(&self, end: LogPosition, pin: &Pin<'_>) -> Result<u64, AppendError> {
         let lacks = |reusable: u64| end.0.saturating_sub(reusable.saturating_add(self.header.capacity));
         if lacks(self.reusable.load(Ordering::Acquire)) == 0 {
             return Ok(0);
         }
-        // Our own pin may be older than the head, and we hold no slot.
+        // This append's own pin may be older than the head, and the append holds no slot.
         pin.renew(|| self.memory.load_u64(HEAD_AT).map_err(AppendError::from))?;
         let head = self.load_head()?.0;
         let mut reusable = head.min(self.released.load(Ordering::SeqCst));
@@ -160,7 +168,7 @@ impl<M: Persistent> Log<M> {
         Ok(lacks(reusable))
     }
 
-    /// Stores the record, all but its mark; false where the slot turned out void on the way.
+    /// Stores the record without its mark; false if the slot was voided meanwhile.
     pub(crate) fn fill(
         &self,
         reserved: &Reserved,
@@ -180,7 +188,7 @@ impl<M: Persistent> Log<M> {
         self.expect_next(reserved);
         let mut chunk = StackBuffer::<{ PREFIX_BYTES + SMALL_BODY_BYTES + UNIT_BYTES as usize }>::new();
         chunk.push(&prefix);
-        // Piece by piece, since a load that spans two stores waits for both.
+        // Store piece by piece, since a load that spans two stores waits for both.
         let mut sum = Crc32c::default();
         sum.update(&prefix);
         for part in parts {
@@ -214,13 +222,14 @@ impl<M: Persistent> Log<M> {
         let mut own = prefix;
         own[PREFIX_CRC_AT..PREFIX_CRC_AT + 4].copy_from_slice(&sum.to_le_bytes());
         self.memory.store(at + UNIT_BYTES, &own[PREFIX_OWN_AT..])?;
-        // Stores past the cache must be ordered before the commit: no other process can flush them for us.
+        // Stores past the cache must be ordered before the commit: no other process can flush them for this one.
         self.memory.fence();
         Ok(true)
     }
 
-    /// Has the processor fetch what the next records will be written to, but for what lies over the ring's end: it is
-    /// larger than the caches, and a record would wait for memory longer than for all else.
+    /// Makes the processor fetch the memory of the next records, except beyond the ring's end.
+    ///
+    /// The ring is larger than the caches, and a record would wait for memory longer than for anything else.
     fn expect_next(&self, reserved: &Reserved) {
         let bytes = reserved.slot.units * UNIT_BYTES;
         let next = self.ahead.after(reserved.end.0, bytes);
@@ -257,17 +266,18 @@ impl<M: Persistent> Log<M> {
     }
 }
 
-/// A large body that is being stored. The checksum is of what is stored: the caller's memory may change between two
-/// looks at it.
+/// A large body that is being stored.
+///
+/// The checksum is that of the stored bytes: the caller's memory may change between two reads.
 struct Body<'a, M> {
     log: &'a Log<M>,
     slot: LogSlot,
-    /// Where what comes next goes, but for what is gathered.
+    /// The offset of the next bytes, without those in `gathered`.
     to: u64,
     /// Whether the slot's memory was fetched ahead.
     is_fetched: bool,
     sum: Crc32c,
-    /// The beginning of a line, and at last what stands behind the body.
+    /// The beginning of a line, and in the end the bytes behind the body.
     gathered: StackBuffer<{ LINE_BYTES + UNIT_BYTES as usize }>,
 }
 
@@ -278,7 +288,7 @@ impl<'a, M: Persistent> Body<'a, M> {
         Self { log, slot, to, is_fetched, sum, gathered: StackBuffer::new() }
     }
 
-    /// Stores a part, but for the beginning of a line at its end; false where the slot turned out void on the way.
+    /// Stores a part, without the beginning of a line at its end; false if the slot was voided meanwhile.
     fn push(&mut self, part: &[u8]) -> Result<bool, AppendError> {
         let within = (self.to as usize + self.gathered.len()) % LINE_BYTES;
         let missing = if within == 0 { 0 } else { LINE_BYTES - within };
@@ -308,7 +318,7 @@ impl<'a, M: Persistent> Body<'a, M> {
         Ok(())
     }
 
-    /// Stores what is left, and zeros up to `end`. The checksum.
+    /// Stores the rest, and zeros up to `end`. Returns the checksum.
     fn finish(mut self, end: u64) -> Result<u32, AppendError> {
         self.sum.update(self.gathered.bytes());
         let unused = (end - self.to) as usize - self.gathered.len();

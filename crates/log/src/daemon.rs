@@ -10,12 +10,13 @@ use crate::slots::{LogSlot, SlotState, TRIES_MAX, Undecided};
 use crate::{Damaged, Log};
 
 impl<M: Persistent> Log<M> {
-    /// Seals the log: appends under older seal counts fail from now on, and every slot that its owner has not committed
-    /// is void. Returns the new seal count and the end of the prefix that is now settled and durable; whatever an
-    /// append returned for before this call lies in it.
+    /// Seals the log: appends under older seal counts fail from now on.
+    ///
+    /// Every slot that its owner has not committed is void. Returns the new seal count and the end of the settled,
+    /// durable prefix. The prefix holds every append that returned before this call.
     ///
     /// # Errors
-    /// [`Damaged`] where the session has made nonsense of the log's words.
+    /// [`Damaged`] if the session has forged the log's words.
     pub fn seal(&self) -> Result<(SealCount, LogPosition), Damaged> {
         let _guard = self.lock_daemon();
         for _ in 0..TRIES_MAX {
@@ -37,7 +38,9 @@ impl<M: Persistent> Log<M> {
         Err(Damaged)
     }
 
-    /// Returns the end of the prefix in which every slot is a durable record or a durable void. Disturbs no session.
+    /// Returns the end of the prefix in which every slot is a durable record or a durable void.
+    ///
+    /// The call disturbs no session.
     ///
     /// # Errors
     /// [`Damaged`] if the session has forged the log's words.
@@ -65,7 +68,8 @@ impl<M: Persistent> Log<M> {
         Err(Damaged)
     }
 
-    /// Says that everything before `head` is committed, durably, and may be reused as far as SharedFS is concerned.
+    /// Publishes that everything before `head` is durably committed, so that SharedFS allows its reuse.
+    ///
     /// `head` is the end of a settled prefix.
     pub fn set_head(&self, head: LogPosition) {
         let _guard = self.lock_daemon();
@@ -76,8 +80,7 @@ impl<M: Persistent> Log<M> {
     /// Ends all appends, for good.
     ///
     /// # Errors
-    /// [`Damaged`] as for [`Self::seal`]; the log is fenced all the same, but an append under way may still come to its
-    /// end.
+    /// [`Damaged`] as for [`Self::seal`]. The log is fenced all the same, but an append under way may still complete.
     pub fn fence_session(&self) -> Result<(), Damaged> {
         self.memory.store_u64(FENCED_AT, 1)?;
         self.memory.flush(FENCED_AT, 8)?;

@@ -6,23 +6,22 @@ use ashlar_pmem::OutOfBounds;
 use ashlar_types::LogPosition;
 use thiserror::Error;
 
-/// Why an append did not happen. Nothing of the record is visible, now or after a crash.
+/// The reason why an append failed. Nothing of the record is visible, now or after a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AppendError {
-    /// SharedFS has sealed the log since the seal count was read: leases may have gone; check them and try again.
+    /// SharedFS has sealed the log since the seal count was read. Leases may be lost: check them and try again.
     #[error("the log was sealed meanwhile")]
     Sealed,
-    /// The log has no room: it must be digested, and its writer must release what it still refers to.
+    /// The log has no room: it must be digested, and its writer must release the bytes to which it still refers.
     #[error("the log is full; {needed} more bytes must become free")]
     Full {
-        /// Bytes that must become free before the record fits; 0 where only a free place for one more appender is
-        /// missing.
+        /// Bytes that must become free before the record fits; 0 if only a place for one more append is missing.
         needed: u64,
     },
-    /// Where the record would stand the log is not ready to be written to ([`crate::Log::record_ready`]).
+    /// The log is not ready at the record's position ([`crate::Log::record_ready`]).
     #[error("the log is not ready up to {upto}")]
     Unready {
-        /// Up to where it must be.
+        /// The position up to which it must be ready.
         upto: LogPosition,
     },
     /// No log of this size can ever hold such a record.
@@ -36,8 +35,9 @@ pub enum AppendError {
     Damaged,
 }
 
-/// The words by which a log is run make no sense, so it cannot be sealed or settled. Only a faulty or hostile session
-/// writes such words.
+/// The words that control a log contradict each other, so it can't be sealed or settled.
+///
+/// Only a faulty or hostile session writes such words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the log's slots or tail are damaged")]
 pub struct Damaged;
@@ -60,13 +60,13 @@ impl From<OutOfBounds> for AppendError {
     }
 }
 
-/// Why memory cannot be formatted, opened or recovered as a log.
+/// The reason why memory can't be formatted, opened or recovered as a log.
 #[derive(Debug, Error)]
 pub enum LogOpenError {
     /// The memory is smaller than the smallest log.
     #[error("{available} bytes are too few for a log; {needed} are needed")]
     TooSmall {
-        /// Bytes there are.
+        /// Bytes of the memory.
         available: u64,
         /// Bytes of the smallest log.
         needed: u64,
@@ -82,7 +82,7 @@ pub enum LogOpenError {
         /// The version that this program reads.
         supported: u32,
     },
-    /// The header does not match its checksum, or says things that cannot be.
+    /// The header does not match its checksum, or holds impossible values.
     #[error("the log's header is damaged")]
     DamagedHeader,
     /// The memory could not be made durable.
@@ -101,13 +101,13 @@ impl From<OutOfBounds> for LogOpenError {
 pub enum Fault {
     /// No record and no void slot of this log, position and generation begins there.
     NoRecord,
-    /// The record's length leaves the range that was asked for, or the ring.
+    /// The record's length leaves the requested range, or the ring.
     Length,
     /// The record was written under a generation that cannot stand there.
     Generation,
     /// The content does not match the checksum.
     Checksum,
-    /// The range asked for is longer than the log, or ends before it begins.
+    /// The requested range is longer than the log, or ends before it begins.
     Range,
 }
 
@@ -115,7 +115,7 @@ pub enum Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the log is corrupt at position {position} ({fault:?})")]
 pub struct Corrupt {
-    /// Where.
+    /// The position of the fault.
     pub position: LogPosition,
     /// The fault.
     pub fault: Fault,

@@ -1,4 +1,4 @@
-//! Where things stand in a log's memory.
+//! The layout of a log's memory.
 //!
 //! ```text
 //! offset  size
@@ -12,16 +12,18 @@
 //!    128    16  incarnation, of odd generation
 //!    192     8  tail: number of the next slot (upper half), seal count (lower half)
 //!    256     8  head: position up to which SharedFS has committed
-//!    320     8  1 where the log is fenced
+//!    320     8  1 if the log is fenced
 //!   4096  4096  slot table: 256 slots of 16 bytes (see `slots`)
 //!   8192     …  ring: the byte at position p stands at 8192 + p mod (bytes of the ring)
 //! ```
-//! An incarnation is two words, generation (upper half) with the CRC32C of key, generation and boundary (lower half),
-//! and the boundary: the position from which on every record must be of this generation. Recovery writes the one that
-//! is not in force, so that a crash leaves one of the two whole; the whole one with the higher generation is in force.
 //!
-//! All numbers are little-endian. The tail and the slot table matter only while the machine is up: after a power loss
-//! the ring, the header and the committed position that the metadata store keeps are enough.
+//! An incarnation is two words. The first is the generation (upper half) with the CRC32C of key, generation and
+//! boundary (lower half). The second is the boundary: the position from which every record must be of this generation.
+//! Recovery writes the incarnation that is not in force, so that a crash leaves one of the two whole. Of the whole
+//! ones, the one with the higher generation is in force.
+//!
+//! All numbers are little-endian. The tail and the slot table matter only while the machine is up. After a power loss,
+//! the ring, the header and the committed position in the metadata store suffice.
 
 use ashlar_pmem::{Crc32c, Persistent};
 use ashlar_types::{LogGeneration, LogPosition};
@@ -43,8 +45,10 @@ pub(crate) const FENCED_AT: u64 = 320;
 pub(crate) const SLOTS_AT: u64 = 4096;
 pub(crate) const RING_AT: u64 = 8192;
 
-/// Slots in the table, which bounds the appends in flight at once; far above the threads that a process runs at once,
-/// and small enough for SharedFS to walk when it seals.
+/// Slots in the table, which limit the appends in flight at once.
+///
+/// The number is far above the threads that a process runs at once, and small enough for SharedFS to walk when it
+/// seals.
 pub(crate) const SLOTS: u32 = 256;
 pub(crate) const SLOT_BYTES: u64 = 16;
 /// The ring is a multiple of this, so that it begins and ends with whole cache lines.
@@ -55,7 +59,7 @@ pub(crate) const RING_BYTES_MIN: u64 = 1024;
 const _: () = assert!(SLOTS_AT + SLOTS as u64 * SLOT_BYTES == RING_AT);
 const _: () = assert!(FENCED_AT + 8 <= SLOTS_AT);
 
-/// A log's header, read once: a session may overwrite it later.
+/// A log's header, read once, since a session may overwrite it later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub capacity: u64,
@@ -65,7 +69,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// The header of a new log in `available` bytes.
+    /// Makes the header of a new log in `available` bytes.
     pub(crate) fn new(available: u64, generation: LogGeneration, key: u64) -> Result<Self, LogOpenError> {
         let capacity = available.saturating_sub(RING_AT) / RING_UNIT_BYTES * RING_UNIT_BYTES;
         if capacity < RING_BYTES_MIN {
@@ -80,7 +84,7 @@ impl Header {
         memory.store_u64(CAPACITY_AT, self.capacity)?;
         memory.store_u64(KEY_AT, self.key)?;
         memory.store_u64(CRC_AT, u64::from(static_crc(self.capacity, self.key)))?;
-        // An incarnation that was left here could be taken for a newer one of this log.
+        // An incarnation left here could be taken for a newer one of this log.
         for at in INCARNATIONS_AT {
             memory.store_u64(at, 0)?;
             memory.store_u64(at + 8, 0)?;

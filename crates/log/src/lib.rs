@@ -54,8 +54,10 @@ use pins::Pins;
 use record::{HEADER_BYTES, POSITION_MAX, UNIT_BYTES, UNITS_MAX};
 use slots::Tail;
 
-/// An update log in shared, persistent memory. The session that owns it and SharedFS each have one of these over the
-/// same memory; methods say whose they are. Threads share it freely.
+/// An update log in shared, persistent memory.
+///
+/// The session that owns it and SharedFS each have one of these over the same memory; each method names its side.
+/// Threads share it freely.
 pub struct Log<M> {
     memory: M,
     header: Header,
@@ -66,8 +68,7 @@ pub struct Log<M> {
     released: AtomicU64,
     /// Space up to this position is known to be free for reuse.
     reusable: AtomicU64,
-    /// Appends go no further than this position until it's said that they may: what lies behind may have no room in the
-    /// file yet.
+    /// The position behind which no append goes: the file may have no room there yet.
     ready: AtomicU64,
     /// The positions whose memory was fetched for records to come.
     ahead: FetchedAhead,
@@ -77,7 +78,7 @@ pub struct Log<M> {
     bug: Bug,
 }
 
-/// Faults that tests plant to see that their checkers bite.
+/// Faults that tests plant to show that their checkers detect them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(test), allow(dead_code))]
 pub(crate) enum Bug {
@@ -98,13 +99,13 @@ pub(crate) enum Bug {
 }
 
 impl<M: Persistent> Log<M> {
-    /// Bytes of memory that a log with a ring of this many bytes needs.
+    /// Returns the bytes of memory that a log with a ring of this size needs.
     #[must_use]
     pub const fn bytes_for(ring_bytes: u64) -> u64 {
         RING_AT + if ring_bytes < RING_BYTES_MIN { RING_BYTES_MIN } else { ring_bytes }
     }
 
-    /// Makes an empty log, durably. Earlier content of the memory is no part of it.
+    /// Makes an empty log, durably. Earlier content of the memory does not become part of it.
     ///
     /// # Errors
     /// [`LogOpenError::TooSmall`], [`LogOpenError::System`].
@@ -114,7 +115,7 @@ impl<M: Persistent> Log<M> {
         Self::format_with_key(memory, generation, RandomState::new().build_hasher().finish())
     }
 
-    /// Makes an empty log whose key is given rather than drawn, for runs that must come out the same each time.
+    /// Makes an empty log with a given key, for runs that must have the same result each time.
     ///
     /// # Errors
     /// As [`Self::format`].
@@ -132,8 +133,9 @@ impl<M: Persistent> Log<M> {
         Ok(log)
     }
 
-    /// Attaches to a log that is in use or was left by a process that died. After a power loss, [`Self::recover`] it
-    /// is.
+    /// Attaches to a log that is in use or was left by a process that died.
+    ///
+    /// After a power loss, use [`Self::recover`] instead.
     ///
     /// # Errors
     /// [`LogOpenError`].
@@ -141,7 +143,7 @@ impl<M: Persistent> Log<M> {
         let header = Header::read(&memory)?;
         let head = LogPosition(memory.load_u64(HEAD_AT)?);
         let log = Self::over(memory, header, head);
-        // The oldest slot that may be unsettled; anything nonsensical shows at the first use.
+        // This is the oldest slot that may be unsettled. A nonsensical value shows at the first use.
         if let Ok(tail) = log.load_tail() {
             log.settled.store(tail.number.wrapping_sub(layout::SLOTS), Ordering::Relaxed);
         }
@@ -164,48 +166,49 @@ impl<M: Persistent> Log<M> {
         }
     }
 
-    /// The memory that the log stands in.
+    /// Returns the memory of the log.
     #[must_use]
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// The generation under which records are appended.
+    /// Returns the generation under which records are appended.
     #[must_use]
     pub fn generation(&self) -> LogGeneration {
         self.header.generation
     }
 
-    /// Bytes of the ring.
+    /// Returns the bytes of the ring.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.header.capacity
     }
 
-    /// The longest body that a record may have: a quarter of the ring, so that one record never waits for a whole lap.
+    /// Returns the longest body of a record: a quarter of the ring, so that no record waits for a whole lap.
     #[must_use]
     pub fn body_bytes_max(&self) -> u64 {
         (self.header.capacity / 4).min(UNITS_MAX * UNIT_BYTES) / UNIT_BYTES * UNIT_BYTES - HEADER_BYTES
     }
 
-    /// Says that appends go up to a position only: what lies behind is to be made ready first. Before the first append.
+    /// Limits appends to a position, before the first append: the file must get room behind it first.
     pub fn set_ready(&self, upto: LogPosition) {
         self.ready.store(upto.0, Ordering::Release);
     }
 
-    /// Says that appends may go up to a position by now.
+    /// Raises the position up to which appends may go.
     pub fn record_ready(&self, upto: LogPosition) {
         self.ready.fetch_max(upto.0, Ordering::AcqRel);
     }
 
-    /// The position up to which appends may go.
+    /// Returns the position up to which appends may go.
     #[must_use]
     pub fn ready(&self) -> LogPosition {
         LogPosition(self.ready.load(Ordering::Acquire))
     }
 
-    /// Where in the memory stands what lies between two positions, once round at most: the second part is what goes
-    /// over the ring's end.
+    /// Returns the ranges of memory between two positions, which are at most one lap apart.
+    ///
+    /// The second range holds the part behind the ring's end.
     #[must_use]
     pub fn parts(&self, from: LogPosition, to: LogPosition) -> [Range<u64>; 2] {
         let (first, end) = (self.ring_offset(from), RING_AT + self.header.capacity);
@@ -213,32 +216,34 @@ impl<M: Persistent> Log<M> {
         [first..behind.min(end), RING_AT..RING_AT + behind.saturating_sub(end)]
     }
 
-    /// Bytes of the memory, from its beginning, that the first appends up to a position write to.
+    /// Returns the bytes of memory, from its beginning, that the first appends up to a position write.
     #[must_use]
     pub fn bytes_upto(&self, upto: LogPosition) -> u64 {
         RING_AT + upto.0.min(self.header.capacity)
     }
 
-    /// The position up to which SharedFS has committed, as it last said. 0 where the memory is gone.
+    /// Returns the position that SharedFS has last published as committed; 0 if the memory is gone.
     #[must_use]
     pub fn head(&self) -> LogPosition {
         LogPosition(self.memory.load_u64(HEAD_AT).unwrap_or(0))
     }
 
-    /// The position at which the next slot will begin. The head where the log's words make no sense.
+    /// Returns the position at which the next slot will begin, or the head if the log's words contradict each other.
     #[must_use]
     pub fn tail(&self) -> LogPosition {
         self.load_tail_start().map_or_else(|_| self.head(), |(_, start)| start)
     }
 
-    /// Bytes between head and tail.
+    /// Returns the bytes between head and tail.
     #[must_use]
     pub fn used(&self) -> u64 {
         let head = self.head();
         self.tail().0.saturating_sub(head.0)
     }
 
-    /// How often the log has been sealed. A session reads it before it checks its leases, and appends under it.
+    /// Returns how often the log has been sealed.
+    ///
+    /// A session reads the count before it checks its leases, and appends under it.
     #[must_use]
     pub fn seal_count(&self) -> SealCount {
         self.load_tail().map_or(SealCount(u32::MAX), |tail| tail.seal)
@@ -250,8 +255,9 @@ impl<M: Persistent> Log<M> {
         self.memory.load_u64(FENCED_AT).unwrap_or(1) != 0
     }
 
-    /// Copies bytes out of a record's body. They are the record's only if the caller keeps that part of the log from
-    /// being reused: it has not released it.
+    /// Copies bytes out of a record's body.
+    ///
+    /// They are the record's only if the caller has not released that part of the log, so that it is not reused.
     ///
     /// # Errors
     /// [`OutOfBounds`] if the bytes leave the ring, which no record's body does.
@@ -276,8 +282,10 @@ impl<M: Persistent> Log<M> {
         if head < POSITION_MAX { Ok(LogPosition(head)) } else { Err(Damaged) }
     }
 
-    /// Moves the mark before which every slot is settled. Of two threads the slower may move it back a little: slots
-    /// behind it are then looked at once more, which costs less than an exchange at every append.
+    /// Moves the mark before which every slot is settled.
+    ///
+    /// The slower of two threads may move it back a little. Slots behind it are then checked once more, which costs
+    /// less than an exchange at every append.
     #[inline]
     fn record_settled(&self, before: u32) {
         if self.settled.load(Ordering::Relaxed).wrapping_sub(before) > layout::SLOTS {
@@ -285,11 +293,11 @@ impl<M: Persistent> Log<M> {
         }
     }
 
-    /// The first slot before `number` that may be unsettled: no slot more than a table's length back can be.
+    /// Returns the first slot before `number` that may be unsettled: no slot more than a table's length back can be.
     fn first_doubtful(&self, number: u32) -> u32 {
         let oldest = number.wrapping_sub(layout::SLOTS);
         let known = self.settled.load(Ordering::Acquire);
-        // Other threads are a table's length ahead of this one at the most.
+        // Other threads are at most a table's length ahead of this one.
         if known.wrapping_sub(oldest) <= 2 * layout::SLOTS { known } else { oldest }
     }
 

@@ -19,20 +19,22 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, compiler_fence, fence}
 
 use ashlar_types::LogPosition;
 
-/// Appends under way at once, at most; one more gets `Full`. Fewer than slots, so that slots are never what runs out.
+/// The most appends under way at once; one more gets `Full`. They are fewer than the slots, so that slots never run
+/// out.
 const PINS: usize = 192;
-/// Threads that have a place for themselves: those that appended first, in whatever log, also when they have ended. All
-/// others share what is left.
+/// Threads that have a place of their own: the first ones that append, in any log, even after they have ended.
+///
+/// All other threads share the rest.
 const OWNED: usize = 64;
 const FREE: u64 = u64::MAX;
 
-/// A pin alone on its cache line, because every append writes its own twice.
+/// A pin alone on its cache line, since every append writes its own pin twice.
 #[repr(align(64))]
 struct Place(AtomicU64);
 
 pub(crate) struct Pins(Box<[Place]>);
 
-/// A pin held; dropping it lifts it.
+/// A pin in force; dropping it removes it.
 #[derive(Debug)]
 pub struct Pin<'a>(&'a AtomicU64);
 
@@ -41,15 +43,14 @@ impl Pins {
         Self((0..PINS).map(|_| Place(AtomicU64::new(FREE))).collect())
     }
 
-    /// Pins the position that `head` gives, in force from the next exchange of this thread on; none where all pins are
-    /// taken.
+    /// Pins the position that `head` returns, from this thread's next exchange on; none if all pins are taken.
     #[inline]
     pub(crate) fn pin<E>(&self, head: impl Fn() -> Result<u64, E>) -> Result<Option<Pin<'_>>, E> {
         let own = own_place();
         let position = head()?;
         if own < OWNED {
             let place = &self.0[own].0;
-            // Only a signal's handler comes in between, and it lifts its pin before it returns.
+            // Only a signal handler runs in between, and it removes its pin before it returns.
             if place.load(Ordering::Relaxed) == FREE {
                 place.store(position, Ordering::Release);
                 barrier_before_exchange();
@@ -69,7 +70,7 @@ impl Pins {
         })
     }
 
-    /// The lowest position pinned; call it after the head was read.
+    /// Returns the lowest pinned position; the caller has read the head before.
     pub(crate) fn lowest(&self) -> LogPosition {
         fence(Ordering::SeqCst);
         LogPosition(self.0.iter().map(|place| place.0.load(Ordering::SeqCst)).min().unwrap_or(FREE))
@@ -84,8 +85,9 @@ impl Pin<'_> {
         self.hold(position, head)
     }
 
-    /// Ensures that the head did not move before other threads could see the pin: a thread that missed the pin then saw
-    /// a head that is not above the pinned one.
+    /// Ensures that the head did not move before other threads could see the pin.
+    ///
+    /// A thread that missed the pin then saw a head that is not above the pinned position.
     #[inline]
     fn hold<E>(&self, mut position: u64, head: impl Fn() -> Result<u64, E>) -> Result<(), E> {
         loop {
@@ -106,14 +108,15 @@ impl Drop for Pin<'_> {
     }
 }
 
-/// Has a store seen before a sequentially consistent exchange that follows, which on x86 is a full barrier itself:
-/// another one would cost as much as the exchange.
+/// Makes a store visible before a sequentially consistent exchange that follows.
+///
+/// On x86 the exchange is a full barrier itself; another one would cost as much as the exchange.
 #[inline]
 fn barrier_before_exchange() {
     if cfg!(target_arch = "x86_64") { compiler_fence(Ordering::SeqCst) } else { fence(Ordering::SeqCst) }
 }
 
-/// This thread's place, if it is below [`OWNED`]; otherwise where it looks for a free one first.
+/// Returns this thread's place, if it is below [`OWNED`]; otherwise the place at which to look for a free one first.
 #[inline]
 fn own_place() -> usize {
     const UNKNOWN: usize = usize::MAX;
@@ -168,7 +171,7 @@ mod tests {
         let pins = Pins::new();
         let take = || pins.pin(|| Ok::<_, Infallible>(8)).unwrap();
         let all: Vec<_> = std::iter::from_fn(take).take(PINS + 1).collect();
-        // One is this thread's, and those that are shared.
+        // One place is this thread's own, and the rest are the shared ones.
         assert!(all.len() == PINS - OWNED + 1 || all.len() == PINS - OWNED);
         assert!(take().is_none());
         drop(all);
