@@ -30,9 +30,9 @@ use crate::{ArenaSummary, Medium};
 
 /// The smallest arena: below it, a segment and its reserves leave no room worth having.
 pub const ARENA_BYTES_MIN: u64 = 16 << 20;
-/// Bytes of data in a segment at most: large enough that a terabyte takes 4096 descriptors, small enough to be moved.
+/// The most bytes of data in a segment: a terabyte takes 4096 descriptors, and a segment can still be moved.
 pub const SEGMENT_BYTES_MAX: u64 = 256 << 20;
-/// Bytes of data in a segment at least; what remains of the arena's size below it is left unused.
+/// The fewest bytes of data in a segment. A smaller rest of the arena's size stays unused.
 const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 /// Bytes of one block's checksum at a segment's start.
 const CHECKSUM_BYTES: u64 = 4;
@@ -60,7 +60,7 @@ pub enum ArenaError {
     /// Another process has the arena open.
     #[error("the arena is in use by process {pid}; stop that process first")]
     InUse {
-        /// The process that holds the lock; 0 where it could not be read.
+        /// The process that holds the lock; 0 if it could not be read.
         pid: u32,
     },
     /// The file system has no room for a file.
@@ -80,7 +80,7 @@ pub enum ArenaError {
     /// Only the last segment can be removed.
     #[error("segment {0} is not the last one")]
     NotLast(u32),
-    /// There is no such segment.
+    /// The segment does not exist.
     #[error("there is no segment {0}")]
     NoSegment(u32),
     /// The system refused; a session's file that is there already, or not at all, comes out so too.
@@ -116,7 +116,7 @@ pub struct SegmentInfo {
 }
 
 impl SegmentInfo {
-    /// Where the blocks begin in the segment's file, in bytes; the checksums stand before.
+    /// Returns the offset of the blocks in the segment's file, in bytes; the checksums stand before.
     #[must_use]
     pub const fn data_offset(self) -> u64 {
         (self.blocks as u64 * CHECKSUM_BYTES).next_multiple_of(BLOCK_BYTES)
@@ -140,7 +140,7 @@ impl SegmentInfo {
         self.block_offset(self.blocks)
     }
 
-    /// The segment whose file has this many bytes, if any has.
+    /// Returns the segment whose file has this many bytes, if one has.
     fn from_file(number: u32, file_bytes: u64) -> Option<Self> {
         // Blocks and their checksums share the file in a fixed ratio; rounding moves the answer by at most one page.
         let estimate = file_bytes / (BLOCK_BYTES + CHECKSUM_BYTES);
@@ -155,7 +155,7 @@ impl SegmentInfo {
 pub enum SessionFile {
     /// Its update log.
     Log,
-    /// Its control page and what else both sides share.
+    /// Its control page and the other memory that both sides share.
     Control,
     /// Its lease table.
     Leases,
@@ -204,10 +204,10 @@ struct State {
 }
 
 impl Arena {
-    /// Makes an arena in `dir`, which is made too if it is not there, and opens it.
+    /// Makes an arena in `dir`, which is created if it does not exist, and opens it.
     ///
     /// # Errors
-    /// [`ArenaError`]; what was made before the failure is removed again.
+    /// [`ArenaError`]; files made before the failure are removed again.
     pub fn create(dir: &Path, options: &ArenaOptions) -> Result<Self, ArenaError> {
         if options.size_bytes < ARENA_BYTES_MIN {
             return Err(ArenaError::TooSmall { asked_bytes: options.size_bytes });
@@ -247,7 +247,7 @@ impl Arena {
     /// # Errors
     /// [`ArenaError`].
     pub fn open(dir: &Path) -> Result<Self, ArenaError> {
-        // Looked at first, so that a directory that is no arena does not get a lock file.
+        // Probe first, so that a directory that is not an arena does not get a lock file.
         Self::probe(dir)?;
         let lock = lock(dir)?;
         let summary = Self::probe(dir)?;
@@ -266,7 +266,7 @@ impl Arena {
         Ok(Self { dir: dir.to_owned(), medium, state: Mutex::new(State { summary, segments }), lock })
     }
 
-    /// Reads what the superblock in `dir` says, without opening the arena.
+    /// Reads the superblock in `dir`, without opening the arena.
     ///
     /// # Errors
     /// [`ArenaError::NotAnArena`], [`ArenaError::WrongVersion`], [`ArenaError::DamagedSuperblock`], [`ArenaError::Io`].
@@ -398,7 +398,7 @@ impl Arena {
     /// Opens a file of a session for reading and writing.
     ///
     /// # Errors
-    /// [`ArenaError::Io`], of kind `NotFound` where the session has no such file.
+    /// [`ArenaError::Io`], of kind `NotFound` if the session has no such file.
     pub fn open_session_file(&self, session: SessionId, file: SessionFile) -> Result<File, ArenaError> {
         let path = self.session_path(session, file);
         OpenOptions::new().read(true).write(true).open(&path).map_err(at(&path))
@@ -465,11 +465,12 @@ impl Arena {
         }
     }
 
-    /// Refuses what can't fit before any of it is allocated: others need the host's file system meanwhile.
+    /// Refuses a file that can't fit before any of it is allocated, since other programs need the host's file system
+    /// meanwhile.
     fn check_room(&self, bytes: u64) -> Result<(), ArenaError> {
         let segments = self.dir.join("segments");
         let host = statvfs(&segments).map_err(|error| at(&segments)(error.into()))?;
-        // A file system without a limit of its own (a tmpfs may be one) says that it has no blocks at all.
+        // A file system without a limit of its own (a tmpfs may be one) reports no blocks at all.
         if host.f_blocks > 0 && bytes > host.f_bavail.saturating_mul(host.f_frsize) {
             return Err(ArenaError::NoSpace { path: segments, needed_bytes: bytes });
         }
@@ -561,7 +562,7 @@ pub fn allocate(file: impl AsFd, bytes: Range<u64>) -> io::Result<()> {
     }
 }
 
-/// Makes a file of `length` bytes, of which the first `allocated` have room. Where that fails there is none.
+/// Makes a file of `length` bytes, of which the first `allocated` have room. After a failure no file exists.
 fn allocate_file(path: &Path, length: u64, allocated: u64) -> Result<File, ArenaError> {
     let file = OpenOptions::new()
         .read(true)
@@ -578,7 +579,7 @@ fn allocate_file(path: &Path, length: u64, allocated: u64) -> Result<File, Arena
     })
 }
 
-/// Names the failure to make a file of so many bytes.
+/// Names the failure to make a file of this size.
 fn full(path: &Path, needed_bytes: u64) -> impl Fn(io::Error) -> ArenaError {
     move |error| match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::NOSPC | Errno::DQUOT) => ArenaError::NoSpace { path: path.to_owned(), needed_bytes },
@@ -615,7 +616,7 @@ fn lock(dir: &Path) -> Result<File, ArenaError> {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
             let mut text = String::new();
-            // The lock is what counts; a process id that cannot be read is only a poorer message.
+            // Only the lock counts; a process id that can't be read only makes a poorer message.
             let _ = file.read_to_string(&mut text);
             return Err(ArenaError::InUse { pid: text.trim().parse().unwrap_or(0) });
         }

@@ -31,7 +31,7 @@ struct Unsettled {
     flushed: usize,
 }
 
-/// Memory in the middle of a run: what programs see, what the medium holds for certain, and what it may hold.
+/// Memory in the middle of a run: the values that programs see, and those that the medium holds or may hold.
 #[derive(Clone)]
 pub struct CrashState {
     medium: CrashMedium,
@@ -102,8 +102,10 @@ impl CrashState {
         self.persist_points
     }
 
-    /// Images of the memory that a crash at this moment may leave: all of them where there are no more than `limit`,
-    /// else `limit` of them: none of the unsettled words, all, all but one, one alone, and subsets drawn from `seed`.
+    /// Returns images of the memory that a crash at this moment may leave.
+    ///
+    /// If there are no more than `limit`, it returns all of them. Otherwise it returns `limit` of them: with none of
+    /// the unsettled words, all, all but one, one alone, and subsets drawn from `seed`.
     #[must_use]
     pub fn crash_images(&self, seed: u64, limit: usize) -> CrashImages {
         let choices: Vec<Choice> = match self.medium {
@@ -283,9 +285,10 @@ fn bytes(words: &[u64]) -> Vec<u8> {
 /// The callback of [`CrashTwin::on_persist`].
 type Observer = Box<dyn FnMut(&CrashState) + Send>;
 
-/// Memory in the heap that keeps, for every aligned word, which values a crash may leave in it (the model at the top of
-/// this crate). Threads may share it; a fence of one thread settles the flushes of all, which is right for
-/// enumerations, whose runs have one thread.
+/// Memory in the heap that keeps, for every aligned word, the values that a crash may leave in it.
+///
+/// The model is at the top of this crate. Threads may share the memory. A fence of one thread settles the flushes of
+/// all, which is right for enumerations, whose runs have one thread.
 pub struct CrashTwin {
     inner: Mutex<Inner>,
     length: u64,

@@ -54,12 +54,14 @@ impl Crc32c {
         !self.0
     }
 
-    /// Copies bytes and adds them, each read once. `false`, and nothing is done, where that can't be done at once: the
-    /// bytes are to go past the cache and are no whole lines of it, or the processor has no instructions for it.
+    /// Copies bytes and adds them to the sum, each read once.
+    ///
+    /// Returns `false`, and does nothing, if that can't be done at once. The causes are bytes that must go past the
+    /// cache and are not whole lines of it, and a processor without the instructions.
     ///
     /// # Safety
-    /// `from` is valid for reads of `length` bytes, and `to` for writes. Others may read and write both meanwhile.
-    /// Where the bytes go past the cache, a fence must stand before anything that tells others of them.
+    /// `from` is valid for reads of `length` bytes, and `to` for writes. Other threads may read and write both
+    /// meanwhile. If the bytes go past the cache, a fence must stand before any store that announces them to others.
     pub(crate) unsafe fn copy(&mut self, from: *const u8, to: *mut u8, length: usize, past_cache: bool) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
@@ -122,8 +124,9 @@ mod x86_64 {
         power
     }
 
-    /// The factors that move the first and the second word of 16 bytes over so many bytes. A product of reflected
-    /// factors is one power too high.
+    /// Returns the factors that move the first and the second word of 16 bytes over so many bytes.
+    ///
+    /// A product of reflected factors is one power too high.
     const fn over(bytes: usize) -> (i64, i64) {
         ((power(8 * bytes + 63) as i64) << 32, (power(8 * bytes - 1) as i64) << 32)
     }
@@ -152,8 +155,10 @@ mod x86_64 {
         }
     }
 
-    /// Asks the processor once. `is_x86_feature_detected` asks it a dozen times, for whatever there may be, and in a
-    /// virtual machine each time is the host's: 6 us, and a program's first call takes 400.
+    /// Asks the processor once for its instructions.
+    ///
+    /// `is_x86_feature_detected` asks a dozen times, for all features. In a virtual machine the host answers each time:
+    /// 6 us, while a program's first call takes 400.
     #[cold]
     fn look() -> bool {
         const PCLMULQDQ: u32 = 1 << 1;
@@ -228,10 +233,10 @@ mod x86_64 {
         }
     }
 
-    /// Four registers of 16 bytes side by side.
+    /// Sums with four registers of 16 bytes side by side.
     ///
     /// # Safety
-    /// As for [`run`]; the length is a multiple of what four registers hold, and not zero.
+    /// As for [`run`]; the length is a multiple of four registers, and not zero.
     #[inline]
     #[target_feature(enable = "sse4.2,pclmulqdq")]
     unsafe fn fold_narrow<const MODE: u8>(sum: u64, from: *const u8, to: *mut u8, length: usize) -> u64 {
@@ -264,11 +269,10 @@ mod x86_64 {
         reduced(rest.into_iter().fold(first, |sum, next| moved(sum, factors, next)))
     }
 
-    /// Four registers of 32 bytes side by side.
+    /// Sums with four registers of 32 bytes side by side.
     ///
     /// # Safety
-    /// As for [`run`], where there are such registers; the length is a multiple of what four of them hold, and not
-    /// zero.
+    /// As for [`run`], if the processor has such registers; the length is a multiple of four of them, and not zero.
     #[target_feature(enable = "sse4.2,pclmulqdq,avx2,vpclmulqdq")]
     unsafe fn fold_wide<const MODE: u8>(sum: u64, from: *const u8, to: *mut u8, length: usize) -> u64 {
         let take = |at: usize| {
@@ -308,7 +312,7 @@ mod x86_64 {
         reduced(moved(first, const { over(NARROW) }, second))
     }
 
-    /// Moves 16 bytes by these factors, and adds what stands there.
+    /// Moves 16 bytes by these factors, and adds the bytes in place.
     #[inline]
     #[target_feature(enable = "pclmulqdq")]
     fn moved(sum: __m128i, (first, second): (i64, i64), next: __m128i) -> __m128i {
@@ -317,7 +321,7 @@ mod x86_64 {
         _mm_xor_si128(_mm_xor_si128(first, second), next)
     }
 
-    /// The checksum of 16 bytes, as one of nothing goes on over them.
+    /// Returns the checksum of 16 bytes, continued from that of nothing.
     #[inline]
     #[target_feature(enable = "sse4.2")]
     fn reduced(bytes: __m128i) -> u64 {
@@ -415,7 +419,7 @@ mod tests {
         }
     }
 
-    /// Does something with narrow registers, and with wide ones where there are such.
+    /// Runs a test with narrow registers, and with wide ones if the processor has them.
     fn with_each_width(test: impl Fn()) {
         #[cfg(target_arch = "x86_64")]
         if x86_64::is_there() {

@@ -16,12 +16,13 @@ struct FileHandle {
     content: [u8; HANDLE_BYTES_MAX],
 }
 
-/// Opens the file that a handle of `kind` names on the mount of which `mount` is any descriptor, as open(2) would with
-/// `flags`. The descriptor is closed on exec.
+/// Opens the file that a handle of `kind` names, as open(2) would with `flags`.
+///
+/// `mount` is any descriptor of the handle's mount. The new descriptor is closed on exec.
 ///
 /// # Errors
-/// The system's: `ESTALE` where there is no such file, `EPERM` without `CAP_DAC_READ_SEARCH`; `EINVAL` for a handle
-/// that is too long.
+/// The system's: `ESTALE` if the file does not exist, `EPERM` without `CAP_DAC_READ_SEARCH`; `EINVAL` for a handle that
+/// is too long.
 pub fn open_by_handle(mount: BorrowedFd<'_>, kind: i32, content: &[u8], flags: i32) -> io::Result<OwnedFd> {
     let mut handle = FileHandle { bytes: content.len() as c_uint, kind, content: [0; HANDLE_BYTES_MAX] };
     let too_long = || io::Error::from_raw_os_error(libc::EINVAL);
@@ -51,7 +52,7 @@ mod tests {
             opened.expect_err("no handle").raw_os_error()
         };
         assert_eq!(errno(&[0; HANDLE_BYTES_MAX + 1]), Some(libc::EINVAL));
-        // The system's own word differs with its file systems, and with what the caller may do.
+        // The system's error differs with its file systems, and with the caller's rights.
         assert!(errno(&[0; 12]).is_some());
     }
 }

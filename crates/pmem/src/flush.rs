@@ -11,7 +11,7 @@ pub(crate) fn are_lines(start: *const u8, length: usize) -> bool {
     (start as usize | length).is_multiple_of(LINE_BYTES)
 }
 
-/// Orders what went past the cache before this thread's later stores.
+/// Orders stores past the cache before this thread's later stores.
 #[inline]
 pub(crate) fn order_stores() {
     #[cfg(target_arch = "x86_64")]

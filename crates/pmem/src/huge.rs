@@ -17,7 +17,7 @@ use crate::Mapping;
 /// Bytes of a huge page, on processors whose small ones are of 4 KiB.
 pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// Whether the machine's administrator lets programs have huge pages, and the kernel has them.
+/// Whether the administrator lets programs have huge pages, and the kernel has them.
 #[must_use]
 pub fn is_allowed() -> bool {
     static IS_ALLOWED: OnceLock<bool> = OnceLock::new();
@@ -32,12 +32,12 @@ const WANTED: u8 = 1;
 const TRIED: u8 = 2;
 const MADE: u8 = 3;
 
-/// Which huge pages of a file are worth to be made.
+/// The huge pages of a file that are worth making.
 #[derive(Debug)]
 pub struct HugePages(Box<[AtomicU8]>);
 
 impl HugePages {
-    /// Of a file of so many bytes, none yet.
+    /// Makes the set for a file of this size, in which no page is worth making yet.
     #[must_use]
     pub fn new(bytes: u64) -> Self {
         Self((0..bytes / HUGE_PAGE_BYTES).map(|_| AtomicU8::new(UNUSED)).collect())
@@ -57,7 +57,7 @@ impl HugePages {
         }
     }
 
-    /// Makes one that is worth it in the mapping of the whole file; it's tried once. `None` where there is none.
+    /// Makes one huge page in the mapping of the whole file, and tries each only once. `None` if none is left.
     pub fn make_one(&self, file: &Mapping) -> Option<io::Result<()>> {
         let offset = self.take()?;
         let made = file.collapse(offset);
@@ -82,13 +82,13 @@ impl HugePages {
         pages.is_some_and(|pages| pages.iter().all(|page| page.load(Ordering::Relaxed) == MADE))
     }
 
-    /// How many are to be made.
+    /// Returns the number of huge pages to make.
     #[must_use]
     pub fn waiting(&self) -> u64 {
         self.0.iter().filter(|page| page.load(Ordering::Relaxed) == WANTED).count() as u64
     }
 
-    /// The offset of one that is to be made, which counts as tried from now on.
+    /// Takes the offset of one huge page to make, which counts as tried from now on.
     fn take(&self) -> Option<u64> {
         let is_taken =
             |page: &AtomicU8| page.compare_exchange(WANTED, TRIED, Ordering::Relaxed, Ordering::Relaxed).is_ok();

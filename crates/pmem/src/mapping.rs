@@ -27,13 +27,15 @@ const F_SETSIG: i32 = 10;
 const PAGE_BYTES: usize = 4096;
 /// Has the kernel gather small pages into a huge one.
 const MADV_COLLAPSE: i32 = 25;
-/// From so many bytes on, whole lines that were not fetched before go past the cache wherever they go: to fetch them
-/// takes as long as to write them.
+/// From this size on, whole lines that were not fetched before go past the cache.
+///
+/// To fetch them takes as long as to write them.
 const BULK_BYTES: usize = 2 << 10;
-/// From so many bytes on, one pass that copies and sums up takes less than one for each.
+/// From this size on, one pass that copies and sums takes less time than two passes.
 const SUMMED_BYTES_MIN: usize = 256;
-/// Up to so many bytes that are expected are fetched into the cache next to the processor; more would keep it waiting
-/// for its few places for what is under way.
+/// The most expected bytes that are fetched into the cache next to the processor.
+///
+/// More would keep the processor waiting for its few places for fetches under way.
 #[cfg(target_arch = "x86_64")]
 const NEAR_BYTES: u64 = 512;
 
@@ -97,8 +99,7 @@ impl Mapping {
         Self::map_above(fd, length, access, medium, 0)
     }
 
-    /// As [`Self::map`]; the descriptor that the mapping keeps has a number that is at least `least`, where there is
-    /// such a one.
+    /// Maps like [`Self::map`], and keeps a descriptor whose number is at least `least`, if one is available.
     ///
     /// # Errors
     /// As [`Self::map`].
@@ -178,8 +179,9 @@ impl Mapping {
         self.medium
     }
 
-    /// Where the mapping begins, for system calls that take an address. A caller that dereferences it must expect other
-    /// processes to write the same bytes.
+    /// Returns the address of the mapping, for system calls that take one.
+    ///
+    /// A caller that dereferences it must expect other processes to write the same bytes.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.start
@@ -207,7 +209,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Has bytes fetched that will soon be copied out; whatever lies outside is left out.
+    /// Prefetches bytes that will soon be copied out; bytes outside the mapping are left out.
     #[inline]
     pub fn expect_copy_out(&self, offset: u64, length: u64) {
         #[cfg(target_arch = "x86_64")]
@@ -270,8 +272,10 @@ impl Mapping {
         Ok(())
     }
 
-    /// Has the kernel enter these bytes' pages in the page table at once, which takes a fraction of what one fault for
-    /// each would. They are about to be written to; where the kernel can't, the faults come.
+    /// Asks the kernel to enter these bytes' pages in the page table at once.
+    ///
+    /// That takes a fraction of the time of one fault for each page. The bytes are about to be written. If the kernel
+    /// can't, the faults occur.
     pub fn prepare(&self, offset: u64, length: u64) {
         let Ok(start) = self.at_writable(offset, length) else { return };
         if length == 0 {
@@ -311,8 +315,9 @@ impl Mapping {
         unsafe { libc::madvise(self.start.cast(), self.length, advice) };
     }
 
-    /// Gives bytes of the file room, as far as they have none: a store to others would end the process where the file
-    /// system is full.
+    /// Allocates room for bytes of the file that have none.
+    ///
+    /// A store to bytes without room would end the process if the file system is full.
     ///
     /// # Errors
     /// Those of `fallocate(2)`.
@@ -338,11 +343,12 @@ impl Mapping {
         unsafe { libc::syscall(libc::SYS_futex, word, what, value, std::ptr::null::<libc::timespec>()) };
     }
 
-    /// Writes bytes as [`Self::copy_in`] does, by a system call: that spares the kernel from clearing or reading pages
-    /// that were never touched and are overwritten as a whole.
+    /// Writes bytes like [`Self::copy_in`], by a system call.
+    ///
+    /// The kernel then need not clear or read untouched pages that are overwritten as a whole.
     ///
     /// # Errors
-    /// Those of `pwrite(2)`; `InvalidInput` where the bytes leave the mapping.
+    /// Those of `pwrite(2)`; `InvalidInput` if the bytes leave the mapping.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let outside = |error: OutOfBounds| io::Error::new(io::ErrorKind::InvalidInput, error.to_string());
         self.at_writable(offset, bytes.len() as u64).map_err(outside)?;
@@ -360,8 +366,9 @@ impl Mapping {
         Ok(())
     }
 
-    /// Makes these bytes durable as far as the medium can: `fdatasync` of the file on disk, nothing elsewhere. The
-    /// kernel has no ranged form that also waits for the file's own metadata, so the whole file goes.
+    /// Makes these bytes durable as far as the medium can: `fdatasync` of the file on disk, nothing elsewhere.
+    ///
+    /// The kernel has no ranged form that also waits for the file's own metadata, so the whole file is synced.
     ///
     /// # Errors
     /// Those of `fdatasync(2)`.
@@ -409,7 +416,7 @@ impl Mapping {
     }
 }
 
-/// Maps a file at an address of the kernel's choice: one where huge pages may begin, if there is room for such.
+/// Maps a file at an address of the kernel's choice, where huge pages may begin if the address space allows it.
 fn map_file(file: &OwnedFd, bytes: usize, protection: i32, flags: i32) -> io::Result<*mut u8> {
     let map = |at: *mut libc::c_void, more: i32| {
         // SAFETY: the address is the kernel's choice, or lies with all the bytes in a reservation of this call alone.

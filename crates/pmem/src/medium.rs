@@ -13,10 +13,10 @@ const RAMFS_MAGIC: u64 = 0x8584_58f6;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 const PROBE_BYTES: usize = 4096;
 
-/// The kind of an arena, which decides what persist means and what survives.
+/// The kind of an arena, which decides the meaning of persist and what survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediumKind {
-    /// Persistent memory under a DAX file system: what is flushed and fenced survives power loss.
+    /// Persistent memory under a DAX file system: flushed and fenced values survive power loss.
     Pmem,
     /// Memory only: it survives processes, not the machine.
     Memory,
@@ -66,9 +66,10 @@ impl Medium {
         Self { kind: MediumKind::Memory, emulated: true, flush: FlushMethod::best() }
     }
 
-    /// Finds out what files in the directory `dir` are made of: memory on tmpfs and ramfs, persistent memory where a
-    /// mapping with `MAP_SYNC` works, disk everywhere else. `emulate` asks for the flush instructions on memory and
-    /// changes nothing on other kinds.
+    /// Finds the medium of files in the directory `dir`.
+    ///
+    /// It is memory on tmpfs and ramfs, persistent memory if a mapping with `MAP_SYNC` works, and disk everywhere else.
+    /// `emulate` asks for the flush instructions on memory and changes nothing on other kinds.
     ///
     /// # Errors
     /// Those of opening the directory and of making a small unnamed file in it.

@@ -11,7 +11,7 @@ use crate::Crc32c;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{length} bytes at offset {offset} are outside the memory of {available} bytes, misaligned, or not writable")]
 pub struct OutOfBounds {
-    /// Where the access began, in bytes from the memory's start.
+    /// The beginning of the access, in bytes from the memory's start.
     pub offset: u64,
     /// How many bytes it asked for.
     pub length: u64,
@@ -56,9 +56,10 @@ pub trait Persistent: Send + Sync {
         self.flush(offset, bytes.len() as u64)
     }
 
-    /// As [`Self::store_flushed`], and adds the bytes to a checksum as they were stored, even if another thread changes
-    /// them meanwhile. `is_fetched` says that [`Self::expect_store`] announced them: then they go where they lie in the
-    /// cache, if the medium allows it.
+    /// Stores like [`Self::store_flushed`], and adds the bytes to a checksum as they were stored.
+    ///
+    /// The checksum is right even if another thread changes the source meanwhile. `is_fetched` says that
+    /// [`Self::expect_store`] announced the bytes. Then they are stored in the cache, if the medium allows it.
     fn store_summed(&self, offset: u64, bytes: &[u8], sum: &mut Crc32c, _is_fetched: bool) -> Result<(), OutOfBounds> {
         store_in_pieces(self, offset, bytes, sum)
     }
@@ -73,7 +74,8 @@ pub trait Persistent: Send + Sync {
     /// [`std::sync::atomic::AtomicU64::compare_exchange`].
     fn compare_exchange_u64(&self, offset: u64, current: u64, new: u64) -> Result<Result<u64, u64>, OutOfBounds>;
 
-    /// Adds to an aligned word, around its end if need be, and returns what it was. It's ordered with nothing.
+    /// Adds to an aligned word, wrapping at its end, and returns the former value. It is not ordered with other
+    /// accesses.
     fn add_u64(&self, offset: u64, amount: u64) -> Result<u64, OutOfBounds> {
         let mut current = self.load_u64(offset)?;
         loop {
@@ -87,8 +89,7 @@ pub trait Persistent: Send + Sync {
     /// Begins the write-back of the lines that hold these bytes; nothing on memory and disk.
     fn flush(&self, offset: u64, length: u64) -> Result<(), OutOfBounds>;
 
-    /// Has bytes fetched that will soon be stored to; whatever lies outside is left out. It changes nothing that can be
-    /// seen.
+    /// Prefetches bytes that will soon be stored to; bytes outside are left out. No content changes.
     fn expect_store(&self, _offset: u64, _length: u64) {}
 
     /// Waits until everything this thread has flushed is durable; nothing on memory and disk.

@@ -2,13 +2,14 @@
 
 use std::arch::x86_64::{__cpuid_count, CpuidResult};
 
-/// Asks for one page of it, or a part of that; nothing where there is no such page. In a virtual machine it's the host
-/// that answers, which takes some microseconds.
+/// Asks for one page of the processor's features, or a part of it; nothing if the page does not exist.
+///
+/// In a virtual machine the host answers, which takes some microseconds.
 #[allow(unused_unsafe, reason = "newer compilers call it a safe function, and Rust 1.89 does not")]
 pub(crate) fn cpuid(leaf: u32, part: u32) -> CpuidResult {
     // SAFETY: each processor of 64 bits has the instruction.
     unsafe {
-        // Of pages that are not there some processors tell what another one says. The first two are always there.
+        // For a missing page, some processors return the content of another. The first two pages always exist.
         if leaf > 1 && __cpuid_count(0, 0).eax < leaf {
             return CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
         }

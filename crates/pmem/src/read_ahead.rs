@@ -5,14 +5,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The least number of bytes that is fetched: after a long record a short one may follow.
 const LEAST_BYTES: u64 = 256;
-/// So many times what was written last is fetched: what the next one finds was asked for before the last one, and has
-/// had its time to come.
+/// How many times the length of the last record is fetched ahead.
+///
+/// So the bytes of the next record were fetched before the last record, and have had time to arrive.
 const TIMES: u64 = 2;
 /// Longer ones go past the cache. To fetch them first takes as long as to write them.
 const LARGE_BYTES: u64 = 8 << 10;
 
-/// How far memory was fetched for a writer whose positions never go down, such as records to a log. The writer starts
-/// the fetch, by [`crate::Persistent::expect_store`].
+/// The end of the fetched memory, for a writer whose positions only grow, such as records to a log.
+///
+/// The writer starts the fetch by [`crate::Persistent::expect_store`].
 #[derive(Debug, Default)]
 pub struct FetchedAhead(AtomicU64);
 

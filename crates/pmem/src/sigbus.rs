@@ -1,11 +1,11 @@
 //! Faults on mapped files whose pages are gone.
 //!
 //! A session may truncate the very log file that SharedFS has mapped. The next access then raises `SIGBUS`, which would
-//! kill SharedFS for all sessions. The handler installed here puts an anonymous zero page where the fault was, marks
-//! the mapping as torn, and lets the access go on: the reader sees zeros, which no record is made of. The previous
+//! kill SharedFS for all sessions. The handler installed here maps an anonymous zero page at the fault, marks the
+//! mapping as truncated, and lets the access continue. The reader sees zeros, which form no record. The previous
 //! handler of `SIGBUS` gets every other fault.
 //!
-//! The table of mappings is static and lock-free, because a signal handler may neither lock nor allocate.
+//! The table of mappings is static and lock-free, since a signal handler may neither lock nor allocate.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -59,7 +59,7 @@ impl Drop for Registration {
     }
 }
 
-/// Puts a range into the table; none where the table is full.
+/// Puts a range into the table; none if the table is full.
 pub(crate) fn register(start: usize, length: usize, writable: bool) -> Option<Registration> {
     let index = RANGES
         .iter()
@@ -150,7 +150,7 @@ fn repair(address: usize) -> bool {
     page != libc::MAP_FAILED
 }
 
-/// Hands a fault that is none of ours to the previous action.
+/// Passes any other fault to the previous action.
 ///
 /// # Safety
 /// The arguments are those that the kernel gave to the handler.

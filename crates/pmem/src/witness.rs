@@ -70,8 +70,9 @@ pub fn watch<T>(witness: Witness, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Runs `work` with arenas in memory taken for ones on this kind of medium, by this thread. Persistent memory can't be
-/// mapped as such, so memory whose lines are flushed stands in.
+/// Runs `work` with this thread's arenas in memory treated as arenas on this kind of medium.
+///
+/// Persistent memory can't be mapped as such, so memory whose lines are flushed replaces it.
 pub fn pretend<T>(kind: MediumKind, work: impl FnOnce() -> T) -> T {
     let medium = match kind {
         MediumKind::Pmem => Medium::emulated_pmem(),

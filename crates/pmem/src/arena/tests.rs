@@ -107,13 +107,13 @@ fn an_arena_that_cannot_grow_keeps_its_size() {
     assert!(matches!(arena.resize(1 << 60), Err(ArenaError::NoSpace { .. })));
     assert_eq!((blocks(&arena.segments()), files()), (vec![4096], 1));
     assert_eq!(Arena::probe(dir.path()).unwrap().size_bytes, 16 * MIB);
-    // The third of the new segments can't be made: its place is taken by what is no file.
+    // The third of the new segments can't be made: a directory has its name.
     fs::create_dir(dir.path().join("segments/000003.data.new")).unwrap();
     let summary = ArenaSummary { segment_bytes: 4 * MIB, ..arena.summary() };
     let mut state = State { summary, segments: arena.segments() };
     assert!(matches!(arena.add_segments(&mut state, 32 * MIB), Err(ArenaError::Io { .. })));
     assert_eq!((blocks(&state.segments), files()), (vec![4096], 2));
-    // The superblock can't be written: what had been added goes again.
+    // The superblock can't be written: the added segments are removed again.
     fs::create_dir(dir.path().join("ARENA.new")).unwrap();
     assert!(matches!(arena.resize(24 * MIB), Err(ArenaError::Io { .. })));
     assert_eq!((blocks(&arena.segments()), files()), (vec![4096], 2));

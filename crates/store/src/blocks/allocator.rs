@@ -25,8 +25,10 @@ const PIECE_WORDS: usize = PIECE_BLOCKS as usize / 64;
 /// Bytes of a bitmap row.
 pub const PIECE_BYTES: usize = PIECE_WORDS * 8;
 
-/// Freed stretches of at least so many blocks are given out again before blocks that were never used: their memory is
-/// there already. Shorter ones wait until the search comes round, so that files don't fall to pieces.
+/// Freed stretches of at least this many blocks are given out before blocks that were never used.
+///
+/// The memory of freed blocks exists already. Shorter stretches wait until the search reaches them, so that files do
+/// not fragment.
 const STRETCH_BLOCKS: u64 = 16;
 
 /// In place of a session: SharedFS itself, which has no log.
@@ -120,7 +122,7 @@ impl Allocator {
         self.segments.insert(number, map);
     }
 
-    /// Takes a bitmap row over; `false` where it does not fit its segment.
+    /// Loads a bitmap row; `false` if it does not fit its segment.
     pub fn load(&mut self, segment: u32, piece: u32, value: &[u8]) -> bool {
         let Some(map) = self.segments.get_mut(&segment) else { return false };
         let start = piece as usize * PIECE_WORDS;
@@ -195,7 +197,7 @@ impl Allocator {
             .is_some_and(|map| address.block() < map.blocks && bit(&map.fresh, address.block()))
     }
 
-    /// Blocks that can be given out now.
+    /// Returns the blocks that can be given out now.
     pub fn free_blocks(&self) -> u64 {
         self.free
     }
@@ -215,7 +217,7 @@ impl Allocator {
         self.segments.values().any(|map| !map.changed.is_empty())
     }
 
-    /// Ends a batch: what is live now is what its commit says, and nothing is fresh any more.
+    /// Ends a batch: its commit contains the blocks that are live now, and no block is fresh any more.
     pub fn freeze(&mut self) -> FrozenBlocks {
         let mut frozen = FrozenBlocks::default();
         for (&number, map) in &mut self.segments {
@@ -255,7 +257,7 @@ impl Allocator {
         }
     }
 
-    /// The session reads no more by extents from before its log position `upto`.
+    /// Releases blocks: the session no longer reads by extents from before its log position `upto`.
     pub fn release(&mut self, session: SessionId, upto: LogPosition, held: bool) {
         let pins = self.pins.entry(session).or_default();
         pins.released = pins.released.max(upto);
@@ -298,8 +300,10 @@ impl Allocator {
         }
     }
 
-    /// Keeps blocks from being given out until [`Self::let_go`], even if they are freed. Free ones, as after a start,
-    /// count as used from here on. Returns `false`, and does nothing, if there are no such blocks.
+    /// Keeps blocks from being given out until [`Self::release_hold`], even if they are freed.
+    ///
+    /// Free blocks, as after a start, count as used from here on. Returns `false`, and does nothing, if the blocks do
+    /// not exist.
     pub fn hold(&mut self, address: BlockAddress, blocks: u64) -> bool {
         let Some(map) = self.segments.get_mut(&address.segment()) else { return false };
         if u64::from(address.block()) + blocks > u64::from(map.blocks) {
@@ -336,7 +340,7 @@ impl Allocator {
         map.is_some_and(|map| bit(&map.live, address.block()))
     }
 
-    /// Whether a segment is to be emptied, or is none.
+    /// Whether a segment is being emptied, or does not exist.
     pub fn is_closed(&self, segment: u32) -> bool {
         self.segments.get(&segment).is_none_or(|map| map.closed)
     }
@@ -351,7 +355,7 @@ impl Allocator {
         self.held.is_any_in(segment)
     }
 
-    /// Gives out no more blocks of a segment, or does so again.
+    /// Stops giving out blocks of a segment, or resumes it.
     pub fn close(&mut self, segment: u32, closed: bool) {
         if let Some(map) = self.segments.get_mut(&segment).filter(|map| map.closed != closed) {
             map.closed = closed;
@@ -359,13 +363,13 @@ impl Allocator {
         }
     }
 
-    /// Blocks of the segment that the applied state refers to; `None` if there is no such segment.
+    /// Returns the blocks of the segment to which the applied state refers; `None` if the segment does not exist.
     pub fn live_blocks_in(&self, segment: u32) -> Option<u64> {
         let map = self.segments.get(&segment)?;
         Some(map.live.iter().map(|word| u64::from(word.count_ones())).sum())
     }
 
-    /// Forgets a segment, and what is pinned in it.
+    /// Forgets a segment, and its pinned blocks.
     pub fn remove_segment(&mut self, segment: u32) {
         self.close(segment, true);
         self.segments.remove(&segment);
@@ -380,7 +384,7 @@ impl Allocator {
 }
 
 impl SegmentMap {
-    /// Takes blocks for free again; says how many more may be given out.
+    /// Marks blocks as free again; returns how many more may be given out.
     fn give_back(&mut self, first: u32, blocks: u32) -> u64 {
         clear_range(&mut self.busy, first, first + blocks);
         self.free += u64::from(blocks);

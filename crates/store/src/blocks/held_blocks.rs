@@ -1,7 +1,8 @@
 //! Blocks that processes have mapped.
 //!
-//! Such a block is *held*: it is not given out again, also where its file has freed it. It is *loose* from the commit
-//! of that on: no committed row refers to it any more, and it may be overwritten, by what its file has in its place.
+//! Such a block is *held*: it is not given out again, even after its file has freed it. From the commit of the freeing
+//! on, it is *loose*: no committed row refers to it any more. Then it may be overwritten by the bytes that its file has
+//! in its place.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,18 +13,18 @@ use ashlar_types::BlockAddress;
 struct Freed {
     /// The batch with which that is committed.
     batch: u64,
-    /// No other holder or reader waits for it: it is free when it is let go.
+    /// Whether no other holder or reader waits for it: it is free when its hold is released.
     is_reclaimed: bool,
 }
 
-/// Blocks that follow each other and are held so many times, by their first address.
+/// Consecutive blocks that are held equally often, by their first address.
 #[derive(Clone, Copy, Debug)]
 struct Stretch {
     blocks: u64,
     count: u32,
 }
 
-/// All blocks that are held. Addresses are one line of numbers: no stretch goes on from one segment into another.
+/// All held blocks. Addresses are one line of numbers: no stretch continues from one segment into another.
 #[derive(Debug, Default)]
 pub struct HeldBlocks {
     stretches: BTreeMap<u64, Stretch>,
@@ -39,7 +40,7 @@ impl HeldBlocks {
         each.map(move |(&at, one)| (at.max(from), (at + one.blocks).min(to)))
     }
 
-    /// Has a stretch begin at an address, if one goes over it.
+    /// Splits a stretch at an address, if one spans it.
     fn split(&mut self, at: u64) {
         if let Some((&start, one)) =
             self.stretches.range_mut(..at).next_back().filter(|(start, one)| **start + one.blocks > at)
@@ -107,7 +108,7 @@ impl HeldBlocks {
         }
     }
 
-    /// A block that no file refers to is to be held.
+    /// Records a held block to which no file refers.
     pub fn record_kept(&mut self, block: BlockAddress) {
         self.freed.insert(block.0, Freed { batch: 0, is_reclaimed: true });
     }
@@ -131,7 +132,7 @@ impl HeldBlocks {
         free
     }
 
-    /// Whether a block is held and loose, where the batches before this one are committed.
+    /// Whether a block is held and loose, if the batches before this one are committed.
     pub fn is_loose(&self, block: BlockAddress, committed: u64) -> bool {
         self.freed.get(&block.0).is_some_and(|freed| freed.is_reclaimed || freed.batch < committed)
     }
