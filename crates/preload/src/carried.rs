@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_takes_what_is_its_own_and_no_other() {
+    fn exec_variable_of_other_process_or_path_is_ignored() {
         let carried = ExecFiles { mounts: 3, numbers: vec![(0, 0), (1, 1), (2, 1), (1023, 2)] };
         let variable = encode(&carried, (17, 5), b"/bin/a b:c").unwrap();
         let value = variable.to_bytes().strip_prefix(b"ASHLAR_OPEN=").unwrap();

@@ -46,7 +46,7 @@ const DUPLICATED: u32 = PATH_BASE - ADOPTABLE_MAX as u32;
 const INHERITED: u32 = DUPLICATED - 1;
 /// The first of the numbers up to [`INHERITED`] that the table does not use.
 ///
-/// [`own`] gives them to adoptable descriptors whose open file has no other number.
+/// [`unshared`] gives them to adoptable descriptors whose open file has no other number.
 const UNSHARED: u32 = OPEN_MAX as u32 + 1;
 const _: () = assert!(UNSHARED as usize + ADOPTABLE_MAX as usize <= INHERITED as usize && ADOPTABLE < INTERNAL);
 /// Held by calls that change which numbers lead where.
@@ -388,7 +388,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lone_candidate_has_no_others_open_file() {
+    fn single_adoptable_gets_unique_file_number() {
         // The last of all numbers, which no other test uses.
         let last = ADOPTABLE_MAX - 1;
         let numbers = [ADOPTABLE, DUPLICATED, DUPLICATED, 1, ADOPTABLE, last as u32 - 4, INTERNAL, PATH_BASE];

@@ -366,7 +366,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_unmapped_is_cut_out() {
+    fn unmapped_part_is_removed_from_mapping() {
         let mut left = RemainingParts(std::iter::once(0x1000..0x9000).collect());
         left.remove_part(&(0x3000..0x5000));
         assert_eq!(left.0, [0x1000..0x3000, 0x5000..0x9000]);

@@ -404,12 +404,12 @@ mod tests {
     fn check(block: &Block) {
         // SAFETY: the block is as long as that, and was written to.
         let bytes = unsafe { std::slice::from_raw_parts(block.0, block.1.size()) };
-        assert!(bytes.iter().all(|byte| *byte == block.2), "{:?} holds what is not its own", block.1);
+        assert!(bytes.iter().all(|byte| *byte == block.2), "{:?} holds bytes of another block", block.1);
     }
 
     /// Threads give blocks to each other, make them longer and shorter, and hold the heap meanwhile.
     #[test]
-    fn blocks_are_nobody_elses() {
+    fn concurrent_threads_never_share_a_block() {
         static HEAP: Heap = Heap::new();
         let (sender, receiver) = std::sync::mpsc::channel::<(usize, Layout, u8)>();
         let receiver = std::sync::Mutex::new(receiver);

@@ -12,7 +12,7 @@
 //! closes a LibFS descriptor, the kernel must see one of its own closed: that one, or, if the program has locked the
 //! file through another, a new one. Kernel descriptors of a file whose locks are the session's are recorded, so that
 //! the library sees their closing. So a file that was handed over because it was mapped for sharing can keep its locks
-//! in the session: [`of_kernel`] sets them for kernel descriptors, until a call needs more than setting them.
+//! in the session: [`control_kernel_lock`] sets them for kernel descriptors, until a call needs more than setting them.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -455,7 +455,7 @@ pub(crate) fn with_real_file<R>(
 /// Locks of the session stay there; then `then` gets `true`, and the closing of the file's descriptors must be watched.
 ///
 /// # Errors
-/// As [`with_real`].
+/// As [`with_real_file`].
 pub(crate) fn with_mapped_file<R>(
     file: &OpenFileRef,
     then: impl FnOnce(i32, bool) -> Result<R, Errno>,
@@ -720,7 +720,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_those_of_fcntl() {
+    fn lock_ranges_match_fcntl() {
         assert_eq!(lock_range(0, 5, 10), Ok((5, 14)));
         assert_eq!(lock_range(100, 5, 0), Ok((105, LAST as u64)));
         assert_eq!(lock_range(100, 0, -10), Ok((90, 99)));

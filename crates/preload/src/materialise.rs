@@ -68,7 +68,7 @@ pub(crate) fn refresh_size(real: i32, file: &OpenFileRef) {
     }
 }
 
-/// As [`renew_size`], for a file without a LibFS open file.
+/// As [`refresh_size`], for a file without a LibFS open file.
 pub(crate) fn refresh_size_of(real: i32, session: &Session, inode: InodeId) {
     for _ in 0..SIZE_TRIES {
         let kernel = session::refresh_size(real);
@@ -87,7 +87,7 @@ pub(crate) fn refresh_size_of(real: i32, session: &Session, inode: InodeId) {
 /// Opens a real open file to read, for a file without a LibFS open file.
 ///
 /// # Errors
-/// As [`beside`].
+/// As [`open_beside`].
 pub(crate) fn open_to_read(session: &Session, inode: InodeId) -> Result<OwnedFd, Errno> {
     // A reserved inode can't be opened here, but SharedFS opens it all the same.
     let is_open = match session.fs.open(inode) {
@@ -148,7 +148,7 @@ pub(crate) fn hand_over(number: i32) -> Result<(), Errno> {
     hand_over_found(number, descriptors::file(number))
 }
 
-/// As [`descriptor`], for the file that was found there.
+/// As [`hand_over`], for the file that was found there.
 pub(crate) fn hand_over_found(number: i32, file: Option<OpenFileRef>) -> Result<(), Errno> {
     match file {
         Some(file) => {
@@ -188,7 +188,7 @@ fn hand_over_file(file: &OpenFileRef) -> Result<(), Errno> {
     locks::with_real_file(file, true, |real| file.hand_over(false, |number, place| put_real_file(real, number, place)))
 }
 
-/// As [`file_of`], for a file whose locks are moving to the kernel.
+/// As [`hand_over_file`], for a file whose locks are moving to the kernel.
 pub(crate) fn hand_over_without_locks(file: &OpenFileRef) -> Result<(), Errno> {
     let real = open_beside(file)?;
     file.hand_over(false, |number, place| put_real_file(real.as_raw_fd(), number, place))
@@ -239,7 +239,7 @@ pub(crate) fn is_mapped_shared(session: u32, inode: InodeId) -> bool {
 /// Later ones are handed over at once.
 ///
 /// # Errors
-/// As [`descriptor`].
+/// As [`hand_over`].
 pub(crate) fn hand_over_mapped(file: &OpenFileRef) -> Result<(), Errno> {
     let session = file.session()?.number;
     record_mapped((session, file.inode()));
@@ -258,7 +258,7 @@ fn record_mapped(file: (u32, InodeId)) {
 /// Does the same for a file that is mapped for sharing already, but not by the kernel.
 ///
 /// # Errors
-/// As [`descriptor`].
+/// As [`hand_over`].
 pub(crate) fn hand_over_inode(session: u32, inode: InodeId) -> Result<(), Errno> {
     let this = (session, inode);
     record_mapped(this);

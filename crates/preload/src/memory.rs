@@ -369,7 +369,7 @@ pub(crate) fn copy_start(address: u64, buffer: &mut [u8]) -> usize {
         if check_access(at, 1, MemoryUse::Read).is_err() {
             return 0;
         }
-        // SAFETY: as in [`path`].
+        // SAFETY: as in [`copy_path`].
         let (copied, is_end) = unsafe { copy_text(at as *const u8, buffer.as_mut_ptr().add(length), part) };
         length += copied;
         if is_end {

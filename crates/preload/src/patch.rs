@@ -3,7 +3,7 @@
 //! libc calls the kernel from within itself (stdio, `opendir`, `posix_spawn`, …), past every symbol that could be
 //! interposed. So the system calls themselves are caught. `syscall` has two bytes and a jump five: neighbouring
 //! instructions make room, and move into the trampoline. A scan of the whole code finds the instructions that may move,
-//! once for each build of libc ([`scan`]). The result is kept as a [`Plan`] in a file named by the build id. Every
+//! once for each build of libc ([`mod@scan`]). The result is kept as a [`Plan`] in a file named by the build id. Every
 //! program compares the bytes that it patches with the plan ([`apply`]).
 //!
 //! Patching some two hundred pages in each program takes longer than most short programs run. So the patched code is
@@ -121,12 +121,12 @@ pub(crate) fn library_of(address: usize) -> Option<Library> {
 /// Calls `see` with each loaded object, until it returns `false`.
 fn visit_objects(mut see: impl FnMut(&libc::dl_phdr_info) -> bool) {
     let mut see: &mut dyn FnMut(&libc::dl_phdr_info) -> bool = &mut see;
-    // SAFETY: `show` gets the function as its argument, and is called only until this returns.
+    // SAFETY: `visit_one` gets the function as its argument, and is called only until this returns.
     unsafe { libc::dl_iterate_phdr(Some(visit_one), (&raw mut see).cast()) };
 }
 
 unsafe extern "C" fn visit_one(info: *mut libc::dl_phdr_info, _size: usize, see: *mut c_void) -> c_int {
-    // SAFETY: the dynamic linker describes a loaded object, and the function is `visit`'s own.
+    // SAFETY: the dynamic linker describes a loaded object, and the function is `visit_objects`'s own.
     let (info, see) = unsafe { (&*info, &mut *see.cast::<&mut dyn FnMut(&libc::dl_phdr_info) -> bool>()) };
     c_int::from(!see(info))
 }

@@ -26,7 +26,7 @@ static IS_WORKING_INSIDE: AtomicBool = AtomicBool::new(false);
 /// Whether it lies in a mount, but has not been resolved there.
 static IS_WORKING_UNKNOWN: AtomicBool = AtomicBool::new(false);
 
-/// The route of relative paths into each mount (`MountRoute::code`), or 0.
+/// The route of relative paths into each mount (`MountRoute::encode`), or 0.
 ///
 /// There is none into a mount that the working directory is in.
 static ROUTES: [AtomicU32; MOUNTS_MAX] = [const { AtomicU32::new(0) }; MOUNTS_MAX];
@@ -200,7 +200,7 @@ pub(crate) fn mount_of_relative(path: &[u8]) -> Option<(u32, &[u8])> {
     route_of_relative(path).map(|(number, _, rest)| (number, rest))
 }
 
-/// As [`of_relative`], with the route.
+/// As [`mount_of_relative`], with the route.
 fn route_of_relative(path: &[u8]) -> Option<(u32, MountRoute, &[u8])> {
     session::mounts().iter().zip(&ROUTES).zip(0..).find_map(|((mount, code), number)| {
         let beside = MountRoute::decode(code.load(Ordering::Relaxed))?;
@@ -208,7 +208,7 @@ fn route_of_relative(path: &[u8]) -> Option<(u32, MountRoute, &[u8])> {
     })
 }
 
-/// As [`of_relative`], after checking that the working directory was not moved, if the route leads up.
+/// As [`mount_of_relative`], after checking that the working directory was not moved, if the route leads up.
 fn mount_of_relative_now(path: &[u8]) -> Option<(u32, &[u8])> {
     let is_up = HAS_ROUTE.load(Ordering::Relaxed) && route_of_relative(path)?.1.up > 0;
     if is_up && hash_path(working_path().as_deref()) != WORKING_PATH_HASH.load(Ordering::Relaxed) {
@@ -383,7 +383,7 @@ pub(crate) fn find_start(directory: i32, path: &[u8]) -> Result<Option<PathStart
     if path.is_empty() { Err(Errno::ENOENT) } else { Ok(Some(PathStart { session, directory, rest: path })) }
 }
 
-/// As [`start`], for a path whose start is known without a message.
+/// As [`find_start`], for a path whose start is known without a message.
 ///
 /// Returns `None` for all others.
 ///
@@ -469,7 +469,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_leads_into_a_mount_from_beside_it() {
+    fn relative_path_leads_into_mount_from_outside() {
         const MOUNT: &[u8] = b"/home/ann/work/mnt";
         for (working, path, rest) in [
             ("/home/ann", "work/mnt", Some("")),
@@ -497,14 +497,14 @@ mod tests {
     }
 
     #[test]
-    fn a_relative_path_is_no_absolute_one() {
+    fn relative_path_is_never_absolute() {
         for path in ["", "a", "a//b", "./a/./b", "home/ann/work/mnt"] {
             assert_eq!(mount_of_absolute(path.as_bytes()), None, "{path}");
         }
     }
 
     #[test]
-    fn a_path_may_say_more_than_it_must() {
+    fn redundant_path_parts_are_skipped() {
         for (path, rest) in [
             ("//mnt/./a//b", Some("//b")),
             ("/mnt//a", Some("")),

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_on_begins_with_a_session_from_the_second_time_on() {
+    fn long_program_gets_session_from_second_run() {
         let mut known = (UNKNOWN, 0);
         let began = runs(&mut known, 200, |_| true);
         assert!(!began[0] && began[1]);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_soon_has_none_and_who_changes_is_noticed() {
+    fn short_program_gets_no_session_until_it_changes() {
         let mut known = (UNKNOWN, 0);
         assert!(runs(&mut known, 100, |_| false).iter().all(|began| !began));
         assert!(runs(&mut known, 2, |_| true)[1]);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_new_argument_the_name_tells() {
+    fn new_argument_is_predicted_by_name() {
         let mut name = 0;
         let mut began = |goes_on: bool, times| {
             let mut last = false;
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn short_is_who_has_ended_soon_each_time_and_runs_no_others() {
+    fn program_is_short_after_eight_quick_runs() {
         let after = |mut times: u8, ends: usize, runs: bool| {
             (0..ends).for_each(|_| times = after_short_run(times, true, || runs));
             times

@@ -4,7 +4,7 @@
 //!
 //! The program must not see this: for the program the number is free, and the lowest free one. So it is closed before
 //! any call reaches the kernel that could show it. While a number is recycled, the entry lets only calls past that have
-//! nothing to do with which numbers are free ([`calls::is_apart`]).
+//! nothing to do with which numbers are free ([`calls::ignores_free_numbers`]).
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -13,7 +13,7 @@ use ashlar_libfs::alone;
 use crate::arch::{DESCRIPTORS, Frame};
 use crate::{calls, descriptors, hook, signals};
 
-/// The recycled number (`code`), or one that is being closed ([`IS_CLOSING`]), or 0.
+/// The recycled number (`encode`), or one that is being closed ([`IS_CLOSING`]), or 0.
 ///
 /// The entry reads it.
 pub(crate) static ASHLAR_RECYCLED: AtomicU32 = AtomicU32::new(0);

@@ -40,7 +40,7 @@ pub(crate) fn page() -> Option<ReportPage> {
 
 /// Maps the file of counts; without it there is no report.
 ///
-/// Until [`begun`], all calls of this thread are the library's.
+/// Until [`begin_program`], all calls of this thread are the library's.
 pub(crate) fn map_counts(file: &CStr) {
     let flags = (libc::O_RDWR | libc::O_NOFOLLOW | libc::O_CLOEXEC) as u64;
     // SAFETY: the path is a string, the kernel chooses the address of the mapping, and the descriptor is closed here.

@@ -2,7 +2,7 @@
 //!
 //! The cause may be `RLIMIT_AS`, `RLIMIT_DATA`, or the largest number of mappings of a process. Without memory, Rust
 //! ends the program, which by itself would have got an error, or gone on without. The reserve suffices to hand all open
-//! files over to the kernel (`calls::give_up`).
+//! files over to the kernel (`calls::give_up_sessions`).
 //!
 //! A little is there from the start: zeros of the library itself, whose pages are loaded only when they are used. While
 //! there are sessions, whose lists double their length at once, address space is reserved as well.
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_part_is_given_once() {
+    fn reserve_gives_each_part_once() {
         let room = MemoryReserve::new();
         room.reserve_space();
         let mut taken = Vec::new();
@@ -158,7 +158,7 @@ mod tests {
         assert!(is_memory_short());
         assert!(room.take(ROOM_BYTES as usize).is_null() && room.take(usize::MAX).is_null());
         room.release_space();
-        assert!(room.bytes.get() > 0, "what is given stays");
+        assert!(room.bytes.get() > 0, "a part is given away");
         let other = MemoryReserve::new();
         assert!(other.take(OWN_BYTES + 1).is_null());
         other.reserve_space();

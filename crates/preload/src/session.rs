@@ -253,7 +253,7 @@ fn begin_session(mount: &Mount, root: BorrowedFd<'_>) -> Result<(FirstCheck, Arc
     // This asks nothing of the mount, which would make the caller wait while SharedFS is away. The answer stays the
     // same for as long as the mount exists.
     let stat = statx(root.as_raw_fd(), libc::AT_STATX_DONT_SYNC);
-    let (device, inode) = stat.map(file_identity).map_err(|errno| format!("the mount can't be looked at: {errno}"))?;
+    let (device, inode) = stat.map(file_identity).map_err(|errno| format!("the mount can't be examined: {errno}"))?;
     if inode != InodeId::ROOT {
         return Err(NOT_MOUNTED.into());
     }
@@ -712,7 +712,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_descriptors_are_found_wherever_they_stand() {
+    fn open_descriptors_low_and_high_are_all_found() {
         let file = std::fs::File::open("/dev/null").expect("opened");
         // Other tests may open and close some meanwhile; these stay.
         let at = |number: u64| {
@@ -733,7 +733,7 @@ mod tests {
     }
 
     #[test]
-    fn who_one_is_the_kernel_says_in_few_words() {
+    fn user_groups_and_name_match_the_kernel() {
         let map = std::fs::read_to_string("/proc/self/uid_map").expect("read");
         assert_eq!(has_plain_numbers(), map.split_ascii_whitespace().eq(["0", "0", "4294967295"]));
         let mut known = vec![0; 1 << 16];

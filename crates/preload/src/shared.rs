@@ -571,14 +571,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_known_by_its_number_and_its_beginning() {
+    fn reused_process_id_is_another_process() {
         let text = "17 (a b) c) S 1 17 17 0 -1 4194560 100 0 0 0 0 0 0 0 20 0 3 0 12345 1000 10 0";
         assert_eq!(ProcStat::of(text), Some(ProcStat { state: "S", threads: 3, began_ms: 123_450 }));
         assert_eq!(ProcStat::of("17 (a"), None);
         let this = HolderProcess::ask_kernel();
         assert_eq!(this.state(), HolderState::Alive);
         let before = HolderProcess(this.0 & ((1 << PROCESS_BITS) - 1));
-        assert_eq!(before.state(), HolderState::Dead, "one that had the number when the machine began");
+        assert_eq!(before.state(), HolderState::Dead, "a process with this id at the start of the machine");
     }
 
     fn shared() -> Shared {
@@ -593,7 +593,7 @@ mod tests {
         // SAFETY: the child makes no call but these.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let held = shared.hold_place_as(HolderProcess::ask_kernel()).expect("served by us");
+            let held = shared.hold_place_as(HolderProcess::ask_kernel()).expect("LibFS serves it");
             assert!(held.reserve(9));
             // SAFETY: it ends or stops the process. A stopped process then goes on as one that has written all.
             unsafe {
@@ -609,15 +609,15 @@ mod tests {
         let mut status = 0;
         // SAFETY: the child is this test's, and the status a local variable.
         unsafe { libc::waitpid(child, &raw mut status, libc::WUNTRACED) };
-        assert_ne!(shared.slot().holder.load(Ordering::Relaxed), 0, "it has it");
+        assert_ne!(shared.slot().holder.load(Ordering::Relaxed), 0, "the child holds it");
         child
     }
 
     #[test]
-    fn who_is_stopped_with_a_place_has_what_he_took_and_others_go_on_behind_it() {
+    fn stopped_holder_keeps_reserved_part_others_go_on_after() {
         let shared = shared();
         let child = holder(&shared, false);
-        let held = shared.hold_place().expect("served by us");
+        let held = shared.hold_place().expect("LibFS serves it");
         assert_eq!(held.offset(), 9);
         held.set_offset(12);
         drop(held);
@@ -627,14 +627,14 @@ mod tests {
             libc::kill(child, libc::SIGCONT);
             libc::waitpid(child, &raw mut status, 0);
         }
-        assert_eq!(shared.hold_place().map(|held| held.offset()), Some(12), "he has not taken it back");
+        assert_eq!(shared.hold_place().map(|held| held.offset()), Some(12), "the stopped holder has not taken it back");
     }
 
     #[test]
-    fn who_is_killed_with_a_place_keeps_nobody_from_it() {
+    fn killed_holder_blocks_no_other_process() {
         let shared = shared();
         holder(&shared, true);
-        let held = shared.hold_place().expect("served by us");
+        let held = shared.hold_place().expect("LibFS serves it");
         assert_eq!(held.offset(), 5);
         held.set_offset(7);
         drop(held);

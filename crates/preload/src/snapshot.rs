@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_is_found_by_its_name_where_it_is_mapped() {
+    fn mapped_copy_is_found_by_name() {
         let line = "7f0000003000-7f0000006000 rw-p 00002000 00:01 1057                       /memfd:ashlar-private-3-77 (deleted)";
         let found = MappedCopy::parse_line(line, 0x7f00_0000_4000, PAGE);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_on_which_a_copy_was_mapped_is_remembered() {
+    fn page_of_mapped_copy_is_remembered() {
         record_pages(0x5000_1234_0000, 2 * PAGE);
         assert!(may_be_at(0x5000_1234_0000) && may_be_at(0x5000_1234_1fff));
         assert!(!may_be_at(0x5000_1234_2000) && !may_be_at(0x5000_1233_f000));

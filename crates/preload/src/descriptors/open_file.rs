@@ -457,7 +457,7 @@ pub(crate) fn open_in_session(
     open_known_inode(session, session.fs.open_inode(inode), kind, flags)
 }
 
-/// As [`open`], with the open inode.
+/// As [`open_in_session`], with the open inode.
 ///
 /// # Errors
 /// `ENFILE`.

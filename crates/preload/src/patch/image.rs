@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_is_read_as_it_was_written() {
+    fn image_head_round_trips() {
         let head =
             ImageHead { distance: DISTANCE, code_from: 0x2_6000, code_bytes: 342 << 12, trampolines_bytes: 9 << 12 };
         let bytes = head.encode();

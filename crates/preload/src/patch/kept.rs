@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_named_by_the_builds() {
+    fn kept_file_is_named_by_build_ids() {
         let name = |also: Option<&[u8]>| KeptFile::for_build(c"/plans", &[0x0a, 0xff], also).map(|kept| kept.path);
         assert_eq!(name(None), Some("/plans/0aff".into()));
         assert_eq!(name(Some(&[0x10])), Some("/plans/0aff-10".into()));

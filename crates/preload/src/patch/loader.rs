@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_an_empty_function_makes_room_for_a_jump() {
+    fn only_empty_function_is_replaced_by_jump() {
         let padded = |code: &[u8], padding: u8| {
             let mut bytes = code.to_vec();
             bytes.resize(LENGTH_MAX, padding);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dynamic_linker_of_this_machine_can_be_watched() {
+    fn linker_of_this_machine_has_empty_function() {
         let at = loader_function().expect("the linker has it");
         // SAFETY: the function is loaded, and its segment does not end there.
         assert!(is_empty_function(unsafe { std::slice::from_raw_parts(at as *const u8, LENGTH_MAX) }));

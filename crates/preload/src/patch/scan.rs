@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn libc_calls_are_planned_but_the_return_of_handlers() {
+    fn libc_calls_are_planned_except_sigreturn() {
         let library = library_of(libc::gnu_get_libc_version as *const () as usize).expect("loaded");
         let plan = scan(&library);
         let has = |number: i64| plan.sites.iter().any(|site| i64::from(site.number) == number);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn function_that_falls_through_its_end_is_lengthened() {
+    fn function_falling_through_its_end_is_extended() {
         // mov eax, 56; syscall; ret; nop, of which a table names the first five bytes
         let code = [0xb8_u8, 0x38, 0, 0, 0, 0x0f, 0x05, 0xc3, 0x90];
         let start = code.as_ptr() as usize;
