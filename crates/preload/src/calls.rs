@@ -4,35 +4,35 @@
 //! (`materialise`). So a call that this module doesn't know is slower, and never wrong.
 
 mod attributes;
-mod beside;
+mod call_shape;
 mod data;
 mod descriptor;
 mod directory;
 pub(crate) mod files;
 mod names;
 mod passed_descriptors;
+mod polling;
 mod process;
-mod shape;
-mod waiting;
+mod real_file_calls;
 mod watching;
 mod xattrs;
 
+pub(crate) use call_shape::{descriptors_of, ignores_free_numbers, is_caught_number};
 pub(crate) use descriptor::is_terminal_request;
 pub(crate) use process::{execute_lent, give_up_sessions};
-pub(crate) use shape::{descriptors_of, ignores_free_numbers, is_caught_number};
 
 use std::sync::atomic::Ordering;
 
 use ashlar_libfs::alone;
 use ashlar_types::Errno;
 
-use self::shape::{INTERESTS, INTERESTS_COUNTED, Shape, paths_of, shape_of};
+use self::call_shape::{INTERESTS, INTERESTS_COUNTED, Shape, paths_of, shape_of};
 use crate::arch::{ASHLAR_INTEREST, Frame, INTEREST_ALWAYS, INTEREST_NONE};
 use crate::descriptors::OpenFileRef;
-use crate::locks::LockOutcome;
+use crate::record_locks::LockOutcome;
 use crate::{
-    deferred, descriptors, direct, hook, materialise, memory, path, program_profile, recycled, report, session, shared,
-    snapshot, submounts, users,
+    deferred_session, descriptors, hook, materialise, path, program_memory, program_profile, recycled_descriptor,
+    report, segment_mapping, session, shared_file, snapshot_mapping, submounts, user_sessions,
 };
 
 /// The outcome of a call.
@@ -86,7 +86,7 @@ pub(crate) fn stop_catching() {
         };
         interest.store(wanted, Ordering::Relaxed);
     }
-    recycled::stop_recycling();
+    recycled_descriptor::stop_recycling();
 }
 
 /// Returns whether the library must serve a call of a process that has borrowed memory.
@@ -174,11 +174,11 @@ fn concerns_shapeless(call: &Frame) -> bool {
     let is_ours = || descriptors_of(call.rax as i64).iter().any(|&index| descriptors::is_tracked(a[index] as i32));
     match call.rax as i64 {
         libc::SYS_munmap | libc::SYS_remap_file_pages => {
-            memory::forget_pages(a[0], a[1]);
-            direct::may_overlap(a[0], a[1])
+            program_memory::forget_pages(a[0], a[1]);
+            segment_mapping::may_overlap(a[0], a[1])
         }
         libc::SYS_shmdt => {
-            memory::forget_all_pages();
+            program_memory::forget_all_pages();
             false
         }
         libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
@@ -188,27 +188,27 @@ fn concerns_shapeless(call: &Frame) -> bool {
             let is_safe = call.rax as i64 == libc::SYS_mprotect && a[2] & READ_AND_WRITE == READ_AND_WRITE;
             match a[2] & grows {
                 0 if is_safe => {}
-                0 => memory::forget_pages(a[0], a[1]),
-                _ => memory::forget_all_pages(),
+                0 => program_memory::forget_pages(a[0], a[1]),
+                _ => program_memory::forget_all_pages(),
             }
-            a[2] != libc::PROT_READ as u64 && direct::may_overlap(a[0], a[1])
+            a[2] != libc::PROT_READ as u64 && segment_mapping::may_overlap(a[0], a[1])
         }
         libc::SYS_shmat => {
-            memory::forget_all_pages();
-            a[2] & direct::SHM_REMAP != 0 && direct::may_overlap(a[1], u64::MAX)
+            program_memory::forget_all_pages();
+            a[2] & segment_mapping::SHM_REMAP != 0 && segment_mapping::may_overlap(a[1], u64::MAX)
         }
         libc::SYS_mremap => {
-            remapped_parts(a).iter().for_each(|&(address, length)| memory::forget_pages(address, length));
-            snapshot::may_be_at(a[0])
-                || remapped_parts(a).iter().any(|&(address, length)| direct::may_overlap(address, length))
+            remapped_parts(a).iter().for_each(|&(address, length)| program_memory::forget_pages(address, length));
+            snapshot_mapping::may_be_at(a[0])
+                || remapped_parts(a).iter().any(|&(address, length)| segment_mapping::may_overlap(address, length))
         }
         libc::SYS_brk => {
-            memory::record_break(a[0]);
+            program_memory::record_break(a[0]);
             false
         }
         libc::SYS_madvise => {
-            if a[2] == memory::MADV_GUARD_INSTALL {
-                memory::forget_pages(a[0], a[1]);
+            if a[2] == program_memory::MADV_GUARD_INSTALL {
+                program_memory::forget_pages(a[0], a[1]);
             }
             false
         }
@@ -225,11 +225,11 @@ fn concerns_shapeless(call: &Frame) -> bool {
             // A mapping at an address that the kernel chooses replaces no other.
             let is_fixed = a[3] & libc::MAP_FIXED as u64 != 0;
             if is_fixed && a[3] & libc::MAP_HUGETLB as u64 != 0 {
-                memory::forget_all_pages();
+                program_memory::forget_all_pages();
             } else if is_fixed {
-                memory::forget_pages(a[0], a[1]);
+                program_memory::forget_pages(a[0], a[1]);
             }
-            is_fixed && direct::may_overlap(a[0], a[1]) || a[3] & libc::MAP_ANONYMOUS as u64 == 0 && is_ours()
+            is_fixed && segment_mapping::may_overlap(a[0], a[1]) || a[3] & libc::MAP_ANONYMOUS as u64 == 0 && is_ours()
         }
         libc::SYS_fcntl => is_ours() || descriptor::is_record_lock(a[1]) || a[1] as i32 == libc::F_SETLEASE,
         libc::SYS_ioctl => {
@@ -253,7 +253,7 @@ fn concerns_shapeless(call: &Frame) -> bool {
         // With flags, each thread may have descriptors of its own from then on.
         libc::SYS_close_range if a[2] != 0 => true,
         libc::SYS_close_range | libc::SYS_sendmsg | libc::SYS_sendmmsg => {
-            descriptors::was_any_ours() || deferred::may_have_adoptable()
+            descriptors::was_any_ours() || deferred_session::may_have_adoptable()
         }
         libc::SYS_sync => session::is_any_open(),
         libc::SYS_unshare => a[0] & process::UNSHARED != 0,
@@ -278,7 +278,7 @@ pub(crate) fn serve_fast(call: &Frame) -> Option<i64> {
     match number {
         libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => data::serve_fast(number, a),
         // A shared open file, or a changed user, needs another check of each descriptor first.
-        _ if users::has_changed_user() || shared::is_any_shared() => None,
+        _ if user_sessions::has_changed_user() || shared_file::is_any_shared() => None,
         libc::SYS_lseek => data::seek_fast(a),
         libc::SYS_close => descriptor::close_fast(a[0] as i32),
         libc::SYS_open | libc::SYS_openat => files::open_fast(number, a),
@@ -289,18 +289,18 @@ pub(crate) fn serve_fast(call: &Frame) -> Option<i64> {
 /// Serves a call.
 pub(crate) fn serve_call(call: &mut Frame) -> CallVerdict {
     // This thread uses no session yet.
-    users::free_if_ended(call.rax as i64);
-    if users::has_changed_user()
+    user_sessions::free_if_ended(call.rax as i64);
+    if user_sessions::has_changed_user()
         && let Err(errno) = hand_over_other_users(call)
     {
         return fail_call(errno);
     }
-    if shared::is_any_shared()
+    if shared_file::is_any_shared()
         && let Some(result) = prepare_shared(call)
     {
         return CallVerdict::Done(result);
     }
-    if deferred::passes_to_kernel(call.rax as i64, &call.arguments) {
+    if deferred_session::passes_to_kernel(call.rax as i64, &call.arguments) {
         return CallVerdict::Kernel;
     }
     let is_of_alone = |at: &usize| descriptors::is_o_path(call.arguments[*at] as i32);
@@ -322,7 +322,7 @@ pub(crate) fn serve_call(call: &mut Frame) -> CallVerdict {
     loop {
         let named = named_files(call);
         let served = dispatch_call(call)
-            .and_then(|answer| if answer.is_none() { beside::answer_by_kernel(call) } else { Ok(answer) });
+            .and_then(|answer| if answer.is_none() { real_file_calls::answer_by_kernel(call) } else { Ok(answer) });
         // On a reserved inode, LibFS has neither read nor changed anything.
         let answered = match served {
             Err(Errno::RESERVED) => Ok(None),
@@ -330,7 +330,9 @@ pub(crate) fn serve_call(call: &mut Frame) -> CallVerdict {
         };
         return match answered {
             Ok(Some(result)) => CallVerdict::Done(result),
-            Ok(None) if deferred::is_active() && files::is_opening(call.rax as i64) => deferred::opening_verdict(),
+            Ok(None) if deferred_session::is_active() && files::is_opening(call.rax as i64) => {
+                deferred_session::opening_verdict()
+            }
             Ok(None) => match prepare_for_kernel(call, &named, tries == CALL_TRIES) {
                 Ok(true) => CallVerdict::Kernel,
                 Ok(false) => {
@@ -371,16 +373,17 @@ fn prepare_shared(call: &Frame) -> Option<i64> {
         if descriptors::is_inherited(descriptor)
             && let Some(shared) = descriptors::inherited_at(descriptor)
         {
-            if shared::needs_no_offset(call) {
+            if shared_file::needs_no_offset(call) {
                 if call.rax as i64 == libc::SYS_mmap {
-                    shared::refresh_kernel_size(descriptor);
+                    shared_file::refresh_kernel_size(descriptor);
                 }
                 continue;
             }
-            let is_transfer = shared::is_transfer(call.rax as i64);
+            let is_transfer = shared_file::is_transfer(call.rax as i64);
             // A process that reads or writes will do so again, and has a session then. Until that session begins, lend
             // the kernel the offset.
-            let is_put_off = is_transfer && session::of_mount(shared.file().mount).is_none() && deferred::is_active();
+            let is_put_off =
+                is_transfer && session::of_mount(shared.file().mount).is_none() && deferred_session::is_active();
             // SAFETY: the program's own call.
             let kernel = || unsafe { crate::arch::system_call(call.rax, call.arguments) };
             let writes = (call.rax as i64 == libc::SYS_write).then_some(call.arguments[2]);
@@ -483,7 +486,7 @@ fn prepare_for_kernel(call: &Frame, files: &[Option<OpenFileRef>; 2], takes_any_
     let paths = paths_of(shape_of(call.rax as i64));
     for (&at, known) in descriptors_of(call.rax as i64).iter().zip(files) {
         let descriptor = a[at] as i32;
-        if descriptors::is_inherited(descriptor) && shared::needs_no_offset(call) {
+        if descriptors::is_inherited(descriptor) && shared_file::needs_no_offset(call) {
             continue;
         }
         let file = descriptors::file(descriptor);
@@ -591,22 +594,24 @@ fn dispatch_call(call: &mut Frame) -> Served {
         | libc::SYS_ioctl
         | libc::SYS_close_range => descriptor::serve(call.rax as i64, a),
         libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 | libc::SYS_epoll_ctl => {
-            waiting::serve(call.rax as i64, a)
+            polling::serve(call.rax as i64, a)
         }
         libc::SYS_inotify_add_watch | libc::SYS_fanotify_mark => watching::serve(call.rax as i64, a),
         libc::SYS_mmap => files::map_file(a),
-        libc::SYS_munmap => Ok(Some(direct::serve_unmap(*a))),
+        libc::SYS_munmap => Ok(Some(segment_mapping::serve_unmap(*a))),
         libc::SYS_mprotect | libc::SYS_pkey_mprotect | libc::SYS_remap_file_pages => {
-            direct::hand_over_part(a[0], a[1])?;
+            segment_mapping::hand_over_part(a[0], a[1])?;
             Ok(None)
         }
         libc::SYS_shmat => {
-            direct::hand_over_part(a[1], u64::MAX)?;
+            segment_mapping::hand_over_part(a[1], u64::MAX)?;
             Ok(None)
         }
         libc::SYS_mremap => {
-            remapped_parts(a).into_iter().try_for_each(|(address, length)| direct::hand_over_part(address, length))?;
-            if snapshot::may_be_at(a[0]) { Ok(Some(snapshot::serve_remap(*a))) } else { Ok(None) }
+            remapped_parts(a)
+                .into_iter()
+                .try_for_each(|(address, length)| segment_mapping::hand_over_part(address, length))?;
+            if snapshot_mapping::may_be_at(a[0]) { Ok(Some(snapshot_mapping::serve_remap(*a))) } else { Ok(None) }
         }
         libc::SYS_rt_sigaction => crate::signals::serve_sigaction(*a).map(Some),
         _ => process::serve(call),

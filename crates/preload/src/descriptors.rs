@@ -1,7 +1,7 @@
 //! LibFS descriptors and the open files behind them.
 //!
 //! A LibFS descriptor has a number of the kernel's, whose placeholder there is `O_PATH`: reads and writes past the
-//! library fail. An open file that processes share has a real open file there instead (`shared`). The entry looks at
+//! library fail. An open file that processes share has a real open file there instead (`shared_file`). The entry looks at
 //! the table from numbers to open files ([`ASHLAR_DESCRIPTORS`]). An open file has all the numbers that `dup` gave it.
 //! It lives until the last number and the last call in progress on it are gone.
 
@@ -22,13 +22,13 @@ pub(crate) use self::open_file::{
 };
 use self::open_file::{O_PATH_COUNT, OPEN_MAX};
 use crate::arch::{ASHLAR_DESCRIPTORS, DESCRIPTORS, system_call};
-use crate::{recycled, session};
+use crate::{recycled_descriptor, session};
 
 /// In place of an open file: a descriptor that the library uses itself.
 const INTERNAL: u32 = u32::MAX;
 /// In place of an open file: an adoptable descriptor of the kernel's.
 ///
-/// It was opened on a mount before there was a session (`deferred`).
+/// It was opened on a mount before there was a session (`deferred_session`).
 const ADOPTABLE: u32 = crate::arch::ADOPTABLE;
 /// In place of an open file: a kernel descriptor that paths may begin from.
 ///
@@ -42,7 +42,7 @@ const ADOPTABLE_MAX: i32 = crate::arch::ADOPTABLE_MAX as i32;
 const DUPLICATED: u32 = PATH_BASE - ADOPTABLE_MAX as u32;
 /// In place of an open file: a kernel descriptor inherited at a fork.
 ///
-/// Other processes may still serve its open file (`shared`).
+/// Other processes may still serve its open file (`shared_file`).
 const INHERITED: u32 = DUPLICATED - 1;
 /// The first of the numbers up to [`INHERITED`] that the table does not use.
 ///
@@ -267,7 +267,7 @@ pub(crate) fn forget_internal(descriptor: i32) {
 /// The same for a descriptor that is about to be closed, and that only the kernel still uses.
 pub(crate) fn forget_closing_internal(descriptor: i32) {
     forget_internal(descriptor);
-    recycled::record_freed(descriptor as u32);
+    recycled_descriptor::record_freed(descriptor as u32);
 }
 
 /// Returns whether there ever was a LibFS descriptor.
@@ -298,8 +298,8 @@ pub(crate) fn install(file: &OpenFileRef, from: i32, cloexec: bool) -> Result<i3
 pub(crate) fn reserve_number(from: i32, cloexec: bool) -> Result<i32, Errno> {
     if from > 0 {
         // The lowest free number does not count then.
-        recycled::close_recycled();
-    } else if let Some(recycled) = recycled::take_number(cloexec) {
+        recycled_descriptor::close_recycled();
+    } else if let Some(recycled) = recycled_descriptor::take_number(cloexec) {
         return Ok(recycled);
     }
     let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD } as u64;
@@ -321,14 +321,14 @@ pub(crate) fn reserve_number(from: i32, cloexec: bool) -> Result<i32, Errno> {
         return Err(Errno::EMFILE);
     }
     if from == 0 {
-        recycled::record_lowest(number);
+        recycled_descriptor::record_lowest(number);
     }
     Ok(number)
 }
 
 /// Gives back a number that was reserved and not used.
 pub(crate) fn give_back_number(number: i32, cloexec: bool) {
-    if !recycled::recycle(number, cloexec) {
+    if !recycled_descriptor::recycle(number, cloexec) {
         close_number(number);
     }
 }
@@ -373,7 +373,7 @@ pub(crate) fn closes_on_exec(descriptor: i32) -> Option<bool> {
 
 /// Closes the kernel's descriptor.
 pub(crate) fn close_number(descriptor: i32) -> i64 {
-    recycled::record_freed(descriptor as u32);
+    recycled_descriptor::record_freed(descriptor as u32);
     // SAFETY: neither the program nor the library uses it any more.
     unsafe { system_call(libc::SYS_close as u64, [descriptor as u64, 0, 0, 0, 0, 0]) }
 }

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use ashlar_types::Errno;
 use ashlar_wire::{DEFER_VARIABLE, MOUNTS_VARIABLE, PATIENCE_VARIABLE, PLANS_VARIABLE, REPORT_VARIABLE, patience_ms};
 
-use crate::{carried, memory};
+use crate::{exec_files, program_memory};
 
 /// The libraries that the dynamic linker loads first.
 const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
@@ -75,7 +75,7 @@ pub(crate) unsafe fn read_settings(environment: *const *const c_char) -> Option<
                     *place = Some(&*Box::leak(variable.to_owned().into_boxed_c_str()));
                 }
             }
-            match value_of(variable.to_bytes_with_nul(), carried::VARIABLE) {
+            match value_of(variable.to_bytes_with_nul(), exec_files::VARIABLE) {
                 Some(value) => open = CStr::from_bytes_with_nul(value).ok().map(|value| &*Box::leak(value.into())),
                 None => {
                     *kept = *at;
@@ -137,19 +137,19 @@ pub(crate) fn without_library(
     mut others: Option<&mut PreloadText>,
 ) -> Result<Option<u64>, Errno> {
     let Some(own) = library_path() else { return Ok(None) };
-    let mut text = memory::PathBuffer::new();
+    let mut text = program_memory::PathBuffer::new();
     let mut length = 0;
     for variable in variables(environment) {
         let variable = variable?;
         let mut start = [0; 16];
-        let begin = memory::copy_start(variable, &mut start);
+        let begin = program_memory::copy_start(variable, &mut start);
         let is_one = |name| value_of(&start[..begin], name).is_some();
-        if is_one(carried::VARIABLE) {
+        if is_one(exec_files::VARIABLE) {
             continue;
         }
         let mut variable = variable;
         if is_one(PRELOAD_VARIABLE) {
-            let theirs = memory::copy_path(variable, &mut text)?;
+            let theirs = program_memory::copy_path(variable, &mut text)?;
             if names_only_library(theirs, own) {
                 continue;
             }
@@ -181,7 +181,7 @@ fn names_only_library(variable: &[u8], own: &[u8]) -> bool {
 /// Returns the addresses of an environment's variables.
 fn variables(environment: u64) -> impl Iterator<Item = Result<u64, Errno>> {
     let places = (0..=VARIABLES_MAX).take_while(move |_| environment != 0);
-    places.map_while(move |index| match memory::load(environment.wrapping_add(index * 8)) {
+    places.map_while(move |index| match program_memory::load(environment.wrapping_add(index * 8)) {
         Ok(0) => None,
         Ok(_) if index == VARIABLES_MAX => Some(Err(Errno::E2BIG)),
         variable => Some(variable),
@@ -237,8 +237,8 @@ pub(crate) fn with_library(
     for variable in variables(environment) {
         let variable = variable?;
         let mut start = [0; 16];
-        let begin = memory::copy_start(variable, &mut start);
-        if value_of(&start[..begin], carried::VARIABLE).is_some() {
+        let begin = program_memory::copy_start(variable, &mut start);
+        if value_of(&start[..begin], exec_files::VARIABLE).is_some() {
             // The variable is from this program's own start.
             is_changed = true;
             continue;
@@ -279,8 +279,8 @@ impl PreloadText {
 
     /// Joins the variable in the environment to the library's; `None` if it names the library, or both are too long.
     fn join(&mut self, wanted: &[u8], theirs: u64) -> Result<Option<u64>, Errno> {
-        let mut text = memory::PathBuffer::new();
-        let theirs = match memory::copy_path(theirs, &mut text) {
+        let mut text = program_memory::PathBuffer::new();
+        let theirs = match program_memory::copy_path(theirs, &mut text) {
             Err(Errno::ENAMETOOLONG) => return Ok(None),
             theirs => theirs?,
         };

@@ -9,7 +9,7 @@
 //! A large heap goes on growing. So from then on it gets its pages in larger pieces, all populated at once: a page
 //! fault costs as much as LibFS's other work for a new file.
 //!
-//! If the system gives no more memory, there is a reserve (`reserve`).
+//! If the system gives no more memory, there is a reserve (`memory_reserve`).
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::{Cell, UnsafeCell};
@@ -19,7 +19,7 @@ use ashlar_libfs::alone::is_alone;
 use dlmalloc::Dlmalloc;
 
 use crate::arch::system_call;
-use crate::reserve::MemoryReserve;
+use crate::memory_reserve::MemoryReserve;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;

@@ -10,9 +10,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::arch::{After, Frame, HookAnswer, THREAD_ALIGN, THREAD_BYTES, ashlar_on_stack, thread_memory};
 use crate::calls::{self, CallVerdict};
-use crate::shared::BorrowerFiles;
+use crate::shared_file::BorrowerFiles;
 use crate::signals::{self, PendingSignals};
-use crate::{patch, recycled, report, reserve, stack, threads};
+use crate::{call_stack, memory_reserve, patch, recycled_descriptor, report, single_thread};
 
 /// The library's state of one thread.
 ///
@@ -123,7 +123,7 @@ pub(crate) fn run_inside<R>(run: impl FnOnce() -> R) -> R {
 pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> HookAnswer {
     // SAFETY: the frame is the entry's, which uses it no other way meanwhile.
     let call = unsafe { &mut *frame };
-    threads::check_threads();
+    single_thread::check_threads();
     THREAD.with(|thread| {
         if thread.has_lent.get() && !thread.is_checking.get() && !thread.stack.get().is_null() {
             // The process is in no call of the library: a signal is for the process itself, and arrives at once. Of the
@@ -148,9 +148,11 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> HookAnswer {
             }
         }
         let concerns = thread.depth.get() == 0 && !thread.has_lent.get() && calls::concerns_library(call);
-        if !concerns && (thread.depth.get() > 0 || thread.has_lent.get() || !recycled::must_close_before(call)) {
+        if !concerns
+            && (thread.depth.get() > 0 || thread.has_lent.get() || !recycled_descriptor::must_close_before(call))
+        {
             if !thread.has_lent.get() {
-                recycled::check_kernel_call(call);
+                recycled_descriptor::check_kernel_call(call);
             }
             let past = report::page().filter(|_| thread.depth.get() == 0).map(|page| page.pass_call(call));
             let (after, word) = past.unwrap_or((After::Kernel, 0));
@@ -158,7 +160,7 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> HookAnswer {
         }
         let counted = report::page().map(|page| (page, call.rax, page.begin_call(call)));
         if thread.stack.get().is_null() {
-            thread.stack.set(stack::take_stack());
+            thread.stack.set(call_stack::take_stack());
         }
         thread.depth.set(1);
         thread.after.set(After::Return);
@@ -206,8 +208,8 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> HookAnswer {
 unsafe extern "C" fn serve_on_stack(frame: *mut Frame) {
     // SAFETY: as for the hook.
     let call = unsafe { &mut *frame };
-    recycled::prepare_call(call);
-    if reserve::is_memory_short() && !matches!(call.rax as i64, libc::SYS_execve | libc::SYS_execveat) {
+    recycled_descriptor::prepare_call(call);
+    if memory_reserve::is_memory_short() && !matches!(call.rax as i64, libc::SYS_execve | libc::SYS_execveat) {
         // This thread uses no session yet.
         let _ = catch_unwind(calls::give_up_sessions);
     }
@@ -215,8 +217,8 @@ unsafe extern "C" fn serve_on_stack(frame: *mut Frame) {
         call.rax = -i64::from(libc::EIO) as u64;
         THREAD.with(|thread| thread.after.set(After::Return));
     }
-    if THREAD.with(|thread| thread.after.get()) != After::Return && recycled::must_close_before(call) {
-        recycled::close_recycled();
+    if THREAD.with(|thread| thread.after.get()) != After::Return && recycled_descriptor::must_close_before(call) {
+        recycled_descriptor::close_recycled();
     }
 }
 
@@ -245,8 +247,8 @@ unsafe extern "C" fn serve_borrower(frame: *mut Frame) {
 /// Passes on a call that does not concern the library, after closing the recycled number.
 unsafe extern "C" fn pass_after_closing(frame: *mut Frame) {
     // SAFETY: as for the hook.
-    recycled::check_kernel_call(unsafe { &*frame });
-    recycled::close_recycled();
+    recycled_descriptor::check_kernel_call(unsafe { &*frame });
+    recycled_descriptor::close_recycled();
     THREAD.with(|thread| thread.after.set(After::Kernel));
 }
 
@@ -308,7 +310,7 @@ pub(crate) extern "C" fn ashlar_objects_changed() {
         let mask = signals::block_all();
         run_inside(|| {
             if thread.stack.get().is_null() {
-                thread.stack.set(stack::take_stack());
+                thread.stack.set(call_stack::take_stack());
             }
             let frame = std::ptr::null_mut();
             // SAFETY: the function uses no frame; the stack is this thread's alone, and empty.
@@ -332,5 +334,5 @@ unsafe extern "C" fn catch_later_objects(_frame: *mut Frame) {
 
 /// Gives this thread's stack to another thread: this one ends.
 pub(crate) fn release_stack() {
-    THREAD.with(|thread| stack::give_back_stack(thread.stack.replace(std::ptr::null_mut())));
+    THREAD.with(|thread| call_stack::give_back_stack(thread.stack.replace(std::ptr::null_mut())));
 }

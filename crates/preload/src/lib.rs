@@ -8,46 +8,46 @@
 //! - FUSE stays the complete file system beneath. The kernel serves all that LibFS doesn't: paths as they are,
 //!   descriptors after they have become real ones (`materialise`). Calls that can't be caught reach the kernel by
 //!   themselves.
-//! - A LibFS descriptor is `O_PATH` in the kernel, or has an offset there at which there can be no data (`shared`). So
+//! - A LibFS descriptor is `O_PATH` in the kernel, or has an offset there at which there can be no data (`shared_file`). So
 //!   a call that the library misses fails, and writes nowhere.
 //! - The program notices nothing. The library has no thread and no signal, and uses neither the program's stack nor its
 //!   heap (`hook`, `heap`). The program's signals arrive before or after a call (`signals`). Nothing here exits, aborts
 //!   or unwinds.
-//! - Bad pointers give `EFAULT` (`memory`).
+//! - Bad pointers give `EFAULT` (`program_memory`).
 //!
 //! Non-goals: static programs, Go's, and code that is made at run time and calls the kernel itself; they use FUSE.
 //!
 //! Source: `docs/interception.md`, `docs/design.md`.
 
 mod arch;
-mod bare;
+mod call_stack;
 mod calls;
-mod carried;
-mod deferred;
+mod deferred_session;
 mod descriptors;
-mod direct;
 mod environment;
+mod exec_files;
 mod heap;
 mod hook;
 mod imports;
-mod locks;
 mod materialise;
-mod memory;
+mod memory_reserve;
 mod patch;
 mod path;
+mod program_memory;
 mod program_profile;
-mod recycled;
+mod record_locks;
+mod recycled_descriptor;
 mod report;
-mod reserve;
+mod segment_mapping;
 mod session;
-mod shared;
+mod shared_file;
 mod signals;
-mod snapshot;
-mod stack;
+mod single_thread;
+mod snapshot_mapping;
 mod submounts;
-mod threads;
-mod unnamed;
-mod users;
+mod unnamed_files;
+mod user_sessions;
+mod without_library;
 
 use std::ffi::{c_char, c_int};
 
@@ -93,8 +93,11 @@ unsafe extern "C" fn initialise(count: c_int, arguments: *const *const c_char, e
             // SAFETY: the linker passes the arguments as the kernel made them.
             unsafe { program_profile::set_program(settings.plans, count, arguments) };
         }
-        deferred::begin_count(settings.deferred, &settings.open.map(carried::read_variable).unwrap_or_default());
-        threads::begin_detection();
+        deferred_session::begin_count(
+            settings.deferred,
+            &settings.open.map(exec_files::read_variable).unwrap_or_default(),
+        );
+        single_thread::begin_detection();
         calls::start_catching();
     });
     report::begin_program();

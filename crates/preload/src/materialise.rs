@@ -12,8 +12,8 @@ use ashlar_types::{Errno, InodeId};
 use crate::arch::system_call;
 use crate::descriptors::{self, FilePlace, OpenFileRef};
 use crate::session::Session;
-use crate::shared::{FileIdentity, Shared};
-use crate::{direct, locks, recycled, session, shared};
+use crate::shared_file::{FileIdentity, Shared};
+use crate::{record_locks, recycled_descriptor, segment_mapping, session, shared_file};
 
 /// Status flags that the real open file takes over.
 const KEPT_FLAGS: i32 = libc::O_ACCMODE
@@ -35,7 +35,7 @@ const SIZE_TRIES: u32 = 64;
 /// Those of SharedFS, which opens it.
 pub(crate) fn open_beside(file: &OpenFileRef) -> Result<OwnedFd, Errno> {
     // The recycled number may be the last one.
-    recycled::close_recycled();
+    recycled_descriptor::close_recycled();
     let session = file.session()?;
     if file.is_o_path() {
         return session.materialise(file.inode(), file.flags());
@@ -181,11 +181,13 @@ pub(crate) fn leave_inherited(number: i32) {
 }
 
 fn hand_over_file(file: &OpenFileRef) -> Result<(), Errno> {
-    if file.shared().is_some() && !locks::has_ever_locked() {
+    if file.shared().is_some() && !record_locks::has_ever_locked() {
         // The real open file is there already.
         return file.hand_over(false, |_, _| Ok(()));
     }
-    locks::with_real_file(file, true, |real| file.hand_over(false, |number, place| put_real_file(real, number, place)))
+    record_locks::with_real_file(file, true, |real| {
+        file.hand_over(false, |number, place| put_real_file(real, number, place))
+    })
 }
 
 /// As [`hand_over_file`], for a file whose locks are moving to the kernel.
@@ -243,7 +245,7 @@ pub(crate) fn is_mapped_shared(session: u32, inode: InodeId) -> bool {
 pub(crate) fn hand_over_mapped(file: &OpenFileRef) -> Result<(), Errno> {
     let session = file.session()?.number;
     record_mapped((session, file.inode()));
-    direct::hand_over_file(session, file.inode());
+    segment_mapping::hand_over_file(session, file.inode());
     hand_over_inode(session, file.inode())
 }
 
@@ -266,7 +268,7 @@ pub(crate) fn hand_over_inode(session: u32, inode: InodeId) -> Result<(), Errno>
         let Some(other) = descriptors::file(number) else { continue };
         // An open file of a session that has ended gives errors as it is.
         if other.session().is_ok_and(|session| (session.number, other.inode()) == this) {
-            locks::with_mapped_file(&other, |real, is_noted| {
+            record_locks::with_mapped_file(&other, |real, is_noted| {
                 other.hand_over(is_noted, |number, place| put_real_file(real, number, place))
             })?;
         }
@@ -302,7 +304,7 @@ pub(crate) fn share_all() -> bool {
     }
     let identities: Vec<_> = files.iter().map(|(_, identity)| *identity).collect();
     // Without memory, all are handed over to the kernel.
-    let prepared = shared::prepare_slots(&identities).unwrap_or_default();
+    let prepared = shared_file::prepare_slots(&identities).unwrap_or_default();
     for ((file, _), shared) in files.iter().zip(prepared) {
         // One that can't get a real open file is handed over below, or stays LibFS's alone.
         let _ = share_one(file, shared);
@@ -314,7 +316,7 @@ pub(crate) fn share_all() -> bool {
 
 fn share_one(file: &OpenFileRef, shared: Shared) -> Result<(), Errno> {
     let real = open_beside(file)?;
-    shared::hide_offset(real.as_raw_fd());
+    shared_file::hide_offset(real.as_raw_fd());
     file.share(shared, |number| duplicate_at(real.as_raw_fd(), number))
 }
 

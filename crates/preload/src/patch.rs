@@ -12,7 +12,7 @@
 //!
 //! Other objects call the kernel themselves too: programs, and libraries (in Rust through rustix, in C through
 //! `syscall` instructions of their own, liburing). Each is scanned before the first of its code runs ([`objects`]): at
-//! the start, and when the dynamic linker has loaded it later ([`loader`]). Its plan is kept as libc's is, so that an
+//! the start, and when the dynamic linker has loaded it later ([`loader_watch`]). Its plan is kept as libc's is, so that an
 //! object of a known build costs one read of a file.
 //!
 //! Calls that can't be patched, and those of code that is made at run time, go to the kernel, and through FUSE. They
@@ -20,19 +20,19 @@
 //! descriptors).
 
 mod apply;
-mod frames;
 mod image;
-mod kept;
-mod loader;
+mod kept_file;
+mod loader_watch;
 mod objects;
 mod plan;
 mod scan;
+mod unwind_tables;
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 
-pub(crate) use self::kept::KeptFile;
-pub(crate) use self::loader::watch_loader;
+pub(crate) use self::kept_file::KeptFile;
+pub(crate) use self::loader_watch::watch_loader;
 pub(crate) use self::objects::{catch_later_objects, catch_objects};
 use self::plan::{PatchSite, Plan, WINDOW_MAX};
 use self::scan::scan;

@@ -8,11 +8,11 @@ use ashlar_libfs::{Found, Paths, Surroundings};
 use ashlar_types::{Access, Credentials, Errno, InodeId, MODE_STICKY};
 
 use crate::arch::system_call;
-use crate::deferred;
+use crate::deferred_session;
 use crate::descriptors;
-use crate::memory;
+use crate::program_memory;
 use crate::session::{self, MOUNTS_MAX, Session};
-use crate::unnamed;
+use crate::unnamed_files;
 
 pub(crate) use ashlar_libfs::{Aim, Last, Place, Purpose, Walked};
 
@@ -139,7 +139,7 @@ pub(crate) fn hold_working() -> MutexGuard<'static, Option<(u32, InodeId)>> {
 }
 
 fn working_path() -> Option<Vec<u8>> {
-    let mut path = [0u8; memory::PATH_MAX];
+    let mut path = [0u8; program_memory::PATH_MAX];
     // SAFETY: the buffer has that many bytes.
     let length =
         unsafe { system_call(libc::SYS_getcwd as u64, [path.as_mut_ptr() as u64, path.len() as u64, 0, 0, 0, 0]) };
@@ -225,21 +225,21 @@ pub(crate) fn may_concern(directory: i32, address: u64) -> bool {
         return true;
     }
     let mut start = [0u8; START_BYTES];
-    let length = memory::copy_start(address, &mut start[..1]);
+    let length = program_memory::copy_start(address, &mut start[..1]);
     match start.first() {
         _ if length == 0 => {
-            directory != libc::AT_FDCWD && (descriptors::is_tracked(directory) || unnamed::is_any_known())
+            directory != libc::AT_FDCWD && (descriptors::is_tracked(directory) || unnamed_files::is_any_known())
         }
         Some(b'/') => {
             let wanted = session::mounts().iter().map(|mount| mount.path.len() + 1).max().unwrap_or(0);
             let wanted = wanted.max(DESCRIPTOR_PATHS[0].len() + 1).min(start.len());
-            let length = memory::copy_start(address, &mut start[..wanted]);
+            let length = program_memory::copy_start(address, &mut start[..wanted]);
             let leads = |start: &[u8]| {
                 mount_of_absolute(start).is_some() || DESCRIPTOR_PATHS.iter().any(|prefix| start.starts_with(prefix))
             };
             leads(&start[..length])
                 || has_redundant_parts(&start[..length]) && {
-                    let length = memory::copy_start(address, &mut start);
+                    let length = program_memory::copy_start(address, &mut start);
                     leads(&start[..length])
                 }
         }
@@ -253,7 +253,7 @@ pub(crate) fn may_concern(directory: i32, address: u64) -> bool {
 /// Returns `false` if that does not show without a copy.
 #[inline]
 fn leads_into_mount_at(address: u64, mount: &[u8]) -> bool {
-    memory::known_beginning(address, mount.len() + 1).is_some_and(|path| {
+    program_memory::known_beginning(address, mount.len() + 1).is_some_and(|path| {
         let at = |index: usize| path[index].load(Ordering::Relaxed);
         // Most paths that lead elsewhere differ in the last byte.
         matches!(at(mount.len()), 0 | b'/') && (0..mount.len()).rev().all(|index| at(index) == mount[index])
@@ -264,7 +264,7 @@ fn leads_into_mount_at(address: u64, mount: &[u8]) -> bool {
 pub(crate) fn leads_in_from_outside(address: u64) -> bool {
     let mut start = [0; START_BYTES];
     HAS_ROUTE.load(Ordering::Relaxed) && {
-        let length = memory::copy_start(address, &mut start);
+        let length = program_memory::copy_start(address, &mut start);
         mount_of_relative(&start[..length]).is_some()
     }
 }
@@ -318,7 +318,7 @@ pub(crate) fn descriptor_named_at(address: u64) -> Option<i32> {
 
 fn with_start<R>(address: u64, look: impl FnOnce(&[u8]) -> R) -> R {
     let mut start = [0; 64];
-    let length = memory::copy_start(address, &mut start);
+    let length = program_memory::copy_start(address, &mut start);
     look(&start[..length])
 }
 
@@ -358,10 +358,10 @@ pub(crate) fn find_start(directory: i32, path: &[u8]) -> Result<Option<PathStart
         }
         working_directory()
     } else {
-        if deferred::may_have_adoptable()
+        if deferred_session::may_have_adoptable()
             && (descriptors::is_adoptable(directory) || descriptors::is_path_base(directory))
         {
-            deferred::count_calls(1);
+            deferred_session::count_calls(1);
         }
         match descriptors::file(directory) {
             None if descriptors::is_path_base(directory) && !path.is_empty() => {

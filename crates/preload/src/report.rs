@@ -17,7 +17,7 @@ use ashlar_wire::{
 };
 
 use crate::arch::{After, Frame, system_call};
-use crate::{calls, descriptors, hook, memory, path};
+use crate::{calls, descriptors, hook, path, program_memory};
 
 /// The address of the mapped file.
 static PAGE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
@@ -234,7 +234,7 @@ fn now_ns() -> u64 {
 /// `is_on_mount` answers this for the directory that the path begins from.
 pub(crate) fn leads_inside(directory: i32, address: u64, is_on_mount: impl Fn(i32) -> bool) -> bool {
     let mut start = [0; 256];
-    let length = memory::copy_start(address, &mut start);
+    let length = program_memory::copy_start(address, &mut start);
     match &start[..length] {
         text @ [b'/', ..] => path::mount_of_absolute(text).is_some() || path::descriptor_at_address(address).is_some(),
         [] if directory == libc::AT_FDCWD => false,

@@ -12,11 +12,11 @@ use ashlar_wire::{PATIENCE_MS, SessionKind, decode_mounts};
 
 use crate::arch::{DESCRIPTORS, system_call};
 use crate::heap::HeldHeap;
-use crate::reserve::MemoryReserve;
+use crate::memory_reserve::MemoryReserve;
 use crate::submounts::{FirstCheck, Submounts};
-use crate::unnamed::{self, UnnamedFile};
-use crate::users::{self, OtherSessions};
-use crate::{deferred, descriptors, direct, locks, materialise, path, shared};
+use crate::unnamed_files::{self, UnnamedFile};
+use crate::user_sessions::{self, OtherSessions};
+use crate::{deferred_session, descriptors, materialise, path, record_locks, segment_mapping, shared_file};
 
 /// The most mounts that a process can use.
 pub(crate) const MOUNTS_MAX: usize = 8;
@@ -165,7 +165,7 @@ pub(crate) fn mounts() -> &'static [Mount] {
 /// Returns a session that was opened.
 pub(crate) fn by_number(number: u32) -> Option<&'static Session> {
     let session = SESSIONS.get(number as usize)?.load(Ordering::Acquire);
-    // SAFETY: a session that was opened is freed only while no other thread may use it (`users`).
+    // SAFETY: a session that was opened is freed only while no other thread may use it (`user_sessions`).
     unsafe { session.as_ref() }
 }
 
@@ -177,7 +177,7 @@ pub(crate) fn of_mount(number: u32) -> Option<&'static Session> {
         // The kernel knows where the paths of an unmounted mount lead. Its open files stay LibFS's.
         return (!session.submounts.is_unreachable()).then_some(session);
     }
-    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 || deferred::defers_session(number) {
+    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 || deferred_session::defers_session(number) {
         return None;
     }
     open_session(number)
@@ -185,7 +185,7 @@ pub(crate) fn of_mount(number: u32) -> Option<&'static Session> {
 
 /// Opens a session for a mount, if there is none.
 pub(crate) fn open_session(number: u32) -> Option<&'static Session> {
-    if users::begins_no_sessions() {
+    if user_sessions::begins_no_sessions() {
         return None;
     }
     let mut others = other_sessions();
@@ -193,7 +193,7 @@ pub(crate) fn open_session(number: u32) -> Option<&'static Session> {
         return Some(session);
     }
     // A refused process gets the message once.
-    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 || !users::may_begin_session(&others) {
+    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 || !user_sessions::may_begin_session(&others) {
         return None;
     }
     let opened =
@@ -204,9 +204,9 @@ pub(crate) fn open_session(number: u32) -> Option<&'static Session> {
     match opened {
         Ok(session) => {
             SESSIONS[number as usize].store(std::ptr::from_ref(session).cast_mut(), Ordering::Release);
-            locks::record_inherited(number);
+            record_locks::record_inherited(number);
             drop(others);
-            users::end_oldest(number);
+            user_sessions::end_oldest(number);
             Some(session)
         }
         Err(reason) => {
@@ -578,8 +578,8 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Session> {
 #[allow(dead_code, reason = "they are held, and no more")]
 pub(crate) struct AllHeld(
     MutexGuard<'static, OtherSessions>,
-    MutexGuard<'static, direct::MappingTable>,
-    locks::HeldLockRecords,
+    MutexGuard<'static, segment_mapping::MappingTable>,
+    record_locks::HeldLockRecords,
     MutexGuard<'static, Vec<(u32, InodeId)>>,
     alone::MutexGuard<'static, Vec<UnnamedFile>>,
     alone::MutexGuard<'static, Option<(u32, InodeId)>>,
@@ -592,15 +592,15 @@ pub(crate) struct AllHeld(
 /// A thread that held one of these locks would be missing in the new process.
 pub(crate) fn hold_all() -> AllHeld {
     let connecting = other_sessions();
-    let direct = direct::hold_mappings();
+    let direct = segment_mapping::hold_mappings();
     let (locks, mapped, unnamed, working) =
-        (locks::hold_records(), materialise::hold_mapped(), unnamed::hold_unnamed(), path::hold_working());
+        (record_locks::hold_records(), materialise::hold_mapped(), unnamed_files::hold_unnamed(), path::hold_working());
     AllHeld(connecting, direct, locks, mapped, unnamed, working, descriptors::hold_table(), crate::HEAP.hold())
 }
 
 impl AllHeld {
     /// Returns the data segments that are mapped for the program.
-    pub(crate) fn mapped(&mut self) -> &mut direct::MappingTable {
+    pub(crate) fn mapped(&mut self) -> &mut segment_mapping::MappingTable {
         &mut self.1
     }
 }
@@ -614,12 +614,12 @@ pub(crate) fn forget_placeholder() {
 ///
 /// They stay the parent's.
 pub(crate) fn forget_sessions() {
-    deferred::restart_after_fork();
-    users::forget_user_sessions();
-    shared::forget_process();
+    deferred_session::restart_after_fork();
+    user_sessions::forget_user_sessions();
+    shared_file::forget_process();
     descriptors::forget_ours();
-    direct::forget_mappings();
-    locks::forget_records();
+    segment_mapping::forget_mappings();
+    record_locks::forget_records();
 }
 
 /// Removes and returns all current sessions.

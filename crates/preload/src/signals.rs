@@ -16,8 +16,8 @@ use ashlar_types::Errno;
 
 use crate::arch::system_call;
 use crate::hook;
-use crate::memory::{self, MemoryUse};
-use crate::recycled;
+use crate::program_memory::{self, MemoryUse};
+use crate::recycled_descriptor;
 
 /// Signals are numbered from 1.
 const SIGNALS: usize = 65;
@@ -39,7 +39,7 @@ struct SignalAction {
 }
 
 // SAFETY: numbers.
-unsafe impl memory::Plain for SignalAction {}
+unsafe impl program_memory::Plain for SignalAction {}
 
 /// The program's handlers and flags.
 static HANDLERS: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
@@ -179,7 +179,7 @@ unsafe extern "C" fn deliver(signal: i32, info: *mut libc::siginfo_t, context: *
                 std::mem::transmute(handler as usize);
             handler(signal, info, context);
         }
-        recycled::reset_after_handler();
+        recycled_descriptor::reset_after_handler();
     }
 }
 
@@ -201,9 +201,9 @@ pub(crate) fn serve_sigaction(arguments: [u64; 6]) -> Result<i64, Errno> {
     if !(1..SIGNALS).contains(&place) || size != 8 {
         return Err(Errno::EINVAL);
     }
-    let asked = if new == 0 { None } else { Some(memory::load::<SignalAction>(new)?) };
+    let asked = if new == 0 { None } else { Some(program_memory::load::<SignalAction>(new)?) };
     if old != 0 {
-        memory::check_access(old, size_of::<SignalAction>() as u64, MemoryUse::Write)?;
+        program_memory::check_access(old, size_of::<SignalAction>() as u64, MemoryUse::Write)?;
     }
     let mut before = SignalAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
     let (handler, flags) = (HANDLERS[place].load(Ordering::Acquire), FLAGS[place].load(Ordering::Acquire));
@@ -234,7 +234,7 @@ pub(crate) fn serve_sigaction(arguments: [u64; 6]) -> Result<i64, Errno> {
         (before.handler, before.flags) = (handler, flags);
     }
     if old != 0 {
-        memory::store(old, &before)?;
+        program_memory::store(old, &before)?;
     }
     Ok(result)
 }

@@ -2,7 +2,7 @@
 //!
 //! A patched system call jumps to its trampoline (`patch::apply`). The trampoline steps over the red zone and calls
 //! [`ashlar_entry`] with all registers as they stand before `syscall`. The entry decides whether the call may concern
-//! the library. It reads two tables, and checks whether a descriptor number is recycled (`recycled`). If the call
+//! the library. It reads two tables, and checks whether a descriptor number is recycled (`recycled_descriptor`). If the call
 //! doesn't concern the library, the entry makes it and returns. Otherwise it saves all that the kernel would preserve
 //! and calls the hook.
 
@@ -126,7 +126,7 @@ pub(crate) const THREAD_ALIGN: usize = 16;
 unsafe extern "C" {
     /// The target of all trampolines.
     pub(crate) fn ashlar_entry();
-    /// Calls `function(frame)` on another stack, whose end is `stack`.
+    /// Calls `function(frame)` on another stack, whose end is `call_stack`.
     pub(crate) fn ashlar_on_stack(frame: *mut Frame, stack: *mut u8, function: unsafe extern "C" fn(*mut Frame));
 }
 
@@ -378,8 +378,8 @@ global_asm!(
     adoptable = const ADOPTABLE,
     interest = sym ASHLAR_INTEREST,
     descriptors = sym ASHLAR_DESCRIPTORS,
-    recycled = sym crate::recycled::ASHLAR_RECYCLED,
-    lowest = sym crate::recycled::ASHLAR_LOWEST,
+    recycled = sym crate::recycled_descriptor::ASHLAR_RECYCLED,
+    lowest = sym crate::recycled_descriptor::ASHLAR_LOWEST,
     close = const libc::SYS_close,
     sigreturn = const libc::SYS_rt_sigreturn,
     wide = sym ASHLAR_WIDE,

@@ -6,10 +6,10 @@ use ashlar_libfs::{Change, Found, SetTime, stat_of};
 use ashlar_types::{Access, BLOCK_BYTES, Errno, FileKind, Inode, InodeId, Timestamp};
 
 use super::Served;
-use crate::memory::{self, MemoryUse, PathBuffer, Plain};
 use crate::path::{self, Aim, Last, Purpose, Walked};
+use crate::program_memory::{self, MemoryUse, PathBuffer, Plain};
 use crate::session::Session;
-use crate::{deferred, descriptors, users};
+use crate::{deferred_session, descriptors, user_sessions};
 
 /// Flags that say how `statx` gets its answer, which is always up to date.
 const STATX_SYNC_FLAGS: i32 = libc::AT_NO_AUTOMOUNT | libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC;
@@ -64,18 +64,18 @@ fn store_known<T: Plain>(
         0 => Last::Follow,
         libc::AT_SYMLINK_NOFOLLOW => Last::Keep,
         // libc's `fstat` is this call.
-        libc::AT_EMPTY_PATH if path == 0 || memory::load::<u8>(path) == Ok(0) => {
+        libc::AT_EMPTY_PATH if path == 0 || program_memory::load::<u8>(path) == Ok(0) => {
             let file = descriptors::file(directory as i32)?;
             let session = file.session().ok()?;
             let found = session.fs.look_at_open(file.opened()?, |id, inode| of(id, inode, session.device))?;
-            return memory::store(to, &found).ok().map(|()| 0);
+            return program_memory::store(to, &found).ok().map(|()| 0);
         }
         _ => return None,
     };
     let found = with_known_start(directory, path, |session, start| {
         session.fs.look_at_known(session, start, last, |id, inode| of(id, inode, session.device))
     })?;
-    memory::store(to, &found).ok().map(|()| 0)
+    program_memory::store(to, &found).ok().map(|()| 0)
 }
 
 /// Calls `look` with the start of a path, if it is known.
@@ -86,14 +86,14 @@ fn with_known_start<R>(
     look: impl FnOnce(&'static Session, (InodeId, &[u8])) -> Option<R>,
 ) -> Option<R> {
     let mut buffer = PathBuffer::new();
-    let start = path::find_known_start(directory as i32, memory::copy_path(address, &mut buffer).ok()?)?;
+    let start = path::find_known_start(directory as i32, program_memory::copy_path(address, &mut buffer).ok()?)?;
     look(start.session, (start.directory, start.rest))
 }
 
 /// Serves `access` on the fast path.
 #[inline]
 fn access_fast(directory: u64, path: u64, mode: u64) -> Option<i64> {
-    if mode & !7 != 0 || !users::is_real_user() {
+    if mode & !7 != 0 || !user_sessions::is_real_user() {
         return None;
     }
     let access = Access(mode as u32);
@@ -172,8 +172,8 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
 /// Calls `then` with the file of a LibFS descriptor.
 pub(super) fn with_file(descriptor: u64, then: impl FnOnce(&CallFile) -> Served) -> Served {
     // LibFS may adopt the descriptor with this call.
-    if deferred::may_have_adoptable() && descriptors::is_adoptable(descriptor as i32) {
-        deferred::count_calls(1);
+    if deferred_session::may_have_adoptable() && descriptors::is_adoptable(descriptor as i32) {
+        deferred_session::count_calls(1);
     }
     let Some(file) = descriptors::file(descriptor as i32) else { return Ok(None) };
     let session = file.session()?;
@@ -191,7 +191,7 @@ pub(super) fn with_path(
 ) -> Served {
     let aim = aim.into();
     let mut buffer = PathBuffer::new();
-    let text = memory::copy_path(address, &mut buffer)?;
+    let text = program_memory::copy_path(address, &mut buffer)?;
     if let Some(descriptor) = path::descriptor_named(text) {
         return if aim.follows() { with_file(descriptor as u64, then) } else { Ok(None) };
     }
@@ -214,7 +214,7 @@ fn with_named(
     if flags & !allowed != 0 {
         return Ok(None);
     }
-    let is_empty = address == 0 || memory::load::<u8>(address)? == 0;
+    let is_empty = address == 0 || program_memory::load::<u8>(address)? == 0;
     if flags & libc::AT_EMPTY_PATH != 0 && is_empty {
         // Only the kernel knows the working directory.
         return if directory as i32 == libc::AT_FDCWD { Ok(None) } else { with_file(directory, then) };
@@ -224,13 +224,13 @@ fn with_named(
 }
 
 fn store_stat(subject: &CallFile, address: u64) -> Served {
-    memory::store(address, &subject.found.stat(subject.session.device))?;
+    program_memory::store(address, &subject.found.stat(subject.session.device))?;
     Ok(Some(0))
 }
 
 fn store_statx(subject: &CallFile, address: u64) -> Served {
     let Found { id, inode } = &subject.found;
-    memory::store(address, &statx_of(*id, inode, subject.session.device))?;
+    program_memory::store(address, &statx_of(*id, inode, subject.session.device))?;
     Ok(Some(0))
 }
 
@@ -269,7 +269,7 @@ fn check_real_access(subject: &CallFile, mode: u64, flags: i32) -> Served {
     if mode as i32 == 0 {
         return Ok(Some(0));
     }
-    if !users::is_real_user() && flags & libc::AT_EACCESS == 0 {
+    if !user_sessions::is_real_user() && flags & libc::AT_EACCESS == 0 {
         return Ok(None);
     }
     path::check_access(subject.session, &subject.found, Access(mode as u32))?;
@@ -299,7 +299,7 @@ fn set_times(subject: &CallFile, address: u64) -> Served {
     let (accessed, modified) = if address == 0 {
         (Some(SetTime::Now), Some(SetTime::Now))
     } else {
-        memory::check_access(address, 2 * size_of::<libc::timespec>() as u64, MemoryUse::Read)?;
+        program_memory::check_access(address, 2 * size_of::<libc::timespec>() as u64, MemoryUse::Read)?;
         (time_at(address)?, time_at(address + size_of::<libc::timespec>() as u64)?)
     };
     if accessed.is_none() && modified.is_none() {
@@ -311,10 +311,10 @@ fn set_times(subject: &CallFile, address: u64) -> Served {
 /// Returns whether a call leaves both times as they are.
 fn changes_no_time(address: u64) -> Result<bool, Errno> {
     let times: [libc::timespec; 2] =
-        [memory::load(address)?, memory::load(address + size_of::<libc::timespec>() as u64)?];
+        [program_memory::load(address)?, program_memory::load(address + size_of::<libc::timespec>() as u64)?];
     Ok(times.iter().all(|time| time.tv_nsec == libc::UTIME_OMIT))
 }
 
 fn time_at(address: u64) -> Result<Option<SetTime>, Errno> {
-    SetTime::from_timespec(&memory::load(address)?)
+    SetTime::from_timespec(&program_memory::load(address)?)
 }

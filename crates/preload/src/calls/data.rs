@@ -7,7 +7,7 @@ use super::Served;
 use crate::arch::system_call;
 use crate::descriptors::{self, OpenFileRef, PlaceGuard};
 use crate::session::{self, Session};
-use crate::{deferred, materialise, memory, users};
+use crate::{deferred_session, materialise, program_memory, user_sessions};
 
 /// The most bytes that one call transfers, as in the kernel.
 const TRANSFER_MAX: usize = 0x7fff_f000;
@@ -58,11 +58,11 @@ impl TransferParts {
         let mut parts = Vec::with_capacity(count as usize);
         let mut left = TRANSFER_MAX;
         for index in 0..count {
-            let mut part: libc::iovec = memory::load(address + index * size_of::<libc::iovec>() as u64)?;
+            let mut part: libc::iovec = program_memory::load(address + index * size_of::<libc::iovec>() as u64)?;
             if part.iov_len as isize <= -1 {
                 return Err(Errno::EINVAL);
             }
-            memory::check_bounds(part.iov_base as u64, part.iov_len as u64)?;
+            program_memory::check_bounds(part.iov_base as u64, part.iov_len as u64)?;
             part.iov_len = part.iov_len.min(left);
             left -= part.iov_len;
             parts.push(part);
@@ -108,7 +108,7 @@ pub(super) fn serve_fast(number: i64, a: &[u64; 6]) -> Option<i64> {
             return None;
         }
         let at = if flags & libc::O_APPEND != 0 { WriteAt::End } else { WriteAt::Offset(offset) };
-        let data = memory::known_bytes(a[1], length)?;
+        let data = program_memory::known_bytes(a[1], length)?;
         // A process that reserves a part of a shared file must write it, but the fast path may find that it can't.
         if matches!(at, WriteAt::Offset(_)) && place.as_ref().is_some_and(PlaceGuard::is_shared) {
             return None;
@@ -122,8 +122,9 @@ pub(super) fn serve_fast(number: i64, a: &[u64; 6]) -> Option<i64> {
         if !is_valid_range(offset, a[2]) {
             return None;
         }
-        memory::check_bounds(a[1], a[2]).ok()?;
-        let count = session.fs.read_open(open, offset, length, |length| memory::known_bytes_mut(a[1], length))?;
+        program_memory::check_bounds(a[1], a[2]).ok()?;
+        let count =
+            session.fs.read_open(open, offset, length, |length| program_memory::known_bytes_mut(a[1], length))?;
         if let Some(place) = &mut place {
             place.offset += count as u64;
         }
@@ -163,7 +164,7 @@ pub(super) fn transfer(number: i64, a: &[u64; 6]) -> Served {
     }
     let (parts, bytes) = match number {
         libc::SYS_read | libc::SYS_pread64 | libc::SYS_write | libc::SYS_pwrite64 => {
-            memory::check_bounds(a[1], a[2])?;
+            program_memory::check_bounds(a[1], a[2])?;
             (TransferParts::single(a[1], a[2]), a[2])
         }
         _ => {
@@ -216,7 +217,7 @@ fn read_parts(session: &Session, inode: InodeId, offset: u64, parts: &[libc::iov
         let at = offset + done as u64;
         // The file fills no more of the buffer than this: the rest of the buffer need not be mapped.
         let length = session.fs.readable(inode, at, part.iov_len)?;
-        let count = match memory::first_bytes_mut(part.iov_base as u64, length) {
+        let count = match program_memory::first_bytes_mut(part.iov_base as u64, length) {
             Ok(buffer) => session.fs.read(inode, at, buffer),
             Err(errno) => Err(errno),
         };
@@ -274,7 +275,7 @@ fn write_parts(
     let joined = if parts.len() > 1 { Some(join_parts(parts)?) } else { None };
     let data = match (&joined, parts.first()) {
         (Some(joined), _) => &joined[..],
-        (None, Some(part)) => memory::first_bytes(part.iov_base as u64, part.iov_len)?,
+        (None, Some(part)) => program_memory::first_bytes(part.iov_base as u64, part.iov_len)?,
         (None, None) => &[],
     };
     if data.is_empty() {
@@ -308,7 +309,7 @@ fn join_parts(parts: &[libc::iovec]) -> Result<Vec<u8>, Errno> {
         .map_err(|_| Errno::ENOMEM)?;
     for part in parts {
         let length = part.iov_len.min(JOINED_MAX - joined.len());
-        match memory::first_bytes(part.iov_base as u64, length) {
+        match program_memory::first_bytes(part.iov_base as u64, length) {
             Ok(bytes) => {
                 joined.extend_from_slice(bytes);
                 if bytes.len() < length {
@@ -393,8 +394,8 @@ pub(super) fn sync(a: &[u64; 6]) -> Served {
 /// Serves `syncfs`, even on a kernel descriptor: the kernel does not pass the call on to a mount.
 pub(super) fn sync_file_system(a: &[u64; 6]) -> Served {
     let descriptor = a[0] as i32;
-    if deferred::may_have_adoptable() && descriptors::is_adoptable(descriptor) {
-        deferred::end_deferral();
+    if deferred_session::may_have_adoptable() && descriptors::is_adoptable(descriptor) {
+        deferred_session::end_deferral();
     }
     let Some(file) = descriptors::file(descriptor) else {
         // SAFETY: the program's own call.
@@ -422,7 +423,7 @@ pub(super) fn sync_range(a: &[u64; 6]) -> Served {
 pub(super) fn sync_all() -> Served {
     // SAFETY: the call takes no arguments.
     unsafe { system_call(libc::SYS_sync as u64, [0; 6]) };
-    for session in session::all().chain(users::sessions_aside()) {
+    for session in session::all().chain(user_sessions::sessions_aside()) {
         // `sync` has no way to fail.
         let _ = session.fs.sync_all();
     }
@@ -434,7 +435,7 @@ fn offset_at(address: u64) -> Result<Option<u64>, Errno> {
     if address == 0 {
         return Ok(None);
     }
-    let offset: i64 = memory::load(address)?;
+    let offset: i64 = program_memory::load(address)?;
     if offset < 0 { Err(Errno::EINVAL) } else { Ok(Some(offset as u64)) }
 }
 
@@ -513,7 +514,7 @@ pub(super) fn copy_range(a: &[u64; 6]) -> Served {
         return Err(Errno::EBADF);
     }
     for address in [a[1], a[3]] {
-        if address != 0 && memory::load::<i64>(address)?.cast_unsigned().checked_add(a[4]).is_none() {
+        if address != 0 && program_memory::load::<i64>(address)?.cast_unsigned().checked_add(a[4]).is_none() {
             return Err(Errno::EOVERFLOW);
         }
     }
@@ -525,7 +526,7 @@ fn check_offsets(a: &[u64; 6]) -> Result<(), Errno> {
     [a[1], a[3]]
         .into_iter()
         .filter(|&address| address != 0)
-        .try_for_each(|address| memory::load::<i64>(address).map(drop))
+        .try_for_each(|address| program_memory::load::<i64>(address).map(drop))
 }
 
 /// Copies so many bytes between files of one session.
@@ -560,7 +561,7 @@ fn copy_bytes(from: &OpenFileRef, from_address: u64, to: &OpenFileRef, to_addres
 /// Stores the offset after a copy: at the address that the call gave, or in the open file.
 fn store_offset(file: &OpenFileRef, address: u64, given: Option<u64>, offset: u64) -> Result<(), Errno> {
     match given {
-        Some(_) => memory::store(address, &(offset as i64)),
+        Some(_) => program_memory::store(address, &(offset as i64)),
         None => {
             if let Some(mut place) = file.place() {
                 place.offset = offset;
@@ -573,7 +574,7 @@ fn store_offset(file: &OpenFileRef, address: u64, given: Option<u64>, offset: u6
 /// Serves `sendfile` from a LibFS file to any descriptor, and from any regular file to a LibFS file.
 pub(super) fn send_file(a: &[u64; 6]) -> Served {
     if a[2] != 0 {
-        memory::load::<i64>(a[2])?;
+        program_memory::load::<i64>(a[2])?;
     }
     let sent = match (descriptors::file(a[1] as i32), descriptors::file(a[0] as i32)) {
         (Some(from), _) if from.is_o_path() => Err(Errno::EBADF),
@@ -586,7 +587,7 @@ pub(super) fn send_file(a: &[u64; 6]) -> Served {
     // The kernel stores the offset after each try, even after a failed one. If LibFS leaves the call to the kernel, the
     // kernel does so itself.
     if a[2] != 0 && !matches!(sent, Ok(None) | Err(Errno::RESERVED)) {
-        memory::check_access(a[2], size_of::<i64>() as u64, memory::MemoryUse::Write)?;
+        program_memory::check_access(a[2], size_of::<i64>() as u64, program_memory::MemoryUse::Write)?;
     }
     sent
 }
@@ -686,7 +687,7 @@ fn send_in(from: Option<&OpenFileRef>, to: &OpenFileRef, a: &[u64; 6]) -> Served
     }
     let end = start + done as u64;
     match given {
-        Some(_) => memory::store(a[2], &(end as i64))?,
+        Some(_) => program_memory::store(a[2], &(end as i64))?,
         // SAFETY: it moves the open file's offset.
         None => drop(unsafe { system_call(libc::SYS_lseek as u64, [a[1], end, libc::SEEK_SET as u64, 0, 0, 0]) }),
     }

@@ -7,8 +7,8 @@ use ashlar_types::Errno;
 use super::{F_CREATED_QUERY, F_DUPFD_QUERY, Served, data, process};
 use crate::arch::system_call;
 use crate::descriptors::{self, CHANGEABLE, OnExec, OpenFileRef};
-use crate::locks::LockOutcome;
-use crate::{locks, memory, recycled, session, threads};
+use crate::record_locks::LockOutcome;
+use crate::{program_memory, record_locks, recycled_descriptor, session, single_thread};
 
 /// The flag for files larger than 2 GiB: always set on 64 bits, and shown by `F_GETFL`.
 const LARGE_FILE: i32 = 0o100_000;
@@ -40,10 +40,10 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
         // It is no terminal: stdio asks this of each file that it writes to.
         libc::SYS_ioctl if is_terminal_request(a[1]) && descriptors::is_ours(descriptor) => Err(Errno::ENOTTY),
         libc::SYS_ioctl if a[1] == FICLONE => clone_file(descriptor, a[2] as i32),
-        libc::SYS_ioctl if a[1] == FICLONERANGE => clone_file(descriptor, memory::load(a[2])?),
+        libc::SYS_ioctl if a[1] == FICLONERANGE => clone_file(descriptor, program_memory::load(a[2])?),
         libc::SYS_ioctl if a[1] == libc::FIONBIO => match descriptors::file(descriptor) {
             Some(file) => {
-                let to = if memory::load::<i32>(a[2])? == 0 { 0 } else { libc::O_NONBLOCK };
+                let to = if program_memory::load::<i32>(a[2])? == 0 { 0 } else { libc::O_NONBLOCK };
                 Ok(Some(set_flags(&file, descriptor, libc::O_NONBLOCK, to)))
             }
             None => Ok(None),
@@ -90,10 +90,10 @@ fn clone_file(to: i32, from: i32) -> Served {
 #[inline]
 pub(super) fn close_fast(descriptor: i32) -> Option<i64> {
     let file = descriptors::remove(descriptor)?;
-    locks::end_locks(&file);
+    record_locks::end_locks(&file);
     let is_recycled = match file.on_exec() {
         OnExec::Unknown => false,
-        known => recycled::recycle(descriptor, known == OnExec::Closes),
+        known => recycled_descriptor::recycle(descriptor, known == OnExec::Closes),
     };
     Some(if is_recycled { 0 } else { descriptors::close_number(descriptor) })
 }
@@ -102,12 +102,12 @@ fn close(descriptor: i32) -> Option<i64> {
     if let Some(closed) = close_fast(descriptor) {
         return Some(closed);
     }
-    recycled::record_freed(descriptor as u32);
-    let named = locks::file_of_closing(descriptor);
+    recycled_descriptor::record_freed(descriptor as u32);
+    let named = record_locks::file_of_closing(descriptor);
     descriptors::forget_kernel_entry(descriptor);
     let named = named?;
     let result = descriptors::close_number(descriptor);
-    locks::end_locks_of_closed(named);
+    record_locks::end_locks_of_closed(named);
     Some(result)
 }
 
@@ -128,7 +128,7 @@ fn duplicate(descriptor: i32, from: i32, cloexec: bool) -> Served {
 ///
 /// The kernel has a real open file there.
 fn duplicate_real(file: &OpenFileRef, descriptor: i32, from: i32, cloexec: bool) -> Served {
-    recycled::close_recycled();
+    recycled_descriptor::close_recycled();
     let made = kernel_duplicate(descriptor, from, cloexec);
     if made >= 0 {
         if made as usize >= crate::arch::DESCRIPTORS {
@@ -152,7 +152,7 @@ fn duplicate_kernels(descriptor: i32, from: i32, cloexec: bool) -> Option<i64> {
     if !descriptors::is_path_base(descriptor) && !descriptors::is_adoptable(descriptor) {
         return None;
     }
-    recycled::close_recycled();
+    recycled_descriptor::close_recycled();
     let made = kernel_duplicate(descriptor, from, cloexec);
     if made >= 0 {
         record_duplicate(descriptor, made as i32);
@@ -189,18 +189,18 @@ fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
     }
     // The kernel puts the placeholder at the new number, and closes its descriptor there. It reports unknown flags and
     // invalid numbers.
-    let named = locks::file_of_closing(new);
+    let named = record_locks::file_of_closing(new);
     let done = call();
     if done < 0 {
         return Ok(Some(done));
     }
     if let Some(named) = named {
-        locks::end_locks_of_closed(named);
+        record_locks::end_locks_of_closed(named);
     }
     let replaced = descriptors::remove(new);
     descriptors::forget_kernel_entry(new);
     if let Some(replaced) = &replaced {
-        locks::end_locks(replaced);
+        record_locks::end_locks(replaced);
     }
     if file.is_none() {
         record_duplicate(old, new);
@@ -221,7 +221,7 @@ fn close_range(a: &[u64; 6]) -> Served {
     if first > last || flags & !(libc::CLOSE_RANGE_UNSHARE | libc::CLOSE_RANGE_CLOEXEC) != 0 {
         return Ok(None);
     }
-    if flags & libc::CLOSE_RANGE_UNSHARE != 0 && !threads::is_single_thread() {
+    if flags & libc::CLOSE_RANGE_UNSHARE != 0 && !single_thread::is_single_thread() {
         // From here on this thread has descriptors of its own, but the table is of the descriptors of all threads.
         process::leave_to_kernel();
         return Ok(None);
@@ -236,8 +236,8 @@ fn close_range(a: &[u64; 6]) -> Served {
     }
     let is_closed = |descriptor: &i32| (first..=last).contains(&(*descriptor as u32));
     descriptors::adoptable().filter(is_closed).for_each(descriptors::forget_kernel_entry);
-    recycled::record_freed(first);
-    let named = locks::files_of_closing(first, last);
+    recycled_descriptor::record_freed(first);
+    let named = record_locks::files_of_closing(first, last);
     descriptors::inherited().filter(is_closed).for_each(descriptors::forget_kernel_entry);
     descriptors::forget_path_bases(first, last);
     let _closes = LocksEndingOnDrop(named);
@@ -254,11 +254,11 @@ fn close_range(a: &[u64; 6]) -> Served {
 }
 
 /// Files that are closed; their locks end when this is dropped.
-struct LocksEndingOnDrop(Vec<locks::LockedFile>);
+struct LocksEndingOnDrop(Vec<record_locks::LockedFile>);
 
 impl Drop for LocksEndingOnDrop {
     fn drop(&mut self) {
-        self.0.drain(..).for_each(locks::end_locks_of_closed);
+        self.0.drain(..).for_each(record_locks::end_locks_of_closed);
     }
 }
 
@@ -307,7 +307,7 @@ fn set_lease(descriptor: i32, argument: u64) -> Served {
         Ok(Some(if is_asked_for && result >= 0 { -i64::from(Errno::EAGAIN.0) } else { result }))
     };
     match descriptors::file(descriptor) {
-        Some(file) => locks::with_real_file(&file, false, ask),
+        Some(file) => record_locks::with_real_file(&file, false, ask),
         None if descriptors::is_adoptable(descriptor) || session::file_of(descriptor).is_some() => ask(descriptor),
         None => Ok(None),
     }
@@ -348,10 +348,10 @@ fn control_descriptor(descriptor: i32, command: i32, argument: u64) -> Served {
         F_DUPFD_QUERY => is_same_file(&file, argument as i32).map(|is_same| Some(is_same.into())),
         F_CREATED_QUERY => Ok(Some(i64::from(file.flags() & libc::O_CREAT != 0))),
         F_GET_RW_HINT => {
-            memory::store(argument, &u64::from(file.lifetime_hint().load(Ordering::Relaxed)))?;
+            program_memory::store(argument, &u64::from(file.lifetime_hint().load(Ordering::Relaxed)))?;
             Ok(Some(0))
         }
-        F_SET_RW_HINT => match memory::load::<u64>(argument)? {
+        F_SET_RW_HINT => match program_memory::load::<u64>(argument)? {
             hint @ 0..=RW_HINT_MAX => {
                 file.lifetime_hint().store(hint as u32, Ordering::Relaxed);
                 Ok(Some(0))
@@ -370,7 +370,7 @@ pub(super) fn is_record_lock(command: u64) -> bool {
 /// Returns the outcome of a command of `fcntl`, if it is about a record lock.
 pub(super) fn serve_record_lock(call: [u64; 6]) -> Result<LockOutcome, Errno> {
     if is_record_lock(call[1]) {
-        locks::control_lock(call[0] as i32, call[1] as i32, call[2])
+        record_locks::control_lock(call[0] as i32, call[1] as i32, call[2])
     } else {
         Ok(LockOutcome::Kernel)
     }

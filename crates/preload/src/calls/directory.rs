@@ -5,7 +5,7 @@ use ashlar_types::Errno;
 
 use super::Served;
 use crate::descriptors;
-use crate::memory;
+use crate::program_memory;
 
 /// Bytes of `linux_dirent64` before the name: inode:8 offset:8 length:2 kind:1.
 const HEAD_BYTES: usize = 19;
@@ -90,7 +90,7 @@ pub(super) fn list(a: &[u64; 6]) -> Served {
     if page.bytes.is_empty() && page.is_full {
         return Err(Errno::EINVAL);
     }
-    memory::store_bytes(a[1], &page.bytes)?;
+    program_memory::store_bytes(a[1], &page.bytes)?;
     place.offset = page.next;
     Ok(Some(page.bytes.len() as i64))
 }

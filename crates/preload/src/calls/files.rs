@@ -7,14 +7,14 @@ use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, QuotaId
 
 use super::{Served, descriptor};
 use crate::descriptors::{self, OpenFileRef, TMPFILE};
-use crate::direct;
 use crate::materialise;
-use crate::memory::{self, PathBuffer};
 use crate::path::{self, Aim, Last, PathStart, Place, Purpose, Walked};
-use crate::recycled;
+use crate::program_memory::{self, PathBuffer};
+use crate::recycled_descriptor;
+use crate::segment_mapping;
 use crate::session::{self, Session};
-use crate::shared::Shared;
-use crate::{snapshot, unnamed};
+use crate::shared_file::Shared;
+use crate::{snapshot_mapping, unnamed_files};
 
 /// Flags that an open file keeps and that `F_GETFL` shows.
 ///
@@ -59,7 +59,7 @@ pub(super) fn open_fast(number: i64, a: &[u64; 6]) -> Option<i64> {
         return None;
     }
     let mut buffer = PathBuffer::new();
-    let start = path::find_known_start(directory, memory::copy_path(address, &mut buffer).ok()?)?;
+    let start = path::find_known_start(directory, program_memory::copy_path(address, &mut buffer).ok()?)?;
     let session = start.session;
     let access = access_of(flags);
     let admits = |id: InodeId, inode: &Inode| {
@@ -96,7 +96,7 @@ pub(super) fn open(number: i64, a: &[u64; 6]) -> Served {
         _ => (a[0] as i32, a[1], a[2] as i32, a[3] as u32),
     };
     let mut buffer = PathBuffer::new();
-    let text = memory::copy_path(address, &mut buffer)?;
+    let text = program_memory::copy_path(address, &mut buffer)?;
     if let Some(descriptor) = path::descriptor_named(text) {
         return materialise::hand_over(descriptor).map(|()| None);
     }
@@ -186,7 +186,7 @@ fn stale_to_missing(errno: Errno) -> Errno {
 ///
 /// A LibFS directory that the path begins at stays with LibFS.
 fn open_by_kernel(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errno> {
-    recycled::close_recycled();
+    recycled_descriptor::close_recycled();
     let open = |arguments: [u64; 6]| {
         // SAFETY: the program's own call, but for the number of the directory.
         unsafe { crate::arch::system_call(number as u64, arguments) }
@@ -198,7 +198,7 @@ fn open_by_kernel(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errn
     }
     let opened = match descriptors::file(directory).filter(|_| number == libc::SYS_openat) {
         Some(file) => {
-            crate::locks::with_real_file(&file, false, |real| Ok(open([real as u64, a[1], a[2], a[3], 0, 0])))?
+            crate::record_locks::with_real_file(&file, false, |real| Ok(open([real as u64, a[1], a[2], a[3], 0, 0])))?
         }
         None => open(*a),
     };
@@ -376,7 +376,7 @@ fn make_unnamed(
         return Ok(None);
     }
     let made = session.fs.make_unnamed(&session.user, directory, &regular_make(mode))?;
-    unnamed::record_unnamed(session, &made);
+    unnamed_files::record_unnamed(session, &made);
     enter_opened(session, made.id, FileKind::Regular, flags).map(Some)
 }
 
@@ -396,7 +396,7 @@ pub(super) fn truncate(number: i64, a: &[u64; 6]) -> Served {
         return resize(session, &session.admitted, file.inode(), size as u64);
     }
     let mut buffer = PathBuffer::new();
-    let text = memory::copy_path(a[0], &mut buffer)?;
+    let text = program_memory::copy_path(a[0], &mut buffer)?;
     let Some(start) = path::find_start(libc::AT_FDCWD, text)? else { return Ok(None) };
     if size < 0 {
         return Err(Errno::EINVAL);
@@ -456,7 +456,7 @@ pub(super) fn stat_file_system(descriptor: i32, to: u64) -> Served {
     if session.fs.attributes(file.inode())?.inode.quota == QuotaId::NONE {
         return ask(session.root().as_raw_fd());
     }
-    crate::locks::with_real_file(&file, false, ask)
+    crate::record_locks::with_real_file(&file, false, ask)
 }
 
 /// Serves `posix_fadvise`, `readahead`: all data is in memory, and the kernel reports errors.
@@ -474,7 +474,7 @@ pub(super) fn advise_access(number: i64, a: &[u64; 6]) -> Served {
 /// It maps a copy, the data segments, or a kernel descriptor on the same file, which lives as long as the mapping.
 pub(super) fn map_file(a: &[u64; 6]) -> Served {
     if a[3] & libc::MAP_FIXED as u64 != 0 {
-        direct::hand_over_part(a[0], a[1])?;
+        segment_mapping::hand_over_part(a[0], a[1])?;
     }
     if a[3] & libc::MAP_ANONYMOUS as u64 != 0 {
         // SAFETY: the program's own call, which names no file.
@@ -482,11 +482,11 @@ pub(super) fn map_file(a: &[u64; 6]) -> Served {
     }
     let Some(file) = descriptors::file(a[4] as i32) else { return Ok(None) };
     if a[3] & libc::MAP_TYPE as u64 == libc::MAP_PRIVATE as u64
-        && let Some(mapped) = snapshot::map_copy(&file, *a)?
+        && let Some(mapped) = snapshot_mapping::map_copy(&file, *a)?
     {
         return Ok(Some(mapped));
     }
-    if let Some(mapped) = direct::map_segments(&file, *a)? {
+    if let Some(mapped) = segment_mapping::map_segments(&file, *a)? {
         return Ok(Some(mapped));
     }
     if a[3] & libc::MAP_TYPE as u64 != libc::MAP_PRIVATE as u64 {
@@ -496,7 +496,7 @@ pub(super) fn map_file(a: &[u64; 6]) -> Served {
         materialise::refresh_size(a[4] as i32, &file);
         return Ok(Some(mapped));
     }
-    crate::locks::with_real_file(&file, false, |real| {
+    crate::record_locks::with_real_file(&file, false, |real| {
         let arguments = [a[0], a[1], a[2], a[3], real as u64, a[5]];
         // SAFETY: the program's own call, but for the number of the descriptor.
         Ok(Some(unsafe { crate::arch::system_call(libc::SYS_mmap as u64, arguments) }))

@@ -5,10 +5,10 @@ use ashlar_types::{Errno, FileKind};
 
 use super::Served;
 use crate::arch::system_call;
-use crate::memory::{self, PathBuffer};
 use crate::path::{self, Aim, Last, Place, Purpose, Walked};
+use crate::program_memory::{self, PathBuffer};
 use crate::session::{self, Session};
-use crate::{descriptors, unnamed};
+use crate::{descriptors, unnamed_files};
 
 const RENAME_NOREPLACE: u64 = 1;
 const RENAME_EXCHANGE: u64 = 2;
@@ -41,7 +41,7 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
 /// Resolves a path from a directory's descriptor on.
 fn resolve_name(directory: u64, address: u64, aim: impl Into<Aim>) -> Result<Option<(&'static Session, Place)>, Errno> {
     let mut buffer = PathBuffer::new();
-    let text = memory::copy_path(address, &mut buffer)?;
+    let text = program_memory::copy_path(address, &mut buffer)?;
     if let Some(descriptor) = path::descriptor_named(text) {
         return crate::materialise::hand_over(descriptor).map(|()| None);
     }
@@ -90,7 +90,7 @@ fn make_node(directory: u64, address: u64, mode: u64) -> Served {
 
 fn symlink(target: u64, directory: u64, address: u64) -> Served {
     let mut buffer = PathBuffer::new();
-    let target = memory::copy_path(target, &mut buffer)?;
+    let target = program_memory::copy_path(target, &mut buffer)?;
     if target.is_empty() {
         return Err(Errno::ENOENT);
     }
@@ -131,7 +131,7 @@ fn read_link(directory: u64, address: u64, buffer: u64, length: u64) -> Served {
         return Err(Errno::EINVAL);
     }
     let mut text = PathBuffer::new();
-    let text = memory::copy_path(address, &mut text)?;
+    let text = program_memory::copy_path(address, &mut text)?;
     if let Some(descriptor) = path::descriptor_named(text) {
         // The kernel reads the link, once it has the open file.
         return crate::materialise::hand_over(descriptor).map(|()| None);
@@ -146,7 +146,7 @@ fn read_link(directory: u64, address: u64, buffer: u64, length: u64) -> Served {
     }
     let target = &found.inode.target;
     let count = target.len().min(length as u32 as usize);
-    memory::store_bytes(buffer, &target[..count])?;
+    program_memory::store_bytes(buffer, &target[..count])?;
     Ok(Some(count as i64))
 }
 
@@ -180,13 +180,14 @@ fn rename(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
 /// That is the file of a path, or an open file, which may have no name.
 fn link_source(from: (u64, u64), flags: u64) -> Result<Option<(&'static Session, Found)>, Errno> {
     let mut buffer = PathBuffer::new();
-    let text = memory::copy_path(from.1, &mut buffer)?;
+    let text = program_memory::copy_path(from.1, &mut buffer)?;
     let last = if flags & libc::AT_SYMLINK_FOLLOW as u64 != 0 { Last::Follow } else { Last::Keep };
     if text.is_empty() && flags & libc::AT_EMPTY_PATH as u64 != 0 {
         return match open_source(from.0 as i32)? {
             // The super-user may name any file in this way; others may name only what they have opened.
             Some((session, found))
-                if session.user.uid != 0 && (!names_own_files() || unnamed::is_of_another_process(session, &found)) =>
+                if session.user.uid != 0
+                    && (!names_own_files() || unnamed_files::is_of_another_process(session, &found)) =>
             {
                 Err(Errno::ENOENT)
             }
@@ -209,13 +210,13 @@ fn open_source(descriptor: i32) -> Result<Option<(&'static Session, Found)>, Err
     let (session, inode) = match descriptors::file(descriptor) {
         Some(file) if file.is_in_current_session() => (file.session()?, file.inode()),
         Some(_) => return Ok(None),
-        None => match unnamed::session_of_unnamed(descriptor) {
+        None => match unnamed_files::session_of_unnamed(descriptor) {
             Some(known) => known,
             None => return Ok(None),
         },
     };
     let found = session.fs.attributes(inode)?;
-    if found.inode.links == 0 && unnamed::is_nameless(session, &found) {
+    if found.inode.links == 0 && unnamed_files::is_nameless(session, &found) {
         session.fs.note_unnamed(inode);
     }
     Ok(Some((session, found)))
@@ -251,6 +252,6 @@ fn link(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
         return Ok(None);
     }
     session.fs.link(&session.user, found.id, place.directory, &place.name)?;
-    unnamed::record_named(session, found.id);
+    unnamed_files::record_named(session, found.id);
     Ok(Some(0))
 }

@@ -7,7 +7,7 @@ use ashlar_types::Errno;
 
 use super::descriptor::{FICLONE, FICLONERANGE, FIDEDUPERANGE};
 use crate::arch::Frame;
-use crate::{memory, path};
+use crate::{path, program_memory};
 
 const LANDLOCK_RULE_PATH_BENEATH: u64 = 1;
 /// The offset of the path in the address of a socket (`sockaddr_un`).
@@ -93,7 +93,7 @@ pub(super) fn for_each_passed(call: &Frame, then: &mut dyn FnMut(i32) -> Result<
         },
         libc::SYS_fanotify_mark => then(a[3] as i32),
         // allowed:8 directory:4
-        libc::SYS_landlock_add_rule if a[1] == LANDLOCK_RULE_PATH_BENEATH => then(memory::load(a[2] + 8)?),
+        libc::SYS_landlock_add_rule if a[1] == LANDLOCK_RULE_PATH_BENEATH => then(program_memory::load(a[2] + 8)?),
         libc::SYS_kcmp if a[2] == KCMP_FILE => {
             let own = u64::from(std::process::id());
             let compared = [(a[0], a[3]), (a[1], a[4])].into_iter().filter(|&(process, _)| process == own);
@@ -114,9 +114,9 @@ pub(super) fn for_each_passed(call: &Frame, then: &mut dyn FnMut(i32) -> Result<
 /// Sockets that the kernel has named and abstract ones have none.
 pub(super) fn socket_path(address: u64, length: u64) -> Option<u64> {
     let at = address + SOCKET_PATH_AT;
-    let is_path = memory::load::<u16>(address).is_ok_and(|family| family == libc::AF_UNIX as u16)
+    let is_path = program_memory::load::<u16>(address).is_ok_and(|family| family == libc::AF_UNIX as u16)
         && length > SOCKET_PATH_AT
-        && memory::load::<u8>(at).is_ok_and(|first| first != 0);
+        && program_memory::load::<u8>(at).is_ok_and(|first| first != 0);
     is_path.then_some(at)
 }
 
@@ -125,30 +125,30 @@ fn in_request(request: u64, argument: u64, then: &mut dyn FnMut(i32) -> Result<(
         return then(argument as i32);
     }
     if request == FIDEDUPERANGE {
-        let count = memory::load::<u16>(argument + DEDUPED_COUNT_AT)?.min(DEDUPED_MAX);
-        let file = |index: u16| memory::load(argument + DEDUPED_AT + u64::from(index) * DEDUPED_BYTES);
+        let count = program_memory::load::<u16>(argument + DEDUPED_COUNT_AT)?.min(DEDUPED_MAX);
+        let file = |index: u16| program_memory::load(argument + DEDUPED_AT + u64::from(index) * DEDUPED_BYTES);
         return (0..count).try_for_each(|index| then(file(index)?));
     }
     let Some((_, places)) = IN_STRUCTURES.iter().find(|(known, _)| *known == request) else { return Ok(()) };
-    places.iter().try_for_each(|place| then(memory::load(argument + place)?))
+    places.iter().try_for_each(|place| then(program_memory::load(argument + place)?))
 }
 
 /// Calls `then` with each descriptor that a message passes on.
 fn in_message(message: u64, then: &mut dyn FnMut(i32) -> Result<(), Errno>) -> Result<(), Errno> {
-    let message: libc::msghdr = memory::load(message)?;
+    let message: libc::msghdr = program_memory::load(message)?;
     let (mut at, length) = (message.msg_control as u64, message.msg_controllen as u64);
     let end = at + length;
     // A header: length:8 level:4 kind:4, then content; the next one begins at a multiple of 8.
     while at + 16 <= end {
-        let length: u64 = memory::load(at)?;
-        let level: i32 = memory::load(at + 8)?;
-        let kind: i32 = memory::load(at + 12)?;
+        let length: u64 = program_memory::load(at)?;
+        let level: i32 = program_memory::load(at + 8)?;
+        let kind: i32 = program_memory::load(at + 12)?;
         if length < 16 || length > end - at {
             break;
         }
         if (level, kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
             for place in (at + 16..at + length).step_by(4).filter(|place| place + 4 <= at + length) {
-                then(memory::load(place)?)?;
+                then(program_memory::load(place)?)?;
             }
         }
         at += length.next_multiple_of(8);

@@ -5,16 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ashlar_libfs::alone::end_alone;
 use ashlar_types::Errno;
 
-use super::shape::changes_user;
+use super::call_shape::changes_user;
 use super::{CallVerdict, Served};
 use crate::arch::{Frame, system_call};
-use crate::carried::{self, ExecFiles};
 use crate::environment::PreloadText;
-use crate::memory;
-use crate::shared::BorrowerFiles;
+use crate::exec_files::{self, ExecFiles};
+use crate::program_memory;
+use crate::shared_file::BorrowerFiles;
 use crate::{
-    bare, deferred, descriptors, direct, environment, hook, locks, materialise, path, program_profile, recycled,
-    report, reserve, session, shared, threads, users,
+    deferred_session, descriptors, environment, hook, materialise, memory_reserve, path, program_profile, record_locks,
+    recycled_descriptor, report, segment_mapping, session, shared_file, single_thread, user_sessions, without_library,
 };
 
 /// Namespaces in which paths or users have another meaning.
@@ -59,7 +59,7 @@ fn making_flags(call: &Frame) -> Result<Option<u64>, Errno> {
         libc::SYS_vfork => (libc::CLONE_VM | libc::CLONE_VFORK) as u64,
         libc::SYS_clone => a[0],
         libc::SYS_clone3 if a[1] < CLONE_ARGUMENTS_MIN => return Err(Errno::EINVAL),
-        libc::SYS_clone3 => memory::load(a[0])?,
+        libc::SYS_clone3 => program_memory::load(a[0])?,
         _ => return Ok(None),
     }))
 }
@@ -104,8 +104,8 @@ pub(super) fn serve(call: &mut Frame) -> Served {
             let is_less = lowers_address_space(call);
             // The next session takes as little memory as possible, or none begins. A session that other threads may use
             // stays.
-            if is_less && threads::is_single_thread() && users::is_any_session() && hand_over_files() {
-                users::end_and_free();
+            if is_less && single_thread::is_single_thread() && user_sessions::is_any_session() && hand_over_files() {
+                user_sessions::end_and_free();
             }
             let result = call_kernel(call);
             if is_less {
@@ -118,11 +118,11 @@ pub(super) fn serve(call: &mut Frame) -> Served {
             // Open files stay open for the new user.
             hand_over_files();
             let result = call_kernel(call);
-            shared::record_user_change();
-            users::record_user_change();
+            shared_file::record_user_change();
+            user_sessions::record_user_change();
             Ok(Some(result))
         }
-        libc::SYS_unshare if a[0] & SEPARATED == 0 || a[0] & NAMESPACES == 0 && threads::is_single_thread() => {
+        libc::SYS_unshare if a[0] & SEPARATED == 0 || a[0] & NAMESPACES == 0 && single_thread::is_single_thread() => {
             HAS_NEW_PID_NAMESPACE.fetch_or(a[0] & libc::CLONE_NEWPID as u64 != 0, Ordering::Relaxed);
             Ok(None)
         }
@@ -158,7 +158,7 @@ fn lowers_address_space(call: &Frame) -> bool {
         if call.rax as i64 == libc::SYS_setrlimit { (0, a[0], a[1]) } else { (a[0] as u32, a[1], a[2]) };
     let is_meant = (process == 0 || process == std::process::id()) && resource as u32 == libc::RLIMIT_AS;
     // The kernel refuses limits that can't be read.
-    is_meant && memory::load(limits).is_ok_and(|limit: u64| limit < session::address_space())
+    is_meant && program_memory::load(limits).is_ok_and(|limit: u64| limit < session::address_space())
 }
 
 /// Leaves the process to the kernel, as the library's memory is used up.
@@ -166,14 +166,14 @@ fn lowers_address_space(call: &Frame) -> bool {
 /// The programs that it runs have the library again.
 #[cold]
 pub(crate) fn give_up_sessions() {
-    reserve::record_hand_over();
-    users::stop_beginning();
-    if users::is_any_session() {
+    memory_reserve::record_hand_over();
+    user_sessions::stop_beginning();
+    if user_sessions::is_any_session() {
         let are_left = hand_over_files();
         hand_over_inherited(|_| true);
         // Files that could not be handed over still need the sessions.
         if are_left {
-            users::end_and_free();
+            user_sessions::end_and_free();
         }
         session::resize_reserve();
     }
@@ -188,7 +188,7 @@ pub(super) fn leave_to_kernel() {
     end_alone();
     hand_over_files();
     hand_over_inherited(|_| true);
-    users::end_all_sessions();
+    user_sessions::end_all_sessions();
     IS_KERNELS.store(true, Ordering::Relaxed);
     super::stop_catching();
 }
@@ -197,9 +197,9 @@ pub(super) fn leave_to_kernel() {
 ///
 /// The sessions are about to end. Returns whether it could.
 fn hand_over_files() -> bool {
-    direct::hand_over_all();
+    segment_mapping::hand_over_all();
     let are_all = materialise::hand_over_all();
-    locks::move_all_to_kernel();
+    record_locks::move_all_to_kernel();
     are_all
 }
 
@@ -212,7 +212,7 @@ fn hand_over_files() -> bool {
 fn hand_over_and_hold(shares: bool) -> Result<session::AllHeld, Errno> {
     let mut tries = 1;
     loop {
-        direct::hand_over_all();
+        segment_mapping::hand_over_all();
         let is_done = if shares { materialise::share_all() } else { materialise::hand_over_all() };
         let mut held = session::hold_all();
         let is_none = held.mapped().is_empty()
@@ -240,17 +240,17 @@ fn make_process(call: &Frame) -> Served {
     }
     match making {
         ProcessMaking::Fork => {
-            deferred::record_fork();
+            deferred_session::record_fork();
             let locks = hand_over_and_hold(shares)?;
-            let closing = recycled::hold_closing();
+            let closing = recycled_descriptor::hold_closing();
             let result = call_kernel(call);
             drop((closing, locks));
             if result == 0 {
                 session::forget_sessions();
                 // The parent may have kept some of its memory (`MADV_DONTFORK`).
-                memory::forget_all_pages();
+                program_memory::forget_all_pages();
             } else {
-                direct::release_copied();
+                segment_mapping::release_copied();
             }
             Ok(Some(result))
         }
@@ -260,7 +260,7 @@ fn make_process(call: &Frame) -> Served {
             } else {
                 materialise::hand_over_all();
             }
-            deferred::record_fork();
+            deferred_session::record_fork();
             hook::lend_memory(BorrowerFiles::collect());
             Ok(None)
         }
@@ -271,7 +271,7 @@ fn make_process(call: &Frame) -> Served {
         ProcessMaking::Thread => {
             // Files adopted while other threads use them could be lost to those threads. A process with threads runs
             // for long.
-            deferred::end_deferral();
+            deferred_session::end_deferral();
             end_alone();
             Ok(None)
         }
@@ -285,7 +285,7 @@ fn hand_over_inherited(is_meant: impl Fn(i32) -> bool) {
 
 /// Runs a program in a process that has borrowed the memory, if the kernel needs help with that.
 pub(crate) fn execute_lent(call: &Frame) -> Option<i64> {
-    bare::execute_lent(call.rax as i64, call.arguments, IS_KERNELS.load(Ordering::Relaxed))
+    without_library::execute_lent(call.rax as i64, call.arguments, IS_KERNELS.load(Ordering::Relaxed))
 }
 
 /// Runs another program.
@@ -294,29 +294,31 @@ pub(crate) fn execute_lent(call: &Frame) -> Option<i64> {
 fn execute_program(number: u64, a: [u64; 6]) -> Served {
     let mut arguments = a;
     if IS_KERNELS.load(Ordering::Relaxed) {
-        return Ok(bare::execute_foreign(number as i64, a));
+        return Ok(without_library::execute_foreign(number as i64, a));
     }
-    let (is_by_path, environment_at) = (number as i64 == libc::SYS_execve, bare::environment_index(number as i64));
+    let (is_by_path, environment_at) =
+        (number as i64 == libc::SYS_execve, without_library::environment_index(number as i64));
     // If there is no such program, hand nothing over.
-    if is_by_path && let Some(errno) = bare::missing_error(a[0]) {
+    if is_by_path && let Some(errno) = without_library::missing_error(a[0]) {
         return Err(errno);
     }
     // If a descriptor is a part of the path, the new program gets another path than the one named here. And with
     // several threads, others may change descriptors meanwhile.
-    let carried = if is_by_path && threads::is_single_thread() { carried::collect_own() } else { ExecFiles::default() };
-    let open = carried::encode_variable(&carried, a[0]);
+    let carried =
+        if is_by_path && single_thread::is_single_thread() { exec_files::collect_own() } else { ExecFiles::default() };
+    let open = exec_files::encode_variable(&carried, a[0]);
     // By now the process may have too little memory left to allocate: most environments need none.
-    let (mut some, mut more, mut preload) = ([0; bare::VARIABLES], Vec::new(), PreloadText::new());
+    let (mut some, mut more, mut preload) = ([0; without_library::VARIABLES], Vec::new(), PreloadText::new());
     let list = environment::list_with_room(a[environment_at], &mut some, &mut more)?;
     if let Some(completed) = environment::with_library(a[environment_at], open.as_deref(), list, &mut preload)? {
         arguments[environment_at] = completed;
     }
     hand_over_files();
     hand_over_inherited(|number| descriptors::closes_on_exec(number) != Some(true));
-    users::end_all_sessions();
+    user_sessions::end_all_sessions();
     program_profile::record_long();
     report::record_execution();
-    if let Some(result) = bare::execute(number as i64, a) {
+    if let Some(result) = without_library::execute(number as i64, a) {
         return Ok(Some(result));
     }
     // SAFETY: the program's own call, but for the additions to its environment, which live until this returns.

@@ -10,7 +10,7 @@ use ashlar_wire::{WATCH_ALL_ATTRIBUTE, WATCH_ATTRIBUTE};
 
 use super::Served;
 use crate::arch::system_call;
-use crate::memory::{self, PathBuffer};
+use crate::program_memory::{self, PathBuffer};
 use crate::session::Session;
 use crate::{descriptors, materialise, path};
 
@@ -43,7 +43,7 @@ fn reserve_watched(directory: i32, address: u64, follows: bool, is_all: bool) ->
         materialise::hand_over(number)?;
     }
     let mut buffer = PathBuffer::new();
-    let text = if address == 0 { None } else { Some(memory::copy_path(address, &mut buffer)?) };
+    let text = if address == 0 { None } else { Some(program_memory::copy_path(address, &mut buffer)?) };
     let text = match text {
         Some(text) if directory == libc::AT_FDCWD || text.first() == Some(&b'/') => text.to_vec(),
         // The path by way of the descriptor: no call for attributes takes a descriptor and a path.

@@ -13,7 +13,7 @@ use super::attributes::{CallFile, with_file, with_path};
 use crate::arch::system_call;
 use crate::descriptors::OpenFileRef;
 use crate::path::{Last, Purpose};
-use crate::{descriptors, locks, memory};
+use crate::{descriptors, program_memory, record_locks};
 
 /// Lists that the kernel interprets, and returns as it has interpreted them.
 const LISTS: [&[u8]; 2] = [XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT];
@@ -46,7 +46,7 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     // The error for an `O_PATH` descriptor is not the first one that the kernel checks.
     let answer = if file.as_ref().is_some_and(OpenFileRef::is_o_path) { None } else { answer_xattr(number, a)? };
     match (answer, file) {
-        (None, Some(file)) => locks::with_real_file(&file, false, |real| {
+        (None, Some(file)) => record_locks::with_real_file(&file, false, |real| {
             let arguments = [real as u64, a[1], a[2], a[3], a[4], 0];
             // SAFETY: the program's own call, but for the number of the descriptor.
             Ok(Some(unsafe { system_call(number as u64, arguments) }))
@@ -92,7 +92,7 @@ fn answer_xattr(number: i64, a: &[u64; 6]) -> Served {
 
 /// Returns the name at an address, or `None` if the kernel must report its error.
 fn name_at(address: u64, buffer: &mut [u8; XATTR_NAME_MAX + 1]) -> Option<&[u8]> {
-    let length = memory::copy_start(address, buffer);
+    let length = program_memory::copy_start(address, buffer);
     (1..=XATTR_NAME_MAX).contains(&length).then(|| &buffer[..length])
 }
 
@@ -129,7 +129,7 @@ fn store_value(value: &[u8], (address, room): (u64, u64)) -> Served {
         if value.len() as u64 > room {
             return Err(Errno::ERANGE);
         }
-        memory::store_bytes(address, value)?;
+        program_memory::store_bytes(address, value)?;
     }
     Ok(Some(value.len() as i64))
 }
@@ -140,7 +140,7 @@ fn set_xattr(subject: &CallFile, name: &[u8], (address, length): (u64, u64), fla
     if !is_list && !is_user_name(name) {
         return Ok(None);
     }
-    let value = memory::bytes(address, length as usize)?.to_vec();
+    let value = program_memory::bytes(address, length as usize)?.to_vec();
     if !is_list {
         session.fs.set_xattr(&session.user, id, name, &value, XattrFlags::of(flags)?, false)?;
         return Ok(Some(0));

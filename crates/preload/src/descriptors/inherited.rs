@@ -7,7 +7,7 @@ use ashlar_libfs::alone;
 
 use super::open_file::OPEN;
 use super::{HIGHEST, INHERITED, OpenFileRef, TABLE, file, ours, table_entry};
-use crate::shared::Shared;
+use crate::shared_file::Shared;
 
 /// The open files of such descriptors.
 ///

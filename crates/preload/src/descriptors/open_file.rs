@@ -12,8 +12,8 @@ use ashlar_types::{Errno, FileKind, InodeId};
 
 use super::{TABLE, highest, is_file, record_path_base, table_entry};
 use crate::session::Session;
-use crate::shared::{self, HeldPlace, Shared};
-use crate::{materialise, unnamed};
+use crate::shared_file::{self, HeldPlace, Shared};
+use crate::{materialise, unnamed_files};
 
 /// The most open files that LibFS serves. The kernel serves more.
 pub(super) const OPEN_MAX: usize = 65_536;
@@ -151,7 +151,7 @@ impl OpenDescription {
     /// Returns the session that it is open in; `None` if that has ended.
     #[inline]
     fn session(&self) -> Option<&'static Session> {
-        // SAFETY: the caller has a reference, and no session is freed while open files of it exist (`users`).
+        // SAFETY: the caller has a reference, and no session is freed while open files of it exist (`user_sessions`).
         unsafe { self.session.load(Ordering::Relaxed).as_ref() }.filter(|session| !session.is_over())
     }
 
@@ -432,7 +432,7 @@ impl OpenFileRef {
 
     /// Joins the sharing by other processes, if it is not shared yet.
     pub(crate) fn join_sharing(&self, shared: Shared) {
-        shared::record_sharing();
+        shared_file::record_sharing();
         self.description().shared.store(Box::into_raw(Box::new(shared)), Ordering::Release);
     }
 }
@@ -508,7 +508,7 @@ fn forget_special_state(open: &OpenDescription, flags: i32) {
     } else if !open.place.lock().is_gone
         && let Some(session) = open.session()
     {
-        unnamed::forget_unnamed(session, InodeId(open.inode.load(Ordering::Relaxed)));
+        unnamed_files::forget_unnamed(session, InodeId(open.inode.load(Ordering::Relaxed)));
     }
 }
 

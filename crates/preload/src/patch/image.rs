@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::ptr;
 
 use super::apply::{PAGE, PatchLayout, TRAMPOLINES_AT};
-use super::kept::KeptFile;
+use super::kept_file::KeptFile;
 use super::{Library, PatchSite};
 use crate::arch::{ashlar_entry, system_call};
 

@@ -7,8 +7,8 @@ use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::{Mutex, OnceLock};
 
-use super::kept::KeptFile;
-use super::{Library, apply, known_plan, loader, scan, visit_objects};
+use super::kept_file::KeptFile;
+use super::{Library, apply, known_plan, loader_watch, scan, visit_objects};
 use crate::arch::{ashlar_entry, keep_wide_registers};
 
 /// A loaded object.
@@ -55,7 +55,7 @@ pub(crate) fn catch_later_objects() {
     // lock may stay held forever.
     let Ok(mut objects) = OBJECTS.try_lock() else { return };
     let new = objects.refresh();
-    let linker = if new.is_empty() { None } else { loader::loader_function() };
+    let linker = if new.is_empty() { None } else { loader_watch::loader_function() };
     for (headers, library) in new {
         let room = if must_stay_unpatched(&library, linker) { None } else { patch_object(&library, manner) };
         objects.insert(KnownObject { headers, room, is_loaded: true });

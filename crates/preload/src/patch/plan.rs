@@ -8,7 +8,7 @@
 use std::os::unix::fs::FileExt;
 
 use super::Library;
-use super::kept::{BUILD_ID_MAX, KeptFile};
+use super::kept_file::{BUILD_ID_MAX, KeptFile};
 
 /// The longest window of instructions that is patched, in bytes.
 pub(crate) const WINDOW_MAX: usize = 32;

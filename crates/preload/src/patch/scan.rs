@@ -5,7 +5,7 @@ use std::ops::Range;
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use super::apply::JUMP_BYTES;
-use super::{Library, PatchSite, Plan, WINDOW_MAX, frames};
+use super::{Library, PatchSite, Plan, WINDOW_MAX, unwind_tables};
 
 /// The instruction `syscall`.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -37,7 +37,7 @@ pub(crate) fn scan(library: &Library) -> Plan {
     if has_no_call_bytes(library) {
         return Plan { build_id: library.build_id.clone(), sites };
     }
-    let functions = frames::functions(library).filter(|functions| !functions.is_empty());
+    let functions = unwind_tables::functions(library).filter(|functions| !functions.is_empty());
     let mut targets = Vec::new();
     let mut calls: Vec<(Vec<Instruction>, usize)> = Vec::new();
     for part in parts_with_calls(library, functions.as_deref().unwrap_or(&library.code)) {

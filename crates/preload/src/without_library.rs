@@ -15,7 +15,7 @@ use ashlar_wire::loads_library;
 
 use crate::arch::system_call;
 use crate::environment::{self, PreloadText};
-use crate::memory::{self, PathBuffer};
+use crate::program_memory::{self, PathBuffer};
 use crate::{descriptors, program_profile, report, session};
 
 /// Bytes from which on a file is large.
@@ -103,7 +103,7 @@ fn read_program(number: i64, a: [u64; 6], path: Option<&[u8]>, offset: u64, buff
             (libc::AT_FDCWD as u64, text.as_ptr() as u64)
         }
         None if number == libc::SYS_execve => (libc::AT_FDCWD as u64, a[0]),
-        None if a[4] & libc::AT_EMPTY_PATH as u64 == 0 || memory::load::<u8>(a[1]).ok()? != 0 => (a[0], a[1]),
+        None if a[4] & libc::AT_EMPTY_PATH as u64 == 0 || program_memory::load::<u8>(a[1]).ok()? != 0 => (a[0], a[1]),
         None => {
             // The program is named by its descriptor, which may be an `O_PATH` one.
             let mut rest = &mut text[..];
@@ -172,7 +172,7 @@ pub(crate) fn missing_error(path: u64) -> Option<Errno> {
 fn is_short_program(path: u64, arguments: u64) -> bool {
     let (mut buffer, mut first, mut second) = (PathBuffer::new(), PathBuffer::new(), PathBuffer::new());
     // The kernel refuses a path that can't be read.
-    let Ok(path) = memory::copy_path(path, &mut buffer) else { return false };
+    let Ok(path) = program_memory::copy_path(path, &mut buffer) else { return false };
     let (first, second) = (argument_text(arguments, 1, &mut first), argument_text(arguments, 2, &mut second));
     let reads_much = || descriptors::is_ours(0) || is_large_input(0, c"".as_ptr() as u64, libc::AT_EMPTY_PATH);
     program_profile::is_short(path, first, second) && !reads_much() && has_little_input(arguments).unwrap_or(false)
@@ -180,20 +180,21 @@ fn is_short_program(path: u64, arguments: u64) -> bool {
 
 /// Returns the text of an argument, if there is one that is no longer than a path.
 fn argument_text(arguments: u64, index: u64, buffer: &mut PathBuffer) -> Option<&[u8]> {
-    let before = (0..index).all(|before| memory::load::<u64>(arguments + before * 8).is_ok_and(|address| address != 0));
-    let address: u64 = if before { memory::load(arguments + index * 8).ok()? } else { 0 };
-    if address == 0 { None } else { memory::copy_path(address, buffer).ok() }
+    let before =
+        (0..index).all(|before| program_memory::load::<u64>(arguments + before * 8).is_ok_and(|address| address != 0));
+    let address: u64 = if before { program_memory::load(arguments + index * 8).ok()? } else { 0 };
+    if address == 0 { None } else { program_memory::copy_path(address, buffer).ok() }
 }
 
 fn has_little_input(arguments: u64) -> Result<bool, Errno> {
     let (mut names, mut is_searched) = (0, false);
     for index in 1..=ARGUMENTS_MAX {
-        let argument: u64 = memory::load(arguments + index * 8)?;
+        let argument: u64 = program_memory::load(arguments + index * 8)?;
         if argument == 0 {
             return Ok(true);
         }
         let mut start = [0; 3];
-        let length = memory::copy_start(argument, &mut start);
+        let length = program_memory::copy_start(argument, &mut start);
         let start = &start[..length];
         if !start.starts_with(b"-") && !is_searched {
             names += 1;

@@ -7,7 +7,7 @@
 use ashlar_types::Errno;
 
 use super::Served;
-use crate::memory;
+use crate::program_memory;
 use crate::{descriptors, materialise, session};
 
 /// Descriptors in one word of a set.
@@ -42,7 +42,7 @@ fn may_be_libfs_file(descriptor: i32) -> bool {
 /// The call adds it, or changes or removes it.
 fn refuse_epoll(a: &[u64; 6]) -> Served {
     if a[1] as i32 != libc::EPOLL_CTL_DEL {
-        memory::check_access(a[3], size_of::<libc::epoll_event>() as u64, memory::MemoryUse::Read)?;
+        program_memory::check_access(a[3], size_of::<libc::epoll_event>() as u64, program_memory::MemoryUse::Read)?;
     }
     let is_there = descriptors::closes_on_exec(a[0] as i32).is_some();
     Err(if is_there { Errno::EPERM } else { Errno::EBADF })
@@ -50,7 +50,7 @@ fn refuse_epoll(a: &[u64; 6]) -> Served {
 
 fn hand_over_polled(address: u64, count: u64) -> Result<(), Errno> {
     for index in 0..count {
-        let polled: libc::pollfd = memory::load(address + index * size_of::<libc::pollfd>() as u64)?;
+        let polled: libc::pollfd = program_memory::load(address + index * size_of::<libc::pollfd>() as u64)?;
         materialise::hand_over(polled.fd)?;
     }
     Ok(())
@@ -61,7 +61,7 @@ fn hand_over_selected(set: u64, count: i32) -> Result<(), Errno> {
         return Ok(());
     }
     for word_number in 0..u64::from(count.max(0) as u32).div_ceil(WORD_BITS) {
-        let mut word: u64 = memory::load(set + word_number * 8)?;
+        let mut word: u64 = program_memory::load(set + word_number * 8)?;
         while word != 0 {
             materialise::hand_over((word_number * WORD_BITS + u64::from(word.trailing_zeros())) as i32)?;
             word &= word - 1;

@@ -2,7 +2,7 @@
 //!
 //! A shell opens the file for a command's output, and then becomes the command. The open file is the kernel's then, and
 //! stays so if another process may share it. But if this process has opened it since it was forked, and has passed it
-//! to no other, the file is adoptable (`deferred`) in the next program.
+//! to no other, the file is adoptable (`deferred_session`) in the next program.
 //!
 //! A variable of the environment lists such files; the next program removes it. The variable holds for the process and
 //! the path that it names: a program in between that doesn't know it passes it on unchanged.
@@ -10,8 +10,8 @@
 use std::ffi::{CStr, CString};
 
 use crate::arch::ADOPTABLE_MAX;
-use crate::memory::PathBuffer;
-use crate::{deferred, descriptors, environment, memory, session};
+use crate::program_memory::PathBuffer;
+use crate::{deferred_session, descriptors, environment, program_memory, session};
 
 /// `ASHLAR_OPEN=PROCESS KEY MOUNTS NUMBER,FILE[ NUMBER,FILE…]:PATH`.
 ///
@@ -40,7 +40,7 @@ pub(crate) fn collect_own() -> ExecFiles {
         numbers.push((number, index as u32));
     }
     let sessions = session::all().fold(0, |mounts, session| mounts | 1 << session.number);
-    ExecFiles { mounts: sessions | deferred::deferred_mounts(), numbers }
+    ExecFiles { mounts: sessions | deferred_session::deferred_mounts(), numbers }
 }
 
 /// Returns whether a descriptor stays open when another program runs.
@@ -57,7 +57,7 @@ pub(crate) fn encode_variable(carried: &ExecFiles, path: u64) -> Option<CString>
     }
     let mut buffer = PathBuffer::new();
     // The kernel refuses a path that can't be read.
-    let path = memory::copy_path(path, &mut buffer).ok()?;
+    let path = program_memory::copy_path(path, &mut buffer).ok()?;
     encode(carried, (std::process::id(), environment::mounts_key()), path)
 }
 

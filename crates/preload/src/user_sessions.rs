@@ -17,7 +17,7 @@ use ashlar_types::Credentials;
 
 use crate::arch::system_call;
 use crate::session::{self, Session};
-use crate::{descriptors, direct, materialise, shared, threads};
+use crate::{descriptors, materialise, segment_mapping, shared_file, single_thread};
 
 /// The most sessions set aside for a mount: the process's own, and one of a user that it has served.
 const ASIDE_MAX: usize = 2;
@@ -129,12 +129,13 @@ pub(crate) fn free_if_ended(call: i64) {
 fn free_ended() {
     IS_ANY_ENDED.store(false, Ordering::Relaxed);
     // The program may have made a thread past the library.
-    if !threads::is_single_thread() {
+    if !single_thread::is_single_thread() {
         return;
     }
     // A session is kept until the process ends if, for want of memory, a mapping or an open file of it remains.
     let is_left = |session: &Session| {
-        direct::is_any_mapped(session) || descriptors::ours(0, u32::MAX).any(|number| is_open_in(number, session))
+        segment_mapping::is_any_mapped(session)
+            || descriptors::ours(0, u32::MAX).any(|number| is_open_in(number, session))
     };
     let gone: Vec<_> = session::other_sessions().ended.extract_if(.., |session| !is_left(session)).collect();
     for session in gone {
@@ -159,11 +160,11 @@ pub(crate) fn may_begin_session(others: &OtherSessions) -> bool {
         IS_KERNELS.store(true, Ordering::Relaxed);
         return false;
     }
-    if threads::is_single_thread() || do_threads_agree() {
+    if single_thread::is_single_thread() || do_threads_agree() {
         DIFFER_SINCE_MS.store(0, Ordering::Relaxed);
         return true;
     }
-    let now = shared::uptime_ms();
+    let now = shared_file::uptime_ms();
     match DIFFER_SINCE_MS.load(Ordering::Relaxed) {
         0 => DIFFER_SINCE_MS.store(now, Ordering::Relaxed),
         since if now.saturating_sub(since) > CHANGE_MS => IS_KERNELS.store(true, Ordering::Relaxed),
@@ -184,7 +185,7 @@ fn do_threads_agree() -> bool {
         Some(status.lines().filter(is_meant).collect::<Vec<_>>().join("\n"))
     };
     // A thread that ends meanwhile has no status.
-    let known: Vec<_> = threads::thread_ids().into_iter().filter_map(identity).collect();
+    let known: Vec<_> = single_thread::thread_ids().into_iter().filter_map(identity).collect();
     known.first().is_some_and(|first| known.iter().all(|other| other == first))
 }
 
@@ -218,7 +219,7 @@ pub(crate) fn record_user_change() {
     }
     drop(others);
     // Leave mappings that another thread has made until now. No thread makes more through these sessions.
-    direct::hand_over_all();
+    segment_mapping::hand_over_all();
     end_sessions(gone);
 }
 
@@ -232,12 +233,12 @@ fn take_all_sessions(others: &mut OtherSessions) -> Vec<&'static Session> {
 /// The kernel serves the process, or it runs another program.
 pub(crate) fn end_all_sessions() {
     let gone = take_all_sessions(&mut session::other_sessions());
-    direct::hand_over_all();
+    segment_mapping::hand_over_all();
     end_sessions(gone);
     // From here on the program may use the numbers of their descriptors, so these stay as they are.
     IS_ANY_ENDED.store(false, Ordering::Relaxed);
     let ended = std::mem::take(&mut session::other_sessions().ended);
-    ended.iter().filter(|session| !direct::is_any_mapped(session)).for_each(|session| leave_session(session));
+    ended.iter().filter(|session| !segment_mapping::is_any_mapped(session)).for_each(|session| leave_session(session));
 }
 
 /// Returns whether there is a session, current or set aside.
@@ -250,8 +251,8 @@ pub(crate) fn is_any_session() -> bool {
 /// If there are other threads, they may be in the middle of a call with one: no new call begins with it.
 pub(crate) fn end_and_free() {
     let gone = take_all_sessions(&mut session::other_sessions());
-    direct::hand_over_all();
-    if threads::is_single_thread() {
+    segment_mapping::hand_over_all();
+    if single_thread::is_single_thread() {
         end_sessions(gone);
         free_ended();
     } else {
@@ -279,9 +280,9 @@ fn end_sessions(gone: Vec<&'static Session>) {
         let _ = materialise::hand_over(number);
     });
     // SharedFS keeps blocks that are still mapped until they are unmapped.
-    gone.iter().filter(|session| !direct::is_any_mapped(session)).for_each(|session| leave_session(session));
+    gone.iter().filter(|session| !segment_mapping::is_any_mapped(session)).for_each(|session| leave_session(session));
     session::other_sessions().ended.extend(gone);
-    IS_ANY_ENDED.store(threads::is_single_thread(), Ordering::Relaxed);
+    IS_ANY_ENDED.store(single_thread::is_single_thread(), Ordering::Relaxed);
 }
 
 fn leave_session(session: &Session) {

@@ -21,7 +21,7 @@ use ashlar_types::{BLOCK_BYTES, Errno, FileKind, InodeId};
 
 use crate::arch::system_call;
 use crate::descriptors::OpenFileRef;
-use crate::{materialise, recycled, session};
+use crate::{materialise, recycled_descriptor, session};
 
 /// Longer files are not copied.
 ///
@@ -209,7 +209,7 @@ impl MappedCopy {
                 continue;
             }
             memory.read_exact_at(&mut page, self.address + at).map_err(failed)?;
-            crate::memory::store_bytes(fresh + at, &page)?;
+            crate::program_memory::store_bytes(fresh + at, &page)?;
         }
         let done = |number: i64, arguments: [u64; 6]| {
             // SAFETY: the mapping was made here; it replaces the copy, which the program is about to move.
@@ -227,7 +227,7 @@ impl MappedCopy {
 /// Returns `None` if there is no room, or the program may not have one.
 fn make_memory_file(name: &str, bytes: &[u8]) -> Option<OwnedFd> {
     // The recycled number may be the last one.
-    recycled::close_recycled();
+    recycled_descriptor::close_recycled();
     let name = CString::new(name).ok()?;
     let arguments = [name.as_ptr() as u64, libc::MFD_CLOEXEC.into(), 0, 0, 0, 0];
     // SAFETY: the name is a string that outlives the call.

@@ -26,7 +26,7 @@ use ashlar_types::{Errno, InodeId};
 
 use crate::arch::system_call;
 use crate::descriptors::{self, OpenFileRef};
-use crate::{deferred, hook, materialise, memory, session, signals};
+use crate::{deferred_session, hook, materialise, program_memory, session, signals};
 
 /// The last byte that can be locked.
 const LAST: i64 = i64::MAX;
@@ -169,7 +169,7 @@ pub(crate) fn control_lock(descriptor: i32, command: i32, address: u64) -> Resul
         return Err(Errno::EBADF);
     }
     let Some(file) = descriptors::file(descriptor) else { return control_kernel_lock(descriptor, command, address) };
-    let asked: libc::flock = memory::load(address)?;
+    let asked: libc::flock = program_memory::load(address)?;
     if command == libc::F_GETLK && !matches!(i32::from(asked.l_type), libc::F_RDLCK | libc::F_WRLCK) {
         return Err(Errno::EINVAL);
     }
@@ -215,7 +215,7 @@ pub(crate) fn control_lock(descriptor: i32, command: i32, address: u64) -> Resul
 fn control_kernel_lock(descriptor: i32, command: i32, address: u64) -> Result<LockOutcome, Errno> {
     let Some((locked, flags)) = kernel_file(descriptor) else { return Ok(LockOutcome::Kernel) };
     if command == libc::F_SETLK && materialise::is_mapped_shared(locked.session, locked.inode) {
-        let asked: libc::flock = memory::load(address)?;
+        let asked: libc::flock = program_memory::load(address)?;
         // Only the kernel knows a descriptor's offset, and the size that it assumes for the file.
         if i32::from(asked.l_whence) == libc::SEEK_SET {
             let lock = RequestedLock::from(0, &asked)?;
@@ -352,7 +352,7 @@ fn query_lock(
             answer.l_pid = pid as i32;
         }
     }
-    memory::store(address, &answer)?;
+    program_memory::store(address, &answer)?;
     Ok(LockOutcome::Done)
 }
 
@@ -502,7 +502,7 @@ fn lock_owner(files: &mut LockRecords, locked: LockedFile) -> Result<Option<Lock
 /// The process may have set them before it ran this program.
 pub(crate) fn record_inherited(session: u32) {
     // The program has no locks on files that it has opened without a session.
-    let is_before = |number: &i32| deferred::has_exec_files() || !descriptors::is_adoptable(*number);
+    let is_before = |number: &i32| deferred_session::has_exec_files() || !descriptors::is_adoptable(*number);
     let files = all_kernel_descriptors().filter(is_before).filter_map(kernel_file);
     for (locked, _) in files.filter(|(file, _)| file.session == session) {
         locked.records().get_or_insert_default().entry(locked).or_insert(LockOwner::Inherited);

@@ -5,10 +5,10 @@
 //! requests, and are no sockets.
 
 use super::Served;
-use super::shape::{Shape, paths_of, shape_of};
+use super::call_shape::{Shape, paths_of, shape_of};
 use crate::arch::{Frame, system_call};
 use crate::descriptors::{self, OpenFileRef};
-use crate::{hook, locks, materialise, memory};
+use crate::{hook, materialise, program_memory, record_locks};
 
 /// Commands for the process that gets an open file's signals, the signal, and the user that set it.
 const F_GETOWN_EX: i32 = 16;
@@ -43,7 +43,7 @@ pub(super) fn answer_by_kernel(call: &Frame) -> Served {
     if subject == CallSubject::OpenFileAlone {
         return Ok(None);
     }
-    locks::with_real_file(&file, false, |real| {
+    record_locks::with_real_file(&file, false, |real| {
         if call.rax as i64 == libc::SYS_ioctl && a[1] == libc::FIONREAD {
             // The kernel counts from the open file's offset.
             file.place().iter().for_each(|place| materialise::set_kernel_offset(real, place.offset));
@@ -69,7 +69,7 @@ fn named_file(call: &Frame) -> Option<(usize, OpenFileRef)> {
     match shape_of(call.rax as i64) {
         Shape::At => {
             let &(from, path) = paths_of(Shape::At).first()?;
-            let is_empty = a[path] == 0 || memory::load::<u8>(a[path]) == Ok(0);
+            let is_empty = a[path] == 0 || program_memory::load::<u8>(a[path]) == Ok(0);
             if is_empty { file(from?) } else { None }
         }
         Shape::Descriptor | Shape::OtherKind | Shape::Address => file(0),

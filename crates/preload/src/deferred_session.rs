@@ -5,7 +5,7 @@
 //! goes on, its session begins and adopts the files that it has opened meanwhile. Until then, a descriptor that the
 //! kernel has returned is *adoptable*, and calls on it are watched. If others may share its open file (it was passed
 //! on, or the process forked), it stays with the kernel. A program has adoptable descriptors from its start on if the
-//! program before it has passed some on (`carried`).
+//! program before it has passed some on (`exec_files`).
 //!
 //! A program that went on in earlier runs has its session from the first call on (`program_profile`).
 //!
@@ -14,8 +14,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::calls::{self, CallVerdict, files};
-use crate::carried::ExecFiles;
-use crate::{descriptors, locks, program_profile, session};
+use crate::exec_files::ExecFiles;
+use crate::{descriptors, program_profile, record_locks, session};
 
 /// Calls that the kernel serves first: about the cost of a session.
 const CALLS_BY_KERNEL: u32 = 64;
@@ -39,15 +39,15 @@ static HAS_ADOPTABLE: AtomicBool = AtomicBool::new(false);
 static HAS_EXEC_FILES: AtomicBool = AtomicBool::new(false);
 
 /// Begins the count before the program does, with the files that the program before it has passed on.
-pub(crate) fn begin_count(given: Option<u32>, carried: &ExecFiles) {
+pub(crate) fn begin_count(given: Option<u32>, exec_files: &ExecFiles) {
     CALLS_AT_START.store(given.unwrap_or(CALLS_BY_KERNEL), Ordering::Relaxed);
     HAS_PROFILE.store(given.is_none(), Ordering::Relaxed);
     restart_after_fork();
-    if carried.numbers.is_empty() {
+    if exec_files.numbers.is_empty() {
         return;
     }
-    carried.numbers.iter().for_each(|&(number, file)| descriptors::record_exec_file(number, file));
-    USED_MOUNTS.store(carried.mounts, Ordering::Relaxed);
+    exec_files.numbers.iter().for_each(|&(number, file)| descriptors::record_exec_file(number, file));
+    USED_MOUNTS.store(exec_files.mounts, Ordering::Relaxed);
     HAS_ADOPTABLE.store(true, Ordering::Relaxed);
     HAS_EXEC_FILES.store(true, Ordering::Relaxed);
     if CALLS_LEFT.load(Ordering::Relaxed) == 0 {
@@ -148,7 +148,7 @@ pub(crate) fn end_deferral() {
     }
     for descriptor in descriptors::adoptable() {
         // A descriptor that can't be adopted stays the kernel's.
-        if locks::closing_ends_locks(descriptor) || files::adopt_descriptor(descriptor).is_err() {
+        if record_locks::closing_ends_locks(descriptor) || files::adopt_descriptor(descriptor).is_err() {
             descriptors::leave_adoptable(descriptor);
         }
     }
