@@ -29,7 +29,7 @@ use ashlar_types::Errno;
 use self::call_shape::{INTERESTS, INTERESTS_COUNTED, Shape, paths_of, shape_of};
 use crate::arch::{ASHLAR_INTEREST, Frame, INTEREST_ALWAYS, INTEREST_NONE};
 use crate::descriptors::OpenFileRef;
-use crate::record_locks::LockOutcome;
+use crate::record_locks::FcntlOutcome;
 use crate::{
     deferred_session, descriptors, hook, materialise, path, program_memory, program_profile, recycled_descriptor,
     report, segment_mapping, session, shared_file, snapshot_mapping, submounts, user_sessions,
@@ -310,11 +310,11 @@ pub(crate) fn serve_call(call: &mut Frame) -> CallVerdict {
     }
     if call.rax as i64 == libc::SYS_fcntl {
         match descriptor::serve_record_lock(call.arguments) {
-            Ok(LockOutcome::Done) => return CallVerdict::Done(0),
-            Ok(LockOutcome::Instead(descriptor)) => return CallVerdict::KernelInstead(descriptor),
-            Ok(LockOutcome::Again) => return CallVerdict::Again,
+            Ok(FcntlOutcome::Done) => return CallVerdict::Done(0),
+            Ok(FcntlOutcome::Instead(descriptor)) => return CallVerdict::KernelInstead(descriptor),
+            Ok(FcntlOutcome::Again) => return CallVerdict::Again,
             // The kernel serves reserved inodes: see below.
-            Ok(LockOutcome::Kernel) | Err(Errno::RESERVED) => {}
+            Ok(FcntlOutcome::Kernel) | Err(Errno::RESERVED) => {}
             Err(errno) => return fail_call(errno),
         }
     }

@@ -1,9 +1,9 @@
 //! LibFS descriptors and the open files behind them.
 //!
 //! A LibFS descriptor has a number of the kernel's, whose placeholder there is `O_PATH`: reads and writes past the
-//! library fail. An open file that processes share has a real open file there instead (`shared_file`). The entry looks at
-//! the table from numbers to open files ([`ASHLAR_DESCRIPTORS`]). An open file has all the numbers that `dup` gave it.
-//! It lives until the last number and the last call in progress on it are gone.
+//! library fail. An open file that processes share has a real open file there instead (`shared_file`). The entry looks
+//! at the table from numbers to open files ([`ASHLAR_DESCRIPTORS`]). An open file has all the numbers that `dup` gave
+//! it. It lives until the last number and the last call in progress on it are gone.
 
 mod inherited;
 mod open_file;

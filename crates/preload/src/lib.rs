@@ -8,8 +8,8 @@
 //! - FUSE stays the complete file system beneath. The kernel serves all that LibFS doesn't: paths as they are,
 //!   descriptors after they have become real ones (`materialise`). Calls that can't be caught reach the kernel by
 //!   themselves.
-//! - A LibFS descriptor is `O_PATH` in the kernel, or has an offset there at which there can be no data (`shared_file`). So
-//!   a call that the library misses fails, and writes nowhere.
+//! - A LibFS descriptor is `O_PATH` in the kernel, or has an offset there at which there can be no data
+//!   (`shared_file`). So a call that the library misses fails, and writes nowhere.
 //! - The program notices nothing. The library has no thread and no signal, and uses neither the program's stack nor its
 //!   heap (`hook`, `heap`). The program's signals arrive before or after a call (`signals`). Nothing here exits, aborts
 //!   or unwinds.

@@ -11,8 +11,8 @@ use ashlar_types::{Errno, InodeId};
 
 use crate::arch::system_call;
 use crate::descriptors::{self, FilePlace, OpenFileRef};
-use crate::session::Session;
-use crate::shared_file::{FileIdentity, Shared};
+use crate::session::MountSession;
+use crate::shared_file::{FileIdentity, SharedFile};
 use crate::{record_locks, recycled_descriptor, segment_mapping, session, shared_file};
 
 /// Status flags that the real open file takes over.
@@ -69,7 +69,7 @@ pub(crate) fn refresh_size(real: i32, file: &OpenFileRef) {
 }
 
 /// As [`refresh_size`], for a file without a LibFS open file.
-pub(crate) fn refresh_size_of(real: i32, session: &Session, inode: InodeId) {
+pub(crate) fn refresh_size_of(real: i32, session: &MountSession, inode: InodeId) {
     for _ in 0..SIZE_TRIES {
         let kernel = session::refresh_size(real);
         match session.fs.attributes(inode) {
@@ -88,7 +88,7 @@ pub(crate) fn refresh_size_of(real: i32, session: &Session, inode: InodeId) {
 ///
 /// # Errors
 /// As [`open_beside`].
-pub(crate) fn open_to_read(session: &Session, inode: InodeId) -> Result<OwnedFd, Errno> {
+pub(crate) fn open_to_read(session: &MountSession, inode: InodeId) -> Result<OwnedFd, Errno> {
     // A reserved inode can't be opened here, but SharedFS opens it all the same.
     let is_open = match session.fs.open(inode) {
         Err(Errno::RESERVED) => false,
@@ -314,7 +314,7 @@ pub(crate) fn share_all() -> bool {
     descriptors::ours(0, u32::MAX).filter(is_left).filter(|&number| hand_over(number).is_err()).count() == 0
 }
 
-fn share_one(file: &OpenFileRef, shared: Shared) -> Result<(), Errno> {
+fn share_one(file: &OpenFileRef, shared: SharedFile) -> Result<(), Errno> {
     let real = open_beside(file)?;
     shared_file::hide_offset(real.as_raw_fd());
     file.share(shared, |number| duplicate_at(real.as_raw_fd(), number))

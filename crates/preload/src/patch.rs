@@ -12,8 +12,8 @@
 //!
 //! Other objects call the kernel themselves too: programs, and libraries (in Rust through rustix, in C through
 //! `syscall` instructions of their own, liburing). Each is scanned before the first of its code runs ([`objects`]): at
-//! the start, and when the dynamic linker has loaded it later ([`loader_watch`]). Its plan is kept as libc's is, so that an
-//! object of a known build costs one read of a file.
+//! the start, and when the dynamic linker has loaded it later ([`loader_watch`]). Its plan is kept as libc's is, so
+//! that an object of a known build costs one read of a file.
 //!
 //! Calls that can't be patched, and those of code that is made at run time, go to the kernel, and through FUSE. They
 //! are slower, and as correct, except those that change the meaning of later calls (the working directory, `umask`,

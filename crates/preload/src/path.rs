@@ -11,7 +11,7 @@ use crate::arch::system_call;
 use crate::deferred_session;
 use crate::descriptors;
 use crate::program_memory;
-use crate::session::{self, MOUNTS_MAX, Session};
+use crate::session::{self, MOUNTS_MAX, MountSession};
 use crate::unnamed_files;
 
 pub(crate) use ashlar_libfs::{Aim, Last, Place, Purpose, Walked};
@@ -146,7 +146,7 @@ fn working_path() -> Option<Vec<u8>> {
     path.get(..usize::try_from(length - 1).ok()?).map(<[u8]>::to_vec)
 }
 
-fn working_directory() -> Option<(&'static Session, InodeId)> {
+fn working_directory() -> Option<(&'static MountSession, InodeId)> {
     if !is_working_inside() {
         return None;
     }
@@ -325,7 +325,7 @@ fn with_start<R>(address: u64, look: impl FnOnce(&[u8]) -> R) -> R {
 /// The start of a path.
 pub(crate) struct PathStart<'a> {
     /// The session.
-    pub(crate) session: &'static Session,
+    pub(crate) session: &'static MountSession,
     /// The directory.
     pub(crate) directory: InodeId,
     /// The path from there on.
@@ -419,12 +419,17 @@ pub(crate) fn find_known_start(directory: i32, path: &[u8]) -> Option<PathStart<
 ///
 /// # Errors
 /// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`.
-pub(crate) fn resolve(session: &Session, from: InodeId, path: &[u8], aim: impl Into<Aim>) -> Result<Walked, Errno> {
+pub(crate) fn resolve(
+    session: &MountSession,
+    from: InodeId,
+    path: &[u8],
+    aim: impl Into<Aim>,
+) -> Result<Walked, Errno> {
     session.refresh_submounts(false);
     session.fs.walk(session, from, path, aim)
 }
 
-impl Surroundings for Session {
+impl Surroundings for MountSession {
     fn who(&self) -> &Credentials {
         &self.user
     }
@@ -453,14 +458,14 @@ impl Surroundings for Session {
 /// Returns whether the kernel may guard a file in a directory of many writers.
 ///
 /// The settings are `fs.protected_symlinks` and `protected_regular`.
-pub(crate) fn is_guarded(session: &Session, directory: InodeId, found: &Found) -> Result<bool, Errno> {
+pub(crate) fn is_guarded(session: &MountSession, directory: InodeId, found: &Found) -> Result<bool, Errno> {
     let directory = session.fs.attributes(directory)?.inode;
     let is_shared = directory.mode & MODE_STICKY != 0 && directory.mode & SHARED_DIRECTORY != 0;
     Ok(is_shared && found.inode.uid != session.user.uid)
 }
 
 /// Fails with `EACCES` if the session's user lacks the access.
-pub(crate) fn check_access(session: &Session, found: &Found, access: Access) -> Result<(), Errno> {
+pub(crate) fn check_access(session: &MountSession, found: &Found, access: Access) -> Result<(), Errno> {
     session.fs.check_access(&session.user, found.id, access)
 }
 

@@ -1,18 +1,18 @@
 //! The program profile: which programs need a session from their first call on.
 //!
-//! Before its session, the kernel serves a program's calls, in case it ends soon (`deferred_session`). A program that runs for
-//! long is better served by LibFS from the start, and it is mostly the same program each time: compilers, `git status`,
-//! `find`. So a file beside the plans records how programs went on in earlier runs. It counts by a program's name with
-//! its first argument, and by the name alone if that argument is new. Each has one byte in the file, shared by all
-//! names with the same hash. A program that is taken for another loses some time, and nothing else.
+//! Before its session, the kernel serves a program's calls, in case it ends soon (`deferred_session`). A program that
+//! runs for long is better served by LibFS from the start, and it is mostly the same program each time: compilers, `git
+//! status`, `find`. So a file beside the plans records how programs went on in earlier runs. It counts by a program's
+//! name with its first argument, and by the name alone if that argument is new. Each has one byte in the file, shared
+//! by all names with the same hash. A program that is taken for another loses some time, and nothing else.
 //!
 //! A program that is known to go on begins with a session a number of times, and is then observed again: rare behaviour
 //! is forgotten.
 //!
 //! The file also records programs so short that the library itself is a burden: loading it takes a third of a
 //! millisecond, half of the time that `cat` takes. A short program has ended soon eight times in a row, without making
-//! a process, a thread or a session, and can make no process. It runs without the library (`without_library`) fifteen times out of
-//! sixteen; the sixteenth time it is observed again.
+//! a process, a thread or a session, and can make no process. It runs without the library (`without_library`) fifteen
+//! times out of sixteen; the sixteenth time it is observed again.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fs::File;

@@ -42,7 +42,7 @@ pub(crate) struct LockedFile {
 
 /// The owner of the process's locks on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LockOwner {
+pub(crate) enum RecordLockOwner {
     /// The session.
     Session,
     /// The kernel, through kernel descriptors that the process had.
@@ -59,7 +59,7 @@ pub(crate) enum LockOwner {
 
 /// How a call goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LockOutcome {
+pub(crate) enum FcntlOutcome {
     /// The call is done.
     Done,
     /// The kernel serves it, with this descriptor.
@@ -72,7 +72,7 @@ pub(crate) enum LockOutcome {
 
 /// The records of all locks, held against other threads.
 pub(crate) type HeldLockRecords = [MutexGuard<'static, Option<LockRecords>>; PARTS];
-pub(crate) type LockRecords = HashMap<LockedFile, LockOwner>;
+pub(crate) type LockRecords = HashMap<LockedFile, RecordLockOwner>;
 
 /// Inodes are spread over parts: threads that lock different files seldom wait for each other.
 const PARTS: usize = 16;
@@ -164,7 +164,7 @@ fn lock_range(from: i64, start: i64, length: i64) -> Result<(u64, u64), Errno> {
 ///
 /// # Errors
 /// Those of fcntl(2).
-pub(crate) fn control_lock(descriptor: i32, command: i32, address: u64) -> Result<LockOutcome, Errno> {
+pub(crate) fn control_lock(descriptor: i32, command: i32, address: u64) -> Result<FcntlOutcome, Errno> {
     if descriptors::is_internal(descriptor) {
         return Err(Errno::EBADF);
     }
@@ -188,7 +188,7 @@ pub(crate) fn control_lock(descriptor: i32, command: i32, address: u64) -> Resul
     let mut has_come = false;
     loop {
         match set_session_lock(locked, Some(&file), &lock) {
-            Ok(RecordLock::Done) => return Ok(LockOutcome::Done),
+            Ok(RecordLock::Done) => return Ok(FcntlOutcome::Done),
             Ok(_) => {
                 // The kernel would wait for the lock that has come, which it would take for another process's.
                 if has_come {
@@ -212,8 +212,8 @@ pub(crate) fn control_lock(descriptor: i32, command: i32, address: u64) -> Resul
 }
 
 /// Serves the same commands on a kernel descriptor.
-fn control_kernel_lock(descriptor: i32, command: i32, address: u64) -> Result<LockOutcome, Errno> {
-    let Some((locked, flags)) = kernel_file(descriptor) else { return Ok(LockOutcome::Kernel) };
+fn control_kernel_lock(descriptor: i32, command: i32, address: u64) -> Result<FcntlOutcome, Errno> {
+    let Some((locked, flags)) = kernel_file(descriptor) else { return Ok(FcntlOutcome::Kernel) };
     if command == libc::F_SETLK && materialise::is_mapped_shared(locked.session, locked.inode) {
         let asked: libc::flock = program_memory::load(address)?;
         // Only the kernel knows a descriptor's offset, and the size that it assumes for the file.
@@ -228,7 +228,7 @@ fn control_kernel_lock(descriptor: i32, command: i32, address: u64) -> Result<Lo
                     end_locks_of_closed(locked);
                     return Err(Errno::EBADF);
                 }
-                return Ok(LockOutcome::Done);
+                return Ok(FcntlOutcome::Done);
             }
         }
     }
@@ -238,9 +238,9 @@ fn control_kernel_lock(descriptor: i32, command: i32, address: u64) -> Result<Lo
 /// Lets the kernel serve a call on the descriptor that it names.
 ///
 /// The kernel has the process's locks on the file from now on.
-fn leave_to_kernel(locked: LockedFile) -> Result<LockOutcome, Errno> {
+fn leave_to_kernel(locked: LockedFile) -> Result<FcntlOutcome, Errno> {
     record_kernel_lock(locked)?;
-    Ok(LockOutcome::Kernel)
+    Ok(FcntlOutcome::Kernel)
 }
 
 /// Sets a lock of the session, if the session has the file's locks.
@@ -250,18 +250,20 @@ fn set_session_lock(locked: LockedFile, file: Option<&OpenFileRef>, lock: &Reque
     let mut files = locked.records();
     let known = files.get_or_insert_default();
     match known.get(&locked) {
-        Some(LockOwner::Session) => {}
-        Some(LockOwner::Kernel | LockOwner::Own(_) | LockOwner::HandedOver(_)) => return Ok(RecordLock::OfMount),
+        Some(RecordLockOwner::Session) => {}
+        Some(RecordLockOwner::Kernel | RecordLockOwner::Own(_) | RecordLockOwner::HandedOver(_)) => {
+            return Ok(RecordLock::OfMount);
+        }
         // The process has no locks that this code knows of; LibFS asks SharedFS if it can't know.
         None if lock.mode == LockMode::Unlock => {}
         // Locks from before this program are the kernel's.
-        Some(LockOwner::Inherited) if lock.mode == LockMode::Unlock => {
-            known.insert(locked, LockOwner::Kernel);
+        Some(RecordLockOwner::Inherited) if lock.mode == LockMode::Unlock => {
+            known.insert(locked, RecordLockOwner::Kernel);
             return Ok(RecordLock::OfMount);
         }
-        None | Some(LockOwner::Inherited) => {
+        None | Some(RecordLockOwner::Inherited) => {
             watch_kernel_descriptors(locked);
-            known.insert(locked, LockOwner::Session);
+            known.insert(locked, RecordLockOwner::Session);
             IS_USED.store(true, Ordering::Release);
         }
     }
@@ -270,12 +272,12 @@ fn set_session_lock(locked: LockedFile, file: Option<&OpenFileRef>, lock: &Reque
     match done {
         RecordLock::Done => {}
         // A program that ran in this process before has left its locks.
-        RecordLock::OfMount => move_to_kernel(known, locked, LockOwner::Kernel)?,
+        RecordLock::OfMount => move_to_kernel(known, locked, RecordLockOwner::Kernel)?,
         RecordLock::NoRoom => match file {
-            None => move_to_kernel(known, locked, LockOwner::Kernel)?,
+            None => move_to_kernel(known, locked, RecordLockOwner::Kernel)?,
             Some(file) => {
                 let own = materialise::move_high(materialise::open_beside(file)?)?.into_raw_fd();
-                move_to_kernel(known, locked, LockOwner::Own(own)).inspect_err(|_| close_internal(own))?;
+                move_to_kernel(known, locked, RecordLockOwner::Own(own)).inspect_err(|_| close_internal(own))?;
             }
         },
     }
@@ -296,17 +298,17 @@ fn wait_for_lock(
     file: &OpenFileRef,
     descriptor: i32,
     lock: &RequestedLock,
-) -> Result<ControlFlow<LockOutcome, bool>, Errno> {
+) -> Result<ControlFlow<FcntlOutcome, bool>, Errno> {
     let locked = LockedFile::of(file)?;
     let fs = locked.fs()?;
     // If the file was handed over to the kernel meanwhile, no lock has come.
     let has_come = match fs.await_record(locked.inode, lock.range, lock.mode, &mut signals::wait_for_socket) {
         Ok(came) => came == RecordLock::Done,
-        Err(Errno::EINTR) if hook::restarts_call() => return Ok(ControlFlow::Break(LockOutcome::Again)),
+        Err(Errno::EINTR) if hook::restarts_call() => return Ok(ControlFlow::Break(FcntlOutcome::Again)),
         Err(errno) => return Err(errno),
     };
     let drop_awaited = || if has_come { fs.drop_awaited(locked.inode, lock.range) } else { Ok(()) };
-    let is_sessions = locked.records().as_ref().and_then(|files| files.get(&locked)) == Some(&LockOwner::Session);
+    let is_sessions = locked.records().as_ref().and_then(|files| files.get(&locked)) == Some(&RecordLockOwner::Session);
     // The lock came in vain if the descriptor was closed meanwhile, or the locks moved to the kernel.
     let is_gone = file.is_kernels();
     let is_closed = !is_gone && !file.is_at(descriptor);
@@ -328,19 +330,19 @@ fn query_lock(
     lock: &RequestedLock,
     asked: libc::flock,
     address: u64,
-) -> Result<LockOutcome, Errno> {
+) -> Result<FcntlOutcome, Errno> {
     if file.is_directory() {
         return lock_through_kernel(file, &asked);
     }
     let locked = LockedFile::of(file)?;
     let known = locked.records().as_ref().and_then(|files| files.get(&locked)).copied();
-    if !matches!(known, None | Some(LockOwner::Session | LockOwner::Inherited)) {
+    if !matches!(known, None | Some(RecordLockOwner::Session | RecordLockOwner::Inherited)) {
         return lock_through_kernel(file, &asked);
     }
     let mut answer = asked;
     match locked.fs()?.query_record(locked.inode, lock.range, lock.mode)? {
         Err(_) => {
-            move_to_kernel(locked.records().get_or_insert_default(), locked, LockOwner::Kernel)?;
+            move_to_kernel(locked.records().get_or_insert_default(), locked, RecordLockOwner::Kernel)?;
             return lock_through_kernel(file, &asked);
         }
         Ok(None) => answer.l_type = libc::F_UNLCK as i16,
@@ -353,11 +355,11 @@ fn query_lock(
         }
     }
     program_memory::store(address, &answer)?;
-    Ok(LockOutcome::Done)
+    Ok(FcntlOutcome::Done)
 }
 
 /// Lets the kernel serve a call on a LibFS file, through a descriptor of its own.
-fn lock_through_kernel(file: &OpenFileRef, asked: &libc::flock) -> Result<LockOutcome, Errno> {
+fn lock_through_kernel(file: &OpenFileRef, asked: &libc::flock) -> Result<FcntlOutcome, Errno> {
     let number = lock_descriptor(file)?;
     if i32::from(asked.l_whence) == libc::SEEK_CUR {
         if let Some(place) = file.place() {
@@ -367,7 +369,7 @@ fn lock_through_kernel(file: &OpenFileRef, asked: &libc::flock) -> Result<LockOu
     if i32::from(asked.l_whence) == libc::SEEK_END {
         session::refresh_size(number);
     }
-    Ok(LockOutcome::Instead(number))
+    Ok(FcntlOutcome::Instead(number))
 }
 
 /// Returns the kernel descriptor for locks on a file whose locks are the kernel's.
@@ -376,11 +378,11 @@ fn lock_descriptor(file: &OpenFileRef) -> Result<i32, Errno> {
     let mut files = locked.records();
     let files = files.get_or_insert_default();
     let known = files.get(&locked).copied();
-    if let Some(LockOwner::Own(descriptor) | LockOwner::HandedOver(descriptor)) = known {
+    if let Some(RecordLockOwner::Own(descriptor) | RecordLockOwner::HandedOver(descriptor)) = known {
         return Ok(descriptor);
     }
     let made = materialise::move_high(materialise::open_beside(file)?)?.into_raw_fd();
-    files.insert(locked, LockOwner::Own(made));
+    files.insert(locked, RecordLockOwner::Own(made));
     IS_USED.store(true, Ordering::Release);
     Ok(made)
 }
@@ -411,15 +413,15 @@ pub(crate) fn with_real_file<R>(
     let mut guard = locked.records();
     let files = guard.get_or_insert_default();
     match lock_owner(files, locked)? {
-        Some(LockOwner::Own(descriptor)) if !hands_over || materialise::has_same_flags(descriptor, file) => {
+        Some(RecordLockOwner::Own(descriptor)) if !hands_over || materialise::has_same_flags(descriptor, file) => {
             if hands_over {
-                files.insert(locked, LockOwner::HandedOver(descriptor));
+                files.insert(locked, RecordLockOwner::HandedOver(descriptor));
             }
             materialise::refresh_size(descriptor, file);
             then(descriptor)
         }
         known => {
-            let is_sessions = known == Some(LockOwner::Session);
+            let is_sessions = known == Some(RecordLockOwner::Session);
             let moves = is_sessions && hands_over && locked.fs()?.has_records(locked.inode);
             let attempt = || {
                 if moves {
@@ -432,7 +434,7 @@ pub(crate) fn with_real_file<R>(
                 let result = then(real.as_raw_fd());
                 drop(real);
                 if moves && result.is_ok() {
-                    move_to_kernel(files, locked, LockOwner::Kernel)?;
+                    move_to_kernel(files, locked, RecordLockOwner::Kernel)?;
                 } else if is_sessions && hands_over && !moves {
                     release_locks(files, locked);
                 }
@@ -463,7 +465,7 @@ pub(crate) fn with_mapped_file<R>(
     let locked = LockedFile::of(file)?;
     {
         let mut guard = locked.records();
-        if guard.get_or_insert_default().get(&locked) == Some(&LockOwner::Session) {
+        if guard.get_or_insert_default().get(&locked) == Some(&RecordLockOwner::Session) {
             // The kernel has no locks that would end when it is closed again.
             let real = materialise::open_beside(file)?;
             return then(real.as_raw_fd(), true);
@@ -478,19 +480,19 @@ pub(crate) fn move_all_to_kernel() {
         let mut guard = records_part(number);
         let Some(files) = guard.as_mut() else { continue };
         let all: Vec<_> =
-            files.iter().filter(|&(_, through)| *through == LockOwner::Session).map(|(file, _)| *file).collect();
+            files.iter().filter(|&(_, through)| *through == RecordLockOwner::Session).map(|(file, _)| *file).collect();
         for locked in all {
             // If SharedFS is away, the locks end with the session.
-            let _ = move_to_kernel(files, locked, LockOwner::Kernel);
+            let _ = move_to_kernel(files, locked, RecordLockOwner::Kernel);
         }
     }
 }
 
 /// Returns the owner of a file's locks, and asks SharedFS if the kernel may have inherited ones.
-fn lock_owner(files: &mut LockRecords, locked: LockedFile) -> Result<Option<LockOwner>, Errno> {
-    if files.get(&locked) == Some(&LockOwner::Inherited) {
+fn lock_owner(files: &mut LockRecords, locked: LockedFile) -> Result<Option<RecordLockOwner>, Errno> {
+    if files.get(&locked) == Some(&RecordLockOwner::Inherited) {
         match locked.fs()?.query_record(locked.inode, (0, LAST as u64), LockMode::Write)? {
-            Err(_) => files.insert(locked, LockOwner::Kernel),
+            Err(_) => files.insert(locked, RecordLockOwner::Kernel),
             Ok(_) => files.remove(&locked),
         };
     }
@@ -505,7 +507,7 @@ pub(crate) fn record_inherited(session: u32) {
     let is_before = |number: &i32| deferred_session::has_exec_files() || !descriptors::is_adoptable(*number);
     let files = all_kernel_descriptors().filter(is_before).filter_map(kernel_file);
     for (locked, _) in files.filter(|(file, _)| file.session == session) {
-        locked.records().get_or_insert_default().entry(locked).or_insert(LockOwner::Inherited);
+        locked.records().get_or_insert_default().entry(locked).or_insert(RecordLockOwner::Inherited);
         IS_USED.store(true, Ordering::Release);
     }
 }
@@ -517,7 +519,7 @@ pub(crate) fn closing_ends_locks(descriptor: i32) -> bool {
     }
     let Some((locked, _)) = kernel_file(descriptor) else { return false };
     // If SharedFS does not answer, it may.
-    !matches!(lock_owner(locked.records().get_or_insert_default(), locked), Ok(None | Some(LockOwner::Session)))
+    !matches!(lock_owner(locked.records().get_or_insert_default(), locked), Ok(None | Some(RecordLockOwner::Session)))
 }
 
 /// Records that the program locks a file through a kernel descriptor.
@@ -525,8 +527,8 @@ fn record_kernel_lock(locked: LockedFile) -> Result<(), Errno> {
     let mut guard = locked.records();
     let files = guard.get_or_insert_default();
     match files.get(&locked) {
-        Some(LockOwner::Session) => move_to_kernel(files, locked, LockOwner::Kernel)?,
-        None | Some(LockOwner::Inherited) => drop(files.insert(locked, LockOwner::Kernel)),
+        Some(RecordLockOwner::Session) => move_to_kernel(files, locked, RecordLockOwner::Kernel)?,
+        None | Some(RecordLockOwner::Inherited) => drop(files.insert(locked, RecordLockOwner::Kernel)),
         Some(_) => {}
     }
     IS_USED.store(true, Ordering::Release);
@@ -534,9 +536,9 @@ fn record_kernel_lock(locked: LockedFile) -> Result<(), Errno> {
 }
 
 /// Moves the locks on a file to the kernel, those that exist and those to come, through this owner.
-fn move_to_kernel(files: &mut LockRecords, locked: LockedFile, through: LockOwner) -> Result<(), Errno> {
+fn move_to_kernel(files: &mut LockRecords, locked: LockedFile, through: RecordLockOwner) -> Result<(), Errno> {
     let fs = locked.fs()?;
-    let own = if let LockOwner::Own(descriptor) = through { Some(descriptor) } else { None };
+    let own = if let RecordLockOwner::Own(descriptor) = through { Some(descriptor) } else { None };
     for tried in 1.. {
         if !fs.has_records(locked.inode) {
             break;
@@ -650,7 +652,7 @@ pub(crate) fn files_of_closing(first: u32, last: u32) -> Vec<LockedFile> {
 pub(crate) fn end_locks_of_closed(locked: LockedFile) {
     let mut guard = locked.records();
     let Some(files) = guard.as_mut() else { return };
-    if matches!(files.get(&locked), Some(LockOwner::Session | LockOwner::Kernel)) {
+    if matches!(files.get(&locked), Some(RecordLockOwner::Session | RecordLockOwner::Kernel)) {
         release_locks(files, locked);
     }
 }
@@ -660,7 +662,7 @@ pub(crate) fn end_locks_of_closed(locked: LockedFile) {
 /// If SharedFS is away, the next closing repeats this, or they end with the session.
 fn release_locks(files: &mut LockRecords, locked: LockedFile) {
     if locked.fs().is_ok_and(|fs| fs.release_records(locked.inode).is_err()) {
-        files.insert(locked, LockOwner::Session);
+        files.insert(locked, RecordLockOwner::Session);
     } else {
         files.remove(&locked);
     }
@@ -675,17 +677,17 @@ pub(crate) fn end_locks(file: &OpenFileRef) {
     let mut guard = locked.records();
     let Some(files) = guard.as_mut() else { return };
     // If SharedFS is away, close a kernel descriptor too.
-    let through = lock_owner(files, locked).unwrap_or(Some(LockOwner::Kernel));
+    let through = lock_owner(files, locked).unwrap_or(Some(RecordLockOwner::Kernel));
     // If the kernel has the locks, the session may still have some about which SharedFS has not answered.
     if through.is_some() {
         release_locks(files, locked);
     }
     match through {
-        Some(LockOwner::Session) => {}
-        Some(LockOwner::Own(descriptor) | LockOwner::HandedOver(descriptor)) => close_internal(descriptor),
+        Some(RecordLockOwner::Session) => {}
+        Some(RecordLockOwner::Own(descriptor) | RecordLockOwner::HandedOver(descriptor)) => close_internal(descriptor),
         // Make a real open file and a duplicate of it, and close both: the second closing counts. If that fails,
         // SharedFS is away, and its locks are gone.
-        Some(LockOwner::Kernel | LockOwner::Inherited) => {
+        Some(RecordLockOwner::Kernel | RecordLockOwner::Inherited) => {
             if let Ok(second) = materialise::open_beside(file).and_then(materialise::move_high) {
                 close_internal(second.into_raw_fd());
             }
@@ -703,7 +705,7 @@ pub(crate) fn hold_records() -> HeldLockRecords {
 pub(crate) fn forget_records() {
     for number in 0..PARTS {
         for (_, through) in records_part(number).take().into_iter().flatten() {
-            if let LockOwner::Own(descriptor) | LockOwner::HandedOver(descriptor) = through {
+            if let RecordLockOwner::Own(descriptor) | RecordLockOwner::HandedOver(descriptor) = through {
                 close_internal(descriptor);
             }
         }

@@ -20,7 +20,7 @@ use ashlar_types::{Errno, FileKind, InodeId};
 use crate::arch::system_call;
 use crate::descriptors::OpenFileRef;
 use crate::materialise;
-use crate::session::Session;
+use crate::session::MountSession;
 
 const PAGE: u64 = 4096;
 /// Flags that a program may set beside the kind of the mapping.
@@ -39,7 +39,7 @@ pub(crate) const SHM_REMAP: u64 = 0o40000;
 /// A mapping that one call has made.
 #[derive(Debug)]
 struct SegmentMapping {
-    session: &'static Session,
+    session: &'static MountSession,
     inode: InodeId,
     /// The session's number of the mapping.
     number: u32,
@@ -127,7 +127,7 @@ pub(crate) fn map_segments(file: &OpenFileRef, a: [u64; 6]) -> Result<Option<i64
 ///
 /// It maps nothing if the session has ended meanwhile, or the file was mapped in another way.
 fn map_recorded(
-    session: &'static Session,
+    session: &'static MountSession,
     mapped: &MappedFile,
     (inode, offset): (InodeId, u64),
     (address, length): (u64, u64),
@@ -149,7 +149,12 @@ fn map_recorded(
 }
 
 /// Maps the pieces side by side, at an address that the program or the kernel chooses.
-fn map_pieces(session: &Session, mapped: &MappedFile, (address, length): (u64, u64), flags: i32) -> Result<u64, Errno> {
+fn map_pieces(
+    session: &MountSession,
+    mapped: &MappedFile,
+    (address, length): (u64, u64),
+    flags: i32,
+) -> Result<u64, Errno> {
     let place = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE);
     let nothing = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | place;
     let room = mmap((address, length), libc::PROT_NONE, nothing, (-1, 0))?;
@@ -225,7 +230,7 @@ pub(crate) fn hand_over_all() {
 }
 
 /// Returns whether anything of a session is still mapped.
-pub(crate) fn is_any_mapped(session: &Session) -> bool {
+pub(crate) fn is_any_mapped(session: &MountSession) -> bool {
     hold_mappings().0.iter().any(|direct| std::ptr::eq(direct.session, session) && !direct.left.0.is_empty())
 }
 
@@ -303,7 +308,7 @@ impl MappingTable {
 /// The identity of a mapping, without the table.
 #[derive(Debug)]
 struct MappingId {
-    session: &'static Session,
+    session: &'static MountSession,
     inode: InodeId,
     number: u32,
     kind: i32,

@@ -41,7 +41,7 @@ const FILE_CAPABILITIES: u32 = 0b11111;
 
 /// The place of an Ashlar's mount, and the socket of its SharedFS.
 #[derive(Debug)]
-pub(crate) struct Mount {
+pub(crate) struct AshlarMount {
     /// The mount point, without a slash at its end.
     pub(crate) path: Vec<u8>,
     socket: PathBuf,
@@ -49,7 +49,7 @@ pub(crate) struct Mount {
 
 /// A session.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct MountSession {
     /// Its number among the mounts.
     pub(crate) number: u32,
     /// LibFS.
@@ -73,7 +73,7 @@ pub(crate) struct Session {
     is_over: AtomicBool,
 }
 
-impl Drop for Session {
+impl Drop for MountSession {
     fn drop(&mut self) {
         let opened = *self.opened.get_mut();
         if opened >= 0 {
@@ -83,7 +83,7 @@ impl Drop for Session {
     }
 }
 
-impl Session {
+impl MountSession {
     /// Checks again for file systems mounted in the mount, if that is due; at once if `now`.
     pub(crate) fn refresh_submounts(&self, now: bool) {
         self.submounts.refresh(&mounts()[self.number as usize].path, &self.fs, now);
@@ -129,8 +129,8 @@ impl Session {
     }
 }
 
-static MOUNTS: OnceLock<Vec<Mount>> = OnceLock::new();
-static SESSIONS: [AtomicPtr<Session>; MOUNTS_MAX] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOUNTS_MAX];
+static MOUNTS: OnceLock<Vec<AshlarMount>> = OnceLock::new();
+static SESSIONS: [AtomicPtr<MountSession>; MOUNTS_MAX] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOUNTS_MAX];
 /// Mounts that can't be used, by bit: the kernel serves them.
 static UNUSABLE: AtomicU32 = AtomicU32::new(0);
 /// Held while a session is opened.
@@ -150,7 +150,7 @@ pub(crate) fn set_mounts(text: &[u8], patience_ms: u64) -> bool {
     CALL_PATIENCE_MS.store(patience_ms, Ordering::Relaxed);
     let mount_of = |(path, socket): (&[u8], &[u8])| {
         let socket = PathBuf::from(std::str::from_utf8(socket).ok()?);
-        path.starts_with(b"/").then(|| Mount { path: path.to_vec(), socket })
+        path.starts_with(b"/").then(|| AshlarMount { path: path.to_vec(), socket })
     };
     let mounts: Vec<_> = decode_mounts(text).filter_map(mount_of).take(MOUNTS_MAX).collect();
     let is_any = !mounts.is_empty();
@@ -158,12 +158,12 @@ pub(crate) fn set_mounts(text: &[u8], patience_ms: u64) -> bool {
 }
 
 /// Returns the mounts.
-pub(crate) fn mounts() -> &'static [Mount] {
+pub(crate) fn mounts() -> &'static [AshlarMount] {
     MOUNTS.get().map_or(&[], Vec::as_slice)
 }
 
 /// Returns a session that was opened.
-pub(crate) fn by_number(number: u32) -> Option<&'static Session> {
+pub(crate) fn by_number(number: u32) -> Option<&'static MountSession> {
     let session = SESSIONS.get(number as usize)?.load(Ordering::Acquire);
     // SAFETY: a session that was opened is freed only while no other thread may use it (`user_sessions`).
     unsafe { session.as_ref() }
@@ -172,7 +172,7 @@ pub(crate) fn by_number(number: u32) -> Option<&'static Session> {
 /// Returns the session for a mount.
 ///
 /// Returns `None` if it can have none, and then the kernel serves the call.
-pub(crate) fn of_mount(number: u32) -> Option<&'static Session> {
+pub(crate) fn of_mount(number: u32) -> Option<&'static MountSession> {
     if let Some(session) = by_number(number) {
         // The kernel knows where the paths of an unmounted mount lead. Its open files stay LibFS's.
         return (!session.submounts.is_unreachable()).then_some(session);
@@ -184,7 +184,7 @@ pub(crate) fn of_mount(number: u32) -> Option<&'static Session> {
 }
 
 /// Opens a session for a mount, if there is none.
-pub(crate) fn open_session(number: u32) -> Option<&'static Session> {
+pub(crate) fn open_session(number: u32) -> Option<&'static MountSession> {
     if user_sessions::begins_no_sessions() {
         return None;
     }
@@ -227,7 +227,7 @@ pub(crate) fn other_sessions() -> MutexGuard<'static, OtherSessions> {
     CONNECTING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn connect(number: u32, user: Credentials) -> Result<Session, String> {
+fn connect(number: u32, user: Credentials) -> Result<MountSession, String> {
     let mount = &mounts()[number as usize];
     let path = CString::new(mount.path.clone()).map_err(|_| NOT_MOUNTED)?;
     let root = open_high(libc::AT_FDCWD, &path, libc::O_PATH | libc::O_DIRECTORY);
@@ -237,7 +237,7 @@ fn connect(number: u32, user: Credentials) -> Result<Session, String> {
             let submounts = Submounts::new(look, &mount.path, &fs);
             let admitted = Credentials { checked: true, ..user.clone() };
             let (paths, opened, is_over) = (Paths::default(), AtomicI32::new(-1), AtomicBool::new(false));
-            Ok(Session { number, fs, user, admitted, device, submounts, paths, root, opened, is_over })
+            Ok(MountSession { number, fs, user, admitted, device, submounts, paths, root, opened, is_over })
         }
         Err(reason) => {
             close_high(root);
@@ -249,7 +249,7 @@ fn connect(number: u32, user: Credentials) -> Result<Session, String> {
 /// Returns the beginning of a session with a mount: its submounts, LibFS, and its files' `st_dev`.
 ///
 /// The mount's root is `root`.
-fn begin_session(mount: &Mount, root: BorrowedFd<'_>) -> Result<(FirstCheck, Arc<LibFs>, u64), String> {
+fn begin_session(mount: &AshlarMount, root: BorrowedFd<'_>) -> Result<(FirstCheck, Arc<LibFs>, u64), String> {
     // This asks nothing of the mount, which would make the caller wait while SharedFS is away. The answer stays the
     // same for as long as the mount exists.
     let stat = statx(root.as_raw_fd(), libc::AT_STATX_DONT_SYNC);
@@ -567,7 +567,7 @@ pub(crate) fn is_any_open() -> bool {
 }
 
 /// Returns all sessions.
-pub(crate) fn all() -> impl Iterator<Item = &'static Session> {
+pub(crate) fn all() -> impl Iterator<Item = &'static MountSession> {
     (0..MOUNTS_MAX as u32).filter_map(by_number)
 }
 
@@ -625,7 +625,7 @@ pub(crate) fn forget_sessions() {
 /// Removes and returns all current sessions.
 ///
 /// Later calls open new ones, even for mounts that had none before.
-pub(crate) fn take_all() -> impl Iterator<Item = &'static Session> {
+pub(crate) fn take_all() -> impl Iterator<Item = &'static MountSession> {
     UNUSABLE.store(0, Ordering::Relaxed);
     // SAFETY: as in `by_number`.
     SESSIONS.iter().filter_map(|session| unsafe { session.swap(std::ptr::null_mut(), Ordering::AcqRel).as_ref() })

@@ -232,7 +232,7 @@ pub(crate) struct FileIdentity {
 
 /// An open file that may be shared.
 #[derive(Clone)]
-pub(crate) struct Shared {
+pub(crate) struct SharedFile {
     memory: Arc<SlotMemory>,
     index: usize,
     file: FileIdentity,
@@ -240,9 +240,13 @@ pub(crate) struct Shared {
     user: u32,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for SharedFile {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Shared").field("index", &self.index).field("file", &self.file).finish_non_exhaustive()
+        formatter
+            .debug_struct("SharedFile")
+            .field("index", &self.index)
+            .field("file", &self.file)
+            .finish_non_exhaustive()
     }
 }
 
@@ -250,7 +254,7 @@ impl fmt::Debug for Shared {
 ///
 /// # Errors
 /// `ENOMEM`.
-pub(crate) fn prepare_slots(files: &[FileIdentity]) -> Result<Vec<Shared>, Errno> {
+pub(crate) fn prepare_slots(files: &[FileIdentity]) -> Result<Vec<SharedFile>, Errno> {
     if files.is_empty() {
         return Ok(Vec::new());
     }
@@ -263,11 +267,11 @@ pub(crate) fn prepare_slots(files: &[FileIdentity]) -> Result<Vec<Shared>, Errno
     let start = NonNull::new(start as *mut PlaceSlot).filter(|_| start > 0).ok_or(Errno::ENOMEM)?;
     let memory = Arc::new(SlotMemory { start, length });
     let user = USER_CHANGES.load(Ordering::Relaxed);
-    let shared = |(index, &file)| Shared { memory: Arc::clone(&memory), index, file, user };
+    let shared = |(index, &file)| SharedFile { memory: Arc::clone(&memory), index, file, user };
     Ok(files.iter().enumerate().map(shared).collect())
 }
 
-impl Shared {
+impl SharedFile {
     fn slot(&self) -> &PlaceSlot {
         // SAFETY: the memory has a slot for each index that was given out, and lives as long as this refers to it.
         // Zeros are a slot, and all its fields are atomics.
@@ -406,7 +410,7 @@ fn wait_for_holder(tries: u32) {
 /// The place of a shared open file, which no other process changes meanwhile.
 #[derive(Debug)]
 pub(crate) struct HeldPlace {
-    shared: Shared,
+    shared: SharedFile,
     this: HolderProcess,
     /// The file offset.
     began: u64,
@@ -500,7 +504,7 @@ pub(crate) fn is_transfer(number: i64) -> bool {
 ///
 /// Its descriptors are its own, and the table in the lender's memory goes on changing.
 #[derive(Debug, Default)]
-pub(crate) struct BorrowerFiles(Vec<(i32, Shared)>);
+pub(crate) struct BorrowerFiles(Vec<(i32, SharedFile)>);
 
 impl BorrowerFiles {
     /// Returns the shared open files of a new process.
@@ -581,7 +585,7 @@ mod tests {
         assert_eq!(before.state(), HolderState::Dead, "a process with this id at the start of the machine");
     }
 
-    fn shared() -> Shared {
+    fn shared() -> SharedFile {
         let files = [1, 2].map(|inode| FileIdentity { mount: 0, device: 0, inode: InodeId(inode) });
         let shared = prepare_slots(&files).expect("memory").pop().expect("two");
         shared.begin_sharing(5, libc::O_RDWR);
@@ -589,7 +593,7 @@ mod tests {
     }
 
     /// Forks a child that holds the place, and has announced that it will move it to 9.
-    fn holder(shared: &Shared, ends: bool) -> i32 {
+    fn holder(shared: &SharedFile, ends: bool) -> i32 {
         // SAFETY: the child makes no call but these.
         let child = unsafe { libc::fork() };
         if child == 0 {

@@ -24,8 +24,8 @@ pub(crate) fn begin_detection() {
         IS_SINGLE.store(found.cast(), Ordering::Relaxed);
     }
     if libc_says_single() {
-        // SAFETY: from here on `check_threads` is called before each use of LibFS, and no signal handler enters LibFS while it
-        // is in use (`hook`).
+        // SAFETY: from here on `check_threads` is called before each use of LibFS, and no signal handler enters LibFS
+        // while it is in use (`hook`).
         unsafe { alone::begin_alone() };
     }
 }

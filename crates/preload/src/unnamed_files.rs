@@ -10,7 +10,7 @@ use ashlar_libfs::Found;
 use ashlar_libfs::alone::{Mutex, MutexGuard};
 use ashlar_types::{InodeId, Timestamp};
 
-use crate::session::{self, Session};
+use crate::session::{self, MountSession};
 
 /// If there are more files than these, the oldest are removed.
 const UNNAMED_MAX: usize = 1024;
@@ -35,7 +35,7 @@ static UNNAMED: Mutex<Vec<UnnamedFile>> = Mutex::new(Vec::new());
 static IS_ANY: AtomicBool = AtomicBool::new(false);
 
 /// Records a file that was made without a name.
-pub(crate) fn record_unnamed(session: &Session, made: &Found) {
+pub(crate) fn record_unnamed(session: &MountSession, made: &Found) {
     let file = UnnamedFile {
         mount: session.number,
         device: session.device,
@@ -55,7 +55,7 @@ pub(crate) fn record_unnamed(session: &Session, made: &Found) {
 /// Returns the session and the inode of a kernel descriptor's file, if that was made without a name.
 ///
 /// It opens the session if there is none.
-pub(crate) fn session_of_unnamed(descriptor: i32) -> Option<(&'static Session, InodeId)> {
+pub(crate) fn session_of_unnamed(descriptor: i32) -> Option<(&'static MountSession, InodeId)> {
     if !is_any_known() {
         return None;
     }
@@ -71,16 +71,16 @@ pub(crate) fn is_any_known() -> bool {
 }
 
 /// Returns whether a file was made without a name, and has got none.
-pub(crate) fn is_nameless(session: &Session, found: &Found) -> bool {
+pub(crate) fn is_nameless(session: &MountSession, found: &Found) -> bool {
     is_any_such(session, found, |file| !file.is_named)
 }
 
 /// Returns whether another process has made a file without a name.
-pub(crate) fn is_of_another_process(session: &Session, found: &Found) -> bool {
+pub(crate) fn is_of_another_process(session: &MountSession, found: &Found) -> bool {
     is_any_such(session, found, |file| file.maker != std::process::id())
 }
 
-fn is_any_such(session: &Session, found: &Found, is_such: fn(&UnnamedFile) -> bool) -> bool {
+fn is_any_such(session: &MountSession, found: &Found, is_such: fn(&UnnamedFile) -> bool) -> bool {
     let is_it = |file: &UnnamedFile| {
         (file.device, file.inode, file.born) == (session.device, found.id, found.inode.born) && is_such(file)
     };
@@ -88,7 +88,7 @@ fn is_any_such(session: &Session, found: &Found, is_such: fn(&UnnamedFile) -> bo
 }
 
 /// Records that a file has got a name.
-pub(crate) fn record_named(session: &Session, inode: InodeId) {
+pub(crate) fn record_named(session: &MountSession, inode: InodeId) {
     if is_any_known() {
         let mut unnamed = UNNAMED.lock();
         let files = unnamed.iter_mut().filter(|file| (file.device, file.inode) == (session.device, inode));
@@ -97,7 +97,7 @@ pub(crate) fn record_named(session: &Session, inode: InodeId) {
 }
 
 /// Removes a file that the process has closed.
-pub(crate) fn forget_unnamed(session: &Session, inode: InodeId) {
+pub(crate) fn forget_unnamed(session: &MountSession, inode: InodeId) {
     if is_any_known() {
         UNNAMED.lock().retain(|file| (file.device, file.inode) != (session.device, inode));
     }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use ashlar_types::Credentials;
 
 use crate::arch::system_call;
-use crate::session::{self, Session};
+use crate::session::{self, MountSession};
 use crate::{descriptors, materialise, segment_mapping, shared_file, single_thread};
 
 /// The most sessions set aside for a mount: the process's own, and one of a user that it has served.
@@ -55,24 +55,24 @@ static DIFFER_SINCE_MS: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug)]
 pub(crate) struct OtherSessions {
     /// Those of users that the process may change back to; the newest last.
-    aside: Vec<&'static Session>,
+    aside: Vec<&'static MountSession>,
     /// Those that begin no more calls.
-    ended: Vec<&'static Session>,
+    ended: Vec<&'static MountSession>,
 }
 
 impl OtherSessions {
     pub(crate) const NONE: Self = Self { aside: Vec::new(), ended: Vec::new() };
 
     /// Removes and returns the session that the process had with a mount as this user, if it is usable.
-    pub(crate) fn resume(&mut self, mount: u32, user: &Credentials) -> Option<&'static Session> {
-        let is_it = |session: &&Session| {
+    pub(crate) fn resume(&mut self, mount: u32, user: &Credentials) -> Option<&'static MountSession> {
+        let is_it = |session: &&MountSession| {
             session.number == mount && session.user == *user && !session.submounts.is_unreachable()
         };
         self.aside.iter().position(is_it).map(|index| self.aside.remove(index))
     }
 
     /// Removes and returns the oldest ones of a mount, beyond so many.
-    fn take_oldest(&mut self, mount: u32, most: usize) -> Vec<&'static Session> {
+    fn take_oldest(&mut self, mount: u32, most: usize) -> Vec<&'static MountSession> {
         let count = self.aside.iter().filter(|session| session.number == mount).count();
         let oldest = self.aside.extract_if(.., |session| session.number == mount);
         oldest.take(count.saturating_sub(most)).collect()
@@ -111,7 +111,7 @@ pub(crate) fn begins_no_sessions() -> bool {
 }
 
 /// Returns the sessions that are set aside.
-pub(crate) fn sessions_aside() -> Vec<&'static Session> {
+pub(crate) fn sessions_aside() -> Vec<&'static MountSession> {
     if has_changed_user() { session::other_sessions().aside.clone() } else { Vec::new() }
 }
 
@@ -133,7 +133,7 @@ fn free_ended() {
         return;
     }
     // A session is kept until the process ends if, for want of memory, a mapping or an open file of it remains.
-    let is_left = |session: &Session| {
+    let is_left = |session: &MountSession| {
         segment_mapping::is_any_mapped(session)
             || descriptors::ours(0, u32::MAX).any(|number| is_open_in(number, session))
     };
@@ -224,7 +224,7 @@ pub(crate) fn record_user_change() {
 }
 
 /// Removes and returns all sessions, current and set aside.
-fn take_all_sessions(others: &mut OtherSessions) -> Vec<&'static Session> {
+fn take_all_sessions(others: &mut OtherSessions) -> Vec<&'static MountSession> {
     session::take_all().chain(others.aside.drain(..)).collect()
 }
 
@@ -265,11 +265,11 @@ pub(crate) fn stop_beginning() {
     IS_KERNELS.store(true, Ordering::Relaxed);
 }
 
-fn is_open_in(number: i32, session: &Session) -> bool {
+fn is_open_in(number: i32, session: &MountSession) -> bool {
     descriptors::file(number).is_some_and(|file| file.is_in_session(session))
 }
 
-fn end_sessions(gone: Vec<&'static Session>) {
+fn end_sessions(gone: Vec<&'static MountSession>) {
     if gone.is_empty() {
         return;
     }
@@ -285,7 +285,7 @@ fn end_sessions(gone: Vec<&'static Session>) {
     IS_ANY_ENDED.store(single_thread::is_single_thread(), Ordering::Relaxed);
 }
 
-fn leave_session(session: &Session) {
+fn leave_session(session: &MountSession) {
     if !session.is_over() {
         session.mark_over();
         session.fs.leave();

@@ -2,9 +2,9 @@
 //!
 //! A patched system call jumps to its trampoline (`patch::apply`). The trampoline steps over the red zone and calls
 //! [`ashlar_entry`] with all registers as they stand before `syscall`. The entry decides whether the call may concern
-//! the library. It reads two tables, and checks whether a descriptor number is recycled (`recycled_descriptor`). If the call
-//! doesn't concern the library, the entry makes it and returns. Otherwise it saves all that the kernel would preserve
-//! and calls the hook.
+//! the library. It reads two tables, and checks whether a descriptor number is recycled (`recycled_descriptor`). If the
+//! call doesn't concern the library, the entry makes it and returns. Otherwise it saves all that the kernel would
+//! preserve and calls the hook.
 
 use std::arch::{asm, global_asm};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};

@@ -8,7 +8,7 @@ use ashlar_types::{Access, BLOCK_BYTES, Errno, FileKind, Inode, InodeId, Timesta
 use super::Served;
 use crate::path::{self, Aim, Last, Purpose, Walked};
 use crate::program_memory::{self, MemoryUse, PathBuffer, Plain};
-use crate::session::Session;
+use crate::session::MountSession;
 use crate::{deferred_session, descriptors, user_sessions};
 
 /// Flags that say how `statx` gets its answer, which is always up to date.
@@ -18,7 +18,7 @@ const STATX_MASK: u32 = 0x7ff | 0x800;
 
 /// The file that a call is about.
 pub(super) struct CallFile {
-    pub(super) session: &'static Session,
+    pub(super) session: &'static MountSession,
     pub(super) found: Found,
 }
 
@@ -83,7 +83,7 @@ fn store_known<T: Plain>(
 fn with_known_start<R>(
     directory: u64,
     address: u64,
-    look: impl FnOnce(&'static Session, (InodeId, &[u8])) -> Option<R>,
+    look: impl FnOnce(&'static MountSession, (InodeId, &[u8])) -> Option<R>,
 ) -> Option<R> {
     let mut buffer = PathBuffer::new();
     let start = path::find_known_start(directory as i32, program_memory::copy_path(address, &mut buffer).ok()?)?;

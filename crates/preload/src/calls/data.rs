@@ -6,7 +6,7 @@ use ashlar_types::{Errno, FILE_SIZE_MAX, InodeId};
 use super::Served;
 use crate::arch::system_call;
 use crate::descriptors::{self, OpenFileRef, PlaceGuard};
-use crate::session::{self, Session};
+use crate::session::{self, MountSession};
 use crate::{deferred_session, materialise, program_memory, user_sessions};
 
 /// The most bytes that one call transfers, as in the kernel.
@@ -211,7 +211,7 @@ fn read(file: &OpenFileRef, at: TransferPosition, parts: &[libc::iovec]) -> Serv
     Ok(Some(count as i64))
 }
 
-fn read_parts(session: &Session, inode: InodeId, offset: u64, parts: &[libc::iovec]) -> Result<usize, Errno> {
+fn read_parts(session: &MountSession, inode: InodeId, offset: u64, parts: &[libc::iovec]) -> Result<usize, Errno> {
     let mut done = 0;
     for part in parts {
         let at = offset + done as u64;
@@ -266,7 +266,7 @@ fn write(file: &OpenFileRef, at: TransferPosition, parts: &[libc::iovec], flags:
 ///
 /// Without an offset, they go to the file's end.
 fn write_parts(
-    session: &Session,
+    session: &MountSession,
     inode: InodeId,
     offset: Option<u64>,
     parts: &[libc::iovec],
@@ -286,7 +286,7 @@ fn write_parts(
 
 /// Writes bytes in memory, and moves the open file's offset past them.
 fn write_bytes(
-    session: &Session,
+    session: &MountSession,
     inode: InodeId,
     at: WriteAt,
     data: &[u8],
@@ -697,7 +697,7 @@ fn send_in(from: Option<&OpenFileRef>, to: &OpenFileRef, a: &[u64; 6]) -> Served
 /// Writes bytes at an open file's offset, which moves.
 ///
 /// Fails with `ESTALE` if other processes share it by now.
-fn write_at_place(session: &Session, to: &OpenFileRef, bytes: &[u8]) -> Result<usize, Errno> {
+fn write_at_place(session: &MountSession, to: &OpenFileRef, bytes: &[u8]) -> Result<usize, Errno> {
     let Some(mut place) = to.place().filter(|place| !place.is_shared()) else { return Err(Errno::ESTALE) };
     let at = WriteAt::Offset(place.offset);
     write_bytes(session, to.inode(), at, bytes, Some(&mut place))

@@ -7,7 +7,7 @@ use ashlar_types::Errno;
 use super::{F_CREATED_QUERY, F_DUPFD_QUERY, Served, data, process};
 use crate::arch::system_call;
 use crate::descriptors::{self, CHANGEABLE, OnExec, OpenFileRef};
-use crate::record_locks::LockOutcome;
+use crate::record_locks::FcntlOutcome;
 use crate::{program_memory, record_locks, recycled_descriptor, session, single_thread};
 
 /// The flag for files larger than 2 GiB: always set on 64 bits, and shown by `F_GETFL`.
@@ -368,10 +368,10 @@ pub(super) fn is_record_lock(command: u64) -> bool {
 }
 
 /// Returns the outcome of a command of `fcntl`, if it is about a record lock.
-pub(super) fn serve_record_lock(call: [u64; 6]) -> Result<LockOutcome, Errno> {
+pub(super) fn serve_record_lock(call: [u64; 6]) -> Result<FcntlOutcome, Errno> {
     if is_record_lock(call[1]) {
         record_locks::control_lock(call[0] as i32, call[1] as i32, call[2])
     } else {
-        Ok(LockOutcome::Kernel)
+        Ok(FcntlOutcome::Kernel)
     }
 }

@@ -12,8 +12,8 @@ use crate::path::{self, Aim, Last, PathStart, Place, Purpose, Walked};
 use crate::program_memory::{self, PathBuffer};
 use crate::recycled_descriptor;
 use crate::segment_mapping;
-use crate::session::{self, Session};
-use crate::shared_file::Shared;
+use crate::session::{self, MountSession};
+use crate::shared_file::SharedFile;
 use crate::{snapshot_mapping, unnamed_files};
 
 /// Flags that an open file keeps and that `F_GETFL` shows.
@@ -210,7 +210,7 @@ fn open_by_kernel(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errn
 
 /// Opens the file that a path leads to; `None` if the kernel must.
 fn open_resolved(
-    session: &'static Session,
+    session: &'static MountSession,
     place: &Place,
     flags: i32,
     mode: u32,
@@ -309,7 +309,7 @@ pub(crate) fn adopt_descriptor(descriptor: i32) -> Result<(), Errno> {
 /// # Errors
 /// Those of LibFS, and `EOPNOTSUPP` for files that stay with the kernel.
 pub(crate) fn adopt_inherited(descriptor: i32) -> Result<(), Errno> {
-    let shared = descriptors::inherited_at(descriptor).filter(Shared::is_of_same_user).ok_or(Errno::EOPNOTSUPP)?;
+    let shared = descriptors::inherited_at(descriptor).filter(SharedFile::is_of_same_user).ok_or(Errno::EOPNOTSUPP)?;
     if shared.was_handed_over() {
         return Err(Errno::EOPNOTSUPP);
     }
@@ -331,7 +331,7 @@ pub(crate) fn adopt_inherited(descriptor: i32) -> Result<(), Errno> {
 ///
 /// If other sessions have narrowed the rights since, the file stays with the kernel. The kernel knows the rights that
 /// it was opened with; SharedFS trusts no client's claim about them.
-fn reopen_in_session(session: &Session, id: InodeId, flags: i32) -> Result<(), Errno> {
+fn reopen_in_session(session: &MountSession, id: InodeId, flags: i32) -> Result<(), Errno> {
     let opened = match flags & libc::O_PATH {
         0 => session.fs.open_again(&session.user, id, access_of(flags & libc::O_ACCMODE)),
         _ => session.fs.open(id),
@@ -349,7 +349,7 @@ fn may_be_running(inode: &Inode) -> bool {
 /// Creates the open file for an inode that the session has opened.
 ///
 /// If that fails, the session closes the inode.
-fn enter_opened(session: &'static Session, id: InodeId, kind: FileKind, flags: i32) -> Result<OpenFileRef, Errno> {
+fn enter_opened(session: &'static MountSession, id: InodeId, kind: FileKind, flags: i32) -> Result<OpenFileRef, Errno> {
     descriptors::open_in_session(session, id, kind, flags & KEPT_FLAGS).inspect_err(|_| session.fs.close(id))
 }
 
@@ -358,7 +358,7 @@ fn regular_make(mode: u32) -> Make<'static> {
     Make { kind: FileKind::Regular, mode: mode & 0o7777, umask, device: 0, target: &[] }
 }
 
-fn make(session: &'static Session, place: &Place, flags: i32, mode: u32) -> Result<Option<OpenFileRef>, Errno> {
+fn make(session: &'static MountSession, place: &Place, flags: i32, mode: u32) -> Result<Option<OpenFileRef>, Errno> {
     let made = session.fs.make_open(&session.user, place.directory, &place.name, &regular_make(mode))?;
     let file = enter_opened(session, made.id, FileKind::Regular, flags)?;
     file.set_flags(libc::O_CREAT, libc::O_CREAT);
@@ -366,7 +366,7 @@ fn make(session: &'static Session, place: &Place, flags: i32, mode: u32) -> Resu
 }
 
 fn make_unnamed(
-    session: &'static Session,
+    session: &'static MountSession,
     directory: InodeId,
     flags: i32,
     mode: u32,
@@ -414,7 +414,7 @@ pub(super) fn truncate(number: i64, a: &[u64; 6]) -> Served {
     resize(session, &session.user, found.id, size as u64)
 }
 
-fn resize(session: &Session, user: &Credentials, id: InodeId, size: u64) -> Served {
+fn resize(session: &MountSession, user: &Credentials, id: InodeId, size: u64) -> Served {
     let strip = session.strips_set_id();
     session.fs.set_attributes(user, id, &Change { size: Some(size), strip, ..Change::default() })?;
     Ok(Some(0))

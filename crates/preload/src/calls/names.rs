@@ -7,7 +7,7 @@ use super::Served;
 use crate::arch::system_call;
 use crate::path::{self, Aim, Last, Place, Purpose, Walked};
 use crate::program_memory::{self, PathBuffer};
-use crate::session::{self, Session};
+use crate::session::{self, MountSession};
 use crate::{descriptors, unnamed_files};
 
 const RENAME_NOREPLACE: u64 = 1;
@@ -39,7 +39,11 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
 }
 
 /// Resolves a path from a directory's descriptor on.
-fn resolve_name(directory: u64, address: u64, aim: impl Into<Aim>) -> Result<Option<(&'static Session, Place)>, Errno> {
+fn resolve_name(
+    directory: u64,
+    address: u64,
+    aim: impl Into<Aim>,
+) -> Result<Option<(&'static MountSession, Place)>, Errno> {
     let mut buffer = PathBuffer::new();
     let text = program_memory::copy_path(address, &mut buffer)?;
     if let Some(descriptor) = path::descriptor_named(text) {
@@ -57,7 +61,7 @@ fn resolve_new(
     directory: u64,
     address: u64,
     makes_directory: bool,
-) -> Result<Option<(&'static Session, Place)>, Errno> {
+) -> Result<Option<(&'static MountSession, Place)>, Errno> {
     let Some((session, place)) = resolve_name(directory, address, Last::Keep.to(Purpose::Look).making())? else {
         return Ok(None);
     };
@@ -121,7 +125,7 @@ fn remove(directory: u64, address: u64, flags: u64) -> Served {
 /// Returns whether the kernel must remove or rename a directory.
 ///
 /// Another file system may be mounted on it, in another namespace.
-fn may_be_mount_point(session: &Session, found: &Found) -> bool {
+fn may_be_mount_point(session: &MountSession, found: &Found) -> bool {
     session.refresh_submounts(true);
     session.submounts.contains(found.id)
 }
@@ -178,7 +182,7 @@ fn rename(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
 /// Finds the file that is to get another name.
 ///
 /// That is the file of a path, or an open file, which may have no name.
-fn link_source(from: (u64, u64), flags: u64) -> Result<Option<(&'static Session, Found)>, Errno> {
+fn link_source(from: (u64, u64), flags: u64) -> Result<Option<(&'static MountSession, Found)>, Errno> {
     let mut buffer = PathBuffer::new();
     let text = program_memory::copy_path(from.1, &mut buffer)?;
     let last = if flags & libc::AT_SYMLINK_FOLLOW as u64 != 0 { Last::Follow } else { Last::Keep };
@@ -206,7 +210,7 @@ fn link_source(from: (u64, u64), flags: u64) -> Result<Option<(&'static Session,
 /// Returns the open file of a descriptor that is to get a name.
 ///
 /// It is a LibFS descriptor, or a kernel descriptor whose file may get a name without the kernel knowing it.
-fn open_source(descriptor: i32) -> Result<Option<(&'static Session, Found)>, Errno> {
+fn open_source(descriptor: i32) -> Result<Option<(&'static MountSession, Found)>, Errno> {
     let (session, inode) = match descriptors::file(descriptor) {
         Some(file) if file.is_in_current_session() => (file.session()?, file.inode()),
         Some(_) => return Ok(None),

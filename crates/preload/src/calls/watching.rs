@@ -11,7 +11,7 @@ use ashlar_wire::{WATCH_ALL_ATTRIBUTE, WATCH_ATTRIBUTE};
 use super::Served;
 use crate::arch::system_call;
 use crate::program_memory::{self, PathBuffer};
-use crate::session::Session;
+use crate::session::MountSession;
 use crate::{descriptors, materialise, path};
 
 /// `FAN_MARK_ADD`, `FAN_MARK_DONT_FOLLOW`, `FAN_MARK_MOUNT` and `FAN_MARK_FILESYSTEM`.
@@ -68,7 +68,7 @@ fn has_attribute(path: &CStr, name: &CStr, follows: bool) -> bool {
 fn hand_over_reserved() {
     for number in descriptors::ours(0, u32::MAX) {
         let Some(file) = descriptors::file(number) else { continue };
-        let is_reserved = |session: &Session| session.fs.attributes(file.inode()) == Err(Errno::RESERVED);
+        let is_reserved = |session: &MountSession| session.fs.attributes(file.inode()) == Err(Errno::RESERVED);
         if file.session().is_ok_and(is_reserved) {
             // If the hand-over fails, the next call on the file repeats it.
             let _ = materialise::hand_over(number);

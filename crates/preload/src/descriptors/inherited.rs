@@ -7,12 +7,12 @@ use ashlar_libfs::alone;
 
 use super::open_file::OPEN;
 use super::{HIGHEST, INHERITED, OpenFileRef, TABLE, file, ours, table_entry};
-use crate::shared_file::Shared;
+use crate::shared_file::SharedFile;
 
 /// The open files of such descriptors.
 ///
 /// Some may be closed by now: the table of descriptors is right.
-pub(crate) type Inherited = BTreeMap<i32, Shared>;
+pub(crate) type Inherited = BTreeMap<i32, SharedFile>;
 
 /// Returns whether a descriptor is the kernel's and was inherited at a fork.
 ///
@@ -28,13 +28,13 @@ pub(crate) fn inherited() -> impl Iterator<Item = i32> {
 }
 
 /// Returns the open file of such a descriptor.
-pub(crate) fn inherited_at(descriptor: i32) -> Option<Shared> {
+pub(crate) fn inherited_at(descriptor: i32) -> Option<SharedFile> {
     let inherited = TABLE.lock();
     inherited.get(&descriptor).filter(|_| is_inherited(descriptor)).cloned()
 }
 
 /// Returns all such descriptors of an open file.
-pub(crate) fn inherited_alike(shared: &Shared) -> Vec<i32> {
+pub(crate) fn inherited_alike(shared: &SharedFile) -> Vec<i32> {
     let inherited = TABLE.lock();
     let alike = inherited.iter().filter(|(number, other)| is_inherited(**number) && other.is_same(shared));
     alike.map(|(number, _)| *number).collect()
@@ -43,7 +43,7 @@ pub(crate) fn inherited_alike(shared: &Shared) -> Vec<i32> {
 /// Makes all such descriptors of an open file lead to a LibFS open file.
 ///
 /// Without one, they are left to the kernel.
-pub(crate) fn replace_inherited(shared: &Shared, file: Option<&OpenFileRef>) {
+pub(crate) fn replace_inherited(shared: &SharedFile, file: Option<&OpenFileRef>) {
     let mut inherited = TABLE.lock();
     inherited.retain(|&descriptor, other| {
         let Some(entry) = table_entry(descriptor).filter(|_| other.is_same(shared)) else { return true };
@@ -59,9 +59,9 @@ pub(crate) fn replace_inherited(shared: &Shared, file: Option<&OpenFileRef>) {
 }
 
 /// Returns all descriptors whose open files a new process shares.
-pub(crate) fn all_shared() -> Vec<(i32, Shared)> {
+pub(crate) fn all_shared() -> Vec<(i32, SharedFile)> {
     let own = ours(0, u32::MAX).filter_map(|number| file(number)?.shared().cloned().map(|shared| (number, shared)));
-    let mut all: Vec<(i32, Shared)> = own.collect();
+    let mut all: Vec<(i32, SharedFile)> = own.collect();
     let inherited = TABLE.lock();
     let inherited = inherited.iter().filter(|(number, _)| is_inherited(**number));
     all.extend(inherited.map(|(number, shared)| (*number, shared.clone())));

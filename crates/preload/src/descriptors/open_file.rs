@@ -11,8 +11,8 @@ use ashlar_libfs::{OpenInode, alone};
 use ashlar_types::{Errno, FileKind, InodeId};
 
 use super::{TABLE, highest, is_file, record_path_base, table_entry};
-use crate::session::Session;
-use crate::shared_file::{self, HeldPlace, Shared};
+use crate::session::MountSession;
+use crate::shared_file::{self, HeldPlace, SharedFile};
 use crate::{materialise, unnamed_files};
 
 /// The most open files that LibFS serves. The kernel serves more.
@@ -49,7 +49,7 @@ pub(super) struct OpenDescription {
     /// The number of descriptors and of calls in progress; 0 means that the slot is free.
     pub(super) references: AtomicU32,
     /// The session that it is open in.
-    session: AtomicPtr<Session>,
+    session: AtomicPtr<MountSession>,
     inode: AtomicU64,
     kind: AtomicU32,
     flags: AtomicU32,
@@ -59,7 +59,7 @@ pub(super) struct OpenDescription {
     /// The open inode, for holders of a reference.
     pub(super) opened: UnsafeCell<Option<OpenInode>>,
     /// The state that it shares with other processes, or null. It lives as long as there are references.
-    pub(super) shared: AtomicPtr<Shared>,
+    pub(super) shared: AtomicPtr<SharedFile>,
     pub(super) place: alone::Mutex<FilePlace>,
 }
 
@@ -93,7 +93,7 @@ impl PlaceGuard {
 
     /// Takes the offset that all processes share, if LibFS serves the open file in them.
     #[cold]
-    fn take_shared_offset(mut self, shared: &Shared) -> Option<Self> {
+    fn take_shared_offset(mut self, shared: &SharedFile) -> Option<Self> {
         let held = shared.hold_place()?;
         self.offset = held.offset();
         self.held = Some(held);
@@ -150,7 +150,7 @@ impl OpenDescription {
 
     /// Returns the session that it is open in; `None` if that has ended.
     #[inline]
-    fn session(&self) -> Option<&'static Session> {
+    fn session(&self) -> Option<&'static MountSession> {
         // SAFETY: the caller has a reference, and no session is freed while open files of it exist (`user_sessions`).
         unsafe { self.session.load(Ordering::Relaxed).as_ref() }.filter(|session| !session.is_over())
     }
@@ -223,7 +223,7 @@ impl OpenFileRef {
     ///
     /// # Errors
     /// `EIO` if the session has ended.
-    pub(crate) fn session(&self) -> Result<&'static Session, Errno> {
+    pub(crate) fn session(&self) -> Result<&'static MountSession, Errno> {
         self.description().session().ok_or(Errno::EIO)
     }
 
@@ -231,11 +231,11 @@ impl OpenFileRef {
     ///
     /// A session of another user gives no more than the kernel gives with an open file.
     pub(crate) fn is_in_current_session(&self) -> bool {
-        self.session().is_ok_and(Session::is_current)
+        self.session().is_ok_and(MountSession::is_current)
     }
 
     /// Returns whether it was opened in a session.
-    pub(crate) fn is_in_session(&self, session: &Session) -> bool {
+    pub(crate) fn is_in_session(&self, session: &MountSession) -> bool {
         ptr::eq(self.description().session.load(Ordering::Relaxed), session)
     }
 
@@ -251,7 +251,7 @@ impl OpenFileRef {
 
     /// Returns the state that it shares with other processes, if it does.
     #[inline]
-    pub(crate) fn shared(&self) -> Option<&Shared> {
+    pub(crate) fn shared(&self) -> Option<&SharedFile> {
         // SAFETY: it is freed with the last reference, and this is one.
         unsafe { self.description().shared.load(Ordering::Acquire).as_ref() }
     }
@@ -259,11 +259,11 @@ impl OpenFileRef {
     /// Returns whether it was shared and then handed over to the kernel: its descriptors must follow.
     #[inline]
     pub(crate) fn was_handed_over(&self) -> bool {
-        self.shared().is_some_and(Shared::was_handed_over)
+        self.shared().is_some_and(SharedFile::was_handed_over)
     }
 
     fn flags_word(&self) -> &AtomicU32 {
-        self.shared().map_or(&self.description().flags, Shared::flags)
+        self.shared().map_or(&self.description().flags, SharedFile::flags)
     }
 
     /// Returns the access mode and status flags, as `open` and `F_SETFL` set them.
@@ -417,7 +417,7 @@ impl OpenFileRef {
     ///
     /// # Errors
     /// Those of `put`.
-    pub(crate) fn share(&self, shared: Shared, mut put: impl FnMut(i32) -> Result<(), Errno>) -> Result<(), Errno> {
+    pub(crate) fn share(&self, shared: SharedFile, mut put: impl FnMut(i32) -> Result<(), Errno>) -> Result<(), Errno> {
         let place = self.description().place.lock();
         if place.is_gone || self.shared().is_some() {
             return Ok(());
@@ -431,7 +431,7 @@ impl OpenFileRef {
     }
 
     /// Joins the sharing by other processes, if it is not shared yet.
-    pub(crate) fn join_sharing(&self, shared: Shared) {
+    pub(crate) fn join_sharing(&self, shared: SharedFile) {
         shared_file::record_sharing();
         self.description().shared.store(Box::into_raw(Box::new(shared)), Ordering::Release);
     }
@@ -449,7 +449,7 @@ pub(super) fn is_shared(number: u32) -> bool {
 /// # Errors
 /// `ENFILE`.
 pub(crate) fn open_in_session(
-    session: &'static Session,
+    session: &'static MountSession,
     inode: InodeId,
     kind: FileKind,
     flags: i32,
@@ -462,7 +462,7 @@ pub(crate) fn open_in_session(
 /// # Errors
 /// `ENFILE`.
 pub(crate) fn open_known_inode(
-    session: &'static Session,
+    session: &'static MountSession,
     way: OpenInode,
     kind: FileKind,
     flags: i32,
