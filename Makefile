@@ -1,5 +1,5 @@
-# Everything a person or the CI does with this tree. Targets install the Debian/Ubuntu packages that they need and
-# are not there, and say which; what they cannot install gives an error that names it.
+# Everything that a person or the CI does with this tree. Targets install missing Debian/Ubuntu packages and name them;
+# if a package can't be installed, an error names it.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -13,7 +13,7 @@ build:   ## the ashlar command and libashlar, optimised: target/release/ashlar, 
 	@scripts/setup.sh build
 	cargo build --release --locked -p ashlar-launch -p ashlar-cli -p ashlar-preload -p ashlar-capi
 
-# Root installs what was built, since it may well have no Rust of its own.
+# Root installs an existing build, since root may well have no Rust of its own.
 built := $(and $(filter 0,$(shell id -u)),$(wildcard $(or $(CARGO_TARGET_DIR),target)/release/ashlar-main),$(wildcard $(or $(CARGO_TARGET_DIR),target)/release/libashlar.so))
 install: $(if $(built),,build) ## copies the ashlar command, libashlar and its header to PREFIX (/usr/local)
 	@scripts/install.sh

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# as-root.sh PROGRAM…: runs it as root, through sudo where the caller is someone else: mounting takes root.
+# as-root.sh PROGRAM…: runs the program as root, through sudo if another user calls: mounting takes root.
 set -euo pipefail
 if [ "$(id -u)" = 0 ]; then
   exec "$@"
@@ -9,7 +9,7 @@ command -v sudo >/dev/null 2>&1 || {
   exit 1
 }
 echo "running as root, through sudo: $*"
-# A test builds with the caller's Rust, which rustup looks for in its user's home.
+# A test builds with the caller's Rust, which rustup searches for in its user's home.
 [ ! -d "${RUSTUP_HOME:=${HOME:-}/.rustup}" ] || export RUSTUP_HOME
 kept=$(compgen -e | grep -E '^(CI|PATH|RUSTUP_HOME|RUSTUP_TOOLCHAIN|ASHLAR_.*)$' | paste -sd,)
 exec sudo --preserve-env="$kept" "$@"

@@ -114,7 +114,7 @@ def reference_problems():
     """Pages that source code names, and the sections that it names in them."""
     problems = []
     for path, text in listed("*.rs", "*.sh", "*.toml", ".ci/*", "Makefile"):
-        # A sentence may go over the end of a comment's line.
+        # A sentence may continue after the end of a comment's line.
         text = re.sub(r"\s*\n\s*(//[/!]?|#)\s*", " ", text)
         for page, section in re.findall(r'(docs/[\w./-]+\.md)(?:`, section "([^"]+)")?', text):
             if not os.path.exists(page):

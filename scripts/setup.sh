@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# setup.sh NEED…: installs the Debian or Ubuntu packages that the named needs lack, and says which. Needs: build, run, demo,
-# test, runtimes, servers, bench, check. If a package can't be installed, the error says what to do.
+# setup.sh NEED…: installs the Debian or Ubuntu packages that the given needs lack, and names them. Needs: build, run,
+# demo, test, runtimes, servers, bench, check. If a package can't be installed, the error says what to do.
 set -euo pipefail
 
 fail() {
@@ -8,14 +8,14 @@ fail() {
   exit 1
 }
 
-# Whether one of these programs is there.
+# Whether one of these programs is installed.
 has() {
   local program
   for program; do command -v "$program" >/dev/null 2>&1 && return; done
   return 1
 }
 
-# One line a thing: what tells that it is there, then the package that brings it.
+# One line each: a test for the thing, then the package that contains it.
 things() {
   case $1 in
     runtimes)
@@ -78,7 +78,7 @@ things() {
       echo 'has db_bench|rocksdb-tools'
       echo 'has rsync|rsync'
       echo 'has python3|python3'
-      # A C project to build: only as source does a distribution have it.
+      # A C project to build: a distribution has one only as source.
       echo 'ls /usr/src/uClibc-ng-*|uclibc-source'
       ;;
     check) echo "has python3|python3" ;;
@@ -96,7 +96,7 @@ install() {
     sudo=sudo
   fi
   echo "setup: installing $* (apt-get install)"
-  # PostgreSQL's package would make a database and serve it unasked.
+  # PostgreSQL's package would make a database and start a server.
   case " $* " in *" postgresql "*)
     $sudo mkdir -p /etc/postgresql-common/createcluster.d
     echo 'create_main_cluster = false' | $sudo tee /etc/postgresql-common/createcluster.d/ashlar-tests.conf >/dev/null
@@ -120,7 +120,7 @@ rust() {
     fail "Rust $found is too old: Ashlar needs $wanted or later" "run 'rustup update stable', or $how"
 }
 
-# A check's additional components: rustup brings them, a distribution's Rust has them as packages.
+# The additional components for checks: rustup installs them; a distribution's Rust has them as packages.
 components() {
   has cargo-fmt && has cargo-clippy && cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 && return
   has rustup || fail "rustfmt and clippy are missing: install them the way Rust was installed"
@@ -129,7 +129,7 @@ components() {
 }
 
 cd "$(dirname "$0")/.."
-# Where system programs such as mkfs.ext4 are, which an ordinary user's path leaves out.
+# The directories of system programs such as mkfs.ext4, which an ordinary user's path leaves out.
 PATH=$PATH:/usr/sbin:/sbin
 missing=()
 for need in "$@"; do

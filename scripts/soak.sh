@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The suite's loops at full length. Every number can be set from outside.
+# The suite's loops at full length. The environment can set every number.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh build run test

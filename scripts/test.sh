@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Everything that CI runs: the crates' own tests, then the suite of whole processes as root. The last line sums up.
+# Runs everything that CI runs: the crates' own tests, then the suite of whole processes as root. The last line is the
+# sum.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-# In CI nothing may be skipped. So it also gets packages that are large or start to serve: Node, a Java that compiles,
-# and servers.
+# CI skips nothing. So it also gets packages that are large or start servers: Node, a Java that compiles, and servers.
 scripts/setup.sh build run test ${CI:+runtimes servers} || exit 1
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
@@ -17,8 +17,8 @@ cargo build --release --locked -p ashlar-launch -p ashlar-cli -p ashlar-preload 
 scripts/as-root.sh "${CARGO_TARGET_DIR:-target}"/release/ashlar-suite "$@" 2>&1 | tee -a "$log"
 suite=${PIPESTATUS[0]}
 
-# cargo test says "test result: ok. 3 passed; 0 failed; 1 ignored; …" (ignored are measurements, to be run by hand), the
-# suite "3 passed, 0 failed, 1 skipped".
+# cargo test prints "test result: ok. 3 passed; 0 failed; 1 ignored; …" (ignored tests are measurements, to be run by
+# hand). The suite prints "3 passed, 0 failed, 1 skipped".
 awk '
   /^test result: /                              { passed += $4; failed += $6 }
   /^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped/ { passed += $1; failed += $3; skipped += $5 }

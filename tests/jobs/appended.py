@@ -1,5 +1,5 @@
-# Writes to an open file that appends, at an offset and with flags that say otherwise, here and in the directory beside
-# the mount: "alike" each time.
+# Writes to an appending open file, at an offset and with flags that say otherwise, here and in the directory beside the
+# mount: "alike" each time.
 import ctypes, errno, os, sys
 
 libc = ctypes.CDLL(None, use_errno=True)

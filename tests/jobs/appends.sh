@@ -1,4 +1,4 @@
-# Where writes through an open file that appends go: to the end, or, where the call asks for it, to its offset.
+# Where writes through an appending open file go: to the end, or to the offset that the call names.
 cat >appends.py <<'EOF'
 import os, threading
 

@@ -1,5 +1,5 @@
-# Asynchronous writes past the page cache, while others read the same file through it: once a write is told to be done, nobody
-# reads what was there before.
+# Asynchronous writes past the page cache, while other processes read the same file through it. Once a write is reported
+# done, no process reads the earlier bytes.
 cat > asynchronous.py <<'END'
 import ctypes, mmap, os, struct, time
 

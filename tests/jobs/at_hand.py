@@ -1,5 +1,5 @@
-# Looks at names again and again, as whoever has followed a path before does, while this process and another one, which goes through the kernel,
-# change what they lead to; says what came of each look. Argument: a directory elsewhere.
+# Looks names up again and again, by paths that the process knows, and prints each answer. Meanwhile this process and
+# another one, which goes through the kernel, change the targets. Argument: a directory elsewhere.
 import ctypes, errno, os, random, subprocess, sys
 
 random.seed(20261126)
@@ -45,9 +45,9 @@ def serve():
 
 
 def drawn():
-    """A change: what, of which name, and what else it takes."""
+    """A change: its kind, the name, and further arguments."""
     what = random.choice(list(CHANGES))
-    # As a rule what is a directory stays one.
+    # As a rule a directory stays one.
     kind = random.choice([FILES, FILES, DIRECTORIES, NAMES])
     name = random.choice({'make': FILES, 'grow': FILES, 'remove': FILES, 'symlink': FILES, 'link': FILES, 'mkdir': DIRECTORIES}.get(what, kind))
     more = {
@@ -59,7 +59,7 @@ def drawn():
 
 
 def shown(found):
-    # The size of a directory is the file system's to choose.
+    # The size of a directory is the file system's choice.
     return oct(found.st_mode), found.st_nlink, found.st_uid, found.st_size if found.st_mode & 0o100000 else 0, found.st_mtime_ns % 10**9 == 0
 
 

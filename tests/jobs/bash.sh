@@ -1,4 +1,5 @@
-# A login shell with its home here: profile, history, job control, redirections, pipelines, here-documents, background jobs.
+# A login shell with its home here: profile, history, job control, redirections, pipelines, here-documents, background
+# jobs.
 export HISTFILE="$PWD/.bash_history" TERM=dumb
 cat >.bash_profile <<'PROFILE'
 echo "the profile of $(basename "$HOME") runs in a login shell: $(shopt -q login_shell && echo yes)"
@@ -12,11 +13,11 @@ mkdir bin
 printf '#!/bin/bash\necho "a command of the home directory: $*"\n' >bin/mine
 chmod +x bin/mine
 
-# A script that a login shell runs, with everything that a person types, but for the terminal.
+# A script that a login shell runs, with everything that a person types, but without the terminal.
 cat >session.sh <<'SESSION'
 echo "$FROM_PROFILE $(double 21)"
 mine one two
-# Redirections of all kinds, also such that stay open while programs run.
+# Redirections of all kinds, also some that stay open while programs run.
 exec 3>log 4<>both
 echo first >&3
 ls no-such-file 2>&1 >/dev/null | sed 's/^/complaint: /' >&3
@@ -42,7 +43,7 @@ diff <(sort numbers) <(sort -u numbers) && echo 'the same both ways'
 coproc BACK { while read -r word; do echo "<$word>" >>coproc.log; echo "back: $word"; done; }
 echo there >&"${BACK[1]}"; read -r answer <&"${BACK[0]}"; echo "$answer"
 exec {BACK[1]}>&-; wait "$BACK_PID"; cat coproc.log
-# Jobs in the background, that all write to one file, and are waited for one by one.
+# Jobs in the background that all write to one file, and are waited for one by one.
 for job in 1 2 3 4 5 6; do
   (for line in $(seq 1 50); do echo "job $job line $line" >>shared; done; exit "$job") &
   jobs[job]=$!
@@ -62,7 +63,7 @@ kill %1; wait %1 2>/dev/null; echo "ended with $?"
 sleep 0.1 | cat >piped & fg %+ >/dev/null; echo "in front: $?"
 rm ticks
 set +m
-# Traps, subshells that change where they are, and temporary files.
+# Traps, subshells that change their directory, and temporary files.
 (cd bin && pwd -P | xargs basename && echo in bin >../from-bin); cat from-bin
 trap 'echo caught >>caught' USR1; kill -USR1 $$; cat caught; trap - USR1
 temporary=$(mktemp ./temporary.XXXXXX); echo x >"$temporary"; mv "$temporary" kept; cat kept
@@ -71,7 +72,7 @@ mapfile -t lines <numbers; echo "${#lines[@]} ${lines[1999]}"
 time sleep 0 2>/dev/null
 logout
 SESSION
-# -i as well, for history and aliases: what it says of the terminal that it lacks goes elsewhere.
+# -i as well, for history and aliases: its messages about the missing terminal go elsewhere.
 bash -l session.sh
 for turn in 1 2; do
   bash -l -i 2>/dev/null <<TYPED

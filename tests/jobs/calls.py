@@ -1,6 +1,6 @@
-# Calls with arguments that the kernel looks at, requests that it refuses, and what becomes of the files then, by
-# descriptors of files, directories and paths alone. Each line says what the kernel said. The directory beside the mount
-# is the argument.
+# Calls with arguments that the kernel reads, requests that it refuses, and the state of the files afterwards. The calls
+# use descriptors of files and directories, and O_PATH descriptors. Each line shows the kernel's answer. Argument: the
+# directory beside the mount.
 import ctypes, errno, fcntl, mmap, os, select, shutil, socket, stat, struct, sys
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -44,7 +44,7 @@ os.symlink("target", "dangling")
 os.symlink("directory", "to_directory")
 os.symlink("file", "to_file")
 os.symlink("loop", "loop")
-# It has a session by now where it's to have one.
+# If it is to have a session, it has one by now.
 for _ in range(100):
     os.stat("file")
 
@@ -202,7 +202,7 @@ def slashes():
         tried(f"lstat {name}", lambda: stat.S_IFMT(os.lstat(name).st_mode))
         one(os.rmdir, name) if name != "directory/" else None
         print(sorted(os.listdir(".")), os.listdir("directory") if os.path.isdir("directory") else None)
-        # As it was.
+        # Restores the initial state.
         for path in os.listdir("."):
             shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
         furnish()

@@ -1,4 +1,5 @@
-/* checked: what a program does with files that looks at its own accesses to memory (the compiler's -fsanitize), with threads, a child and a mapping. */
+/* sanitized: a program that checks its own memory accesses (the compiler's -fsanitize) uses files, with threads, a
+ * child and a mapping. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <pthread.h>
@@ -35,7 +36,7 @@ int main(int count, char **arguments)
     if (count > 1 && strcmp(arguments[1], "beyond") == 0) {
         char *bytes = malloc(10);
         int file = open("file", O_RDWR | O_CREAT, 0644);
-        /* The compiler's library sees that before the kernel does. */
+        /* The compiler's library finds that before the kernel does. */
         return write(file, bytes, 11) == 11;
     }
     pthread_t threads[4];

@@ -1,4 +1,4 @@
-# Copies by the calls that copy between descriptors, of all kinds of files in all modes, and says what came of each.
+# Copies by the calls that copy between descriptors, of all kinds of files in all modes; prints the result of each.
 # Argument: a directory elsewhere.
 import ctypes, errno, fcntl, os, sys, zlib
 
@@ -90,7 +90,7 @@ for call in CALLS:
                              and source_mode == 'r' and target_mode == 'w' and call != 'clone')
                     for offsets in OFFSETS if plain else OFFSETS[:1]:
                         attempt(call, source_kind, source_mode, target_kind, target_mode, offsets)
-# Of one file.
+# Within one file.
 for offsets in (0, 20000), (0, 5000), (0, 4999), (6000, 0), (None, 0):
     descriptor = os.open('from', os.O_RDWR)
     try:

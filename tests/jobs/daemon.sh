@@ -1,5 +1,5 @@
-# A program that leaves whoever has started it: it forks twice, closes all descriptors, and goes on writing a log here, which
-# it rotates by renaming, until a signal ends it.
+# A program that leaves the process that started it: it forks twice, closes all descriptors, and writes a log here. It
+# rotates the log by renaming, until a signal ends it.
 cat >daemon.c <<'C'
 #define _GNU_SOURCE
 #include <errno.h>
@@ -20,7 +20,7 @@ static void reopen(int number) { (void)number; is_reopened = 1; }
 static int open_log(void) { return open("log", O_CREAT | O_WRONLY | O_APPEND, 0644); }
 
 static void leave(int code) {
-    /* Nobody has a look at its status: the file says what was wrong. */
+    /* No process reads its status: the file says what was wrong. */
     int file = open("failed", O_CREAT | O_WRONLY | O_APPEND, 0644);
     dprintf(file, "%d: %s\n", code, strerror(errno));
     _exit(code);
@@ -28,7 +28,7 @@ static void leave(int code) {
 
 int main(int count, char **words) {
     if (count < 2) return 2;
-    /* What is open when it goes must not stay so, and must not do harm when it is closed. */
+    /* A file that is open when it leaves must not stay open, and its close must do no harm. */
     int before = open("before", O_CREAT | O_RDWR, 0600);
     if (before < 0 || write(before, "open before\n", 12) != 12) return 3;
     if (fork() != 0) _exit(0);
@@ -71,7 +71,7 @@ int main(int count, char **words) {
             close(open("reopened", O_CREAT | O_WRONLY, 0644));
         }
         if (written > LINES_MIN) {
-            /* Whoever looks waits for this one, and then the number of lines is the same everywhere. */
+            /* The script waits for this file, so that the number of lines is the same everywhere. */
             close(open("ready", O_CREAT | O_WRONLY, 0644));
             while (!is_over && !is_reopened) usleep(1000);
         }
@@ -88,18 +88,18 @@ program=$PWD/daemon
 for way in closefrom close_range each; do
   mkdir "$way"
   cd "$way"
-  # With files of the shell's open, as they are where a service is started by hand.
+  # With files of the shell open, as when a person starts a service by hand.
   exec 8>inherited 9<"$program"
   "$program" "$way" >output 2>&1
   exec 8>&- 9<&-
   waits '[ -e ready ]'
   pid=$(cat pid)
-  # Its terminal, its parent and all that was open are gone.
+  # Its terminal, its parent and all files that were open are gone.
   ls -l "/proc/$pid/fd" | grep -c -e inherited -e before -e output -e '/daemon$' || true
   kill -HUP "$pid"
   waits '[ -e reopened ]'
   kill -TERM "$pid"
-  # Who has ended works nowhere any more, also where nobody asks how it ended.
+  # A process that has ended works no more, even if no process asks for its exit status.
   waits '[ ! -e pid ] && ! readlink "/proc/$pid/cwd" >/dev/null'
   echo "$way: $(cat log.? log | grep -c line) lines, $(tail -n 1 log)"
   cat before inherited output failed 2>/dev/null || true

@@ -125,14 +125,15 @@ start
 ask serve
 for user in 0 1 2; do find "mail/$user" ! -user $((5100 + user)) -o ! -group $((5100 + user)); done
 
-# Everything is killed while mail comes.
+# Everything is killed while mail arrives.
 ask 'until killed' >acknowledged &
 client=$!
 for _ in $(seq 300); do [ "$(find mail/*/new -type f | wc -l)" -gt 60 ] && break; sleep 0.02; done
 kill -9 -- -$server
 wait "$client"
 ended
-# One that was killed before it had written its number into a lock is waited for for two minutes, as one that may be writing it.
+# If a process was killed before it wrote its number into a lock, others wait for two minutes, as it may still be
+# writing it.
 find mail -name '*.lock' -empty -delete
 [ -s acknowledged ] && echo 'some were acknowledged'
 rm -f lmtp

@@ -1,4 +1,5 @@
-"""Processes that open a file, lock it, look whether they are alone with it, and close it, again and again. Arguments: how many, how often."""
+"""Processes open a file, lock it, check that no other one has the lock, and close it, again and again.
+Arguments: how many processes, how often."""
 import fcntl
 import mmap
 import os
@@ -22,4 +23,4 @@ for _ in range(processes):
             os.close(file)
         os._exit(min(met, 100))
     children.append(child)
-print(sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children), "met somebody")
+print(sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children), "met another")

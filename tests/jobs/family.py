@@ -1,5 +1,5 @@
-"""What processes do with open files that they have in common, in an order that a seed says, one after the other: all that each of them finds is told.
-Arguments: a seed, how many steps. The working directory is where the files are."""
+"""Processes use open files that they share, one after the other, in an order that a seed decides. Prints all results.
+Arguments: a seed, the number of steps. The files are in the working directory."""
 import fcntl
 import hashlib
 import json
@@ -16,7 +16,7 @@ NAMES = ["a", "b", "c"]
 
 
 def is_dead(process):
-    """What a process that is killed has open is closed some time later, before it is seen to be dead."""
+    """A killed process's files are closed some time later, before its parent sees that it is dead."""
     try:
         with open("/proc/%d/stat" % process) as file:
             return file.read().rpartition(") ")[2][0] in "ZX"
@@ -32,14 +32,14 @@ def told(work):
 
 
 class Member:
-    """A process of the family. It does what it is told, and says what has come of it."""
+    """A process of the family. It follows orders, and answers with the results."""
 
     def __init__(self, number, pipes, files):
         self.number, self.pipes, self.files = number, pipes, files
         self.told, self.says = pipes[number]
 
     def serve(self):
-        # Nobody waits for ever for who is told nothing any more.
+        # A member that gets no more orders must not wait for ever.
         signal.alarm(SECONDS)
         with os.fdopen(os.dup(self.told), "r") as commands:
             for line in commands:
@@ -114,7 +114,7 @@ class Member:
         return subprocess.run(["/bin/echo", words], stdout=self.files[key]).returncode
 
     def shell(self, key, words):
-        # It is forked, and has what may be inherited.
+        # It is forked, and has the inheritable descriptors.
         return subprocess.run(["/bin/sh", "-c", "echo %s; echo more" % words], stdout=self.files[key], close_fds=False,
                               preexec_fn=lambda: None).returncode
 
@@ -131,13 +131,13 @@ class Member:
 
     def execute(self):
         files = {key: number for key, number in self.files.items() if os.get_inheritable(number)}
-        # Commands that came at once would be lost with what was read of them; they come one by one.
+        # Commands that came together would be lost with the buffer that the member read; they come one by one.
         arguments = [json.dumps(what) for what in (self.number, self.pipes, files)]
         os.execv(sys.executable, [sys.executable, __file__, "member"] + arguments)
 
 
 def steps(choose, count):
-    """A family's story: which member does what with which of its open files."""
+    """A family's story: which member makes which call on which of its open files."""
     alive, born, made = {0: {}}, 1, 0
     for step in range(count):
         number = choose.choice(sorted(alive))
@@ -197,11 +197,11 @@ def steps(choose, count):
 
 
 def begin():
-    """The first of them, with ways to tell each what to do and to hear what has come of it."""
+    """The first member, with pipes for the orders to all members and for their answers."""
     pipes, ways = [], []
     for _ in range(MEMBERS):
         (told, tell), (hear, says) = os.pipe(), os.pipe()
-        # They are there behind the run of another program.
+        # They survive the execution of another program.
         os.set_inheritable(told, True)
         os.set_inheritable(says, True)
         pipes.append((told, says))

@@ -1,4 +1,5 @@
-"""Makes all kinds of calls, often, and once more when it is told to: what each of them comes to then. Told: a directory to work in."""
+"""Makes all kinds of calls, often, and once more by order; then it prints the result of each.
+Argument: a directory to work in."""
 
 import fcntl
 import os

@@ -1,5 +1,5 @@
-"""Fills the file system of the directory where it runs, which is told by the call that asks for too much, and goes on when something was
-removed. What it prints is the error, and how it went on."""
+"""Fills the file system of its working directory, until a call fails for lack of space. Continues after a file was
+removed. Prints the error, and the results after it."""
 import os
 
 CHUNK_BYTES = 1 << 20
@@ -10,7 +10,7 @@ def chunk(name):
 
 
 def make(name):
-    """A file of one chunk; nothing of it stays where there is no room for all."""
+    """Makes a file of one chunk; if there is no room for all, nothing of it stays."""
     file = os.open(name, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o644)
     try:
         done = 0
@@ -45,7 +45,7 @@ assert len(second) >= len(first) // 2 - 2, f"{len(second)} files fit where {len(
 for name in first[1::2] + second:
     with open(name, "rb") as file:
         assert file.read() == chunk(name), f"{name} is not what it was"
-# What is there can be written over.
+# Existing data can be overwritten.
 with open(second[0], "r+b") as file:
     file.write(b"over")
     os.fsync(file.fileno())

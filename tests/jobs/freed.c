@@ -1,5 +1,5 @@
-/* freed STORY: which numbers descriptors get where others were closed, and that those lead nowhere. Each in a directory of its own; what is said
- * must be the same on any file system. */
+/* freed STORY: which numbers descriptors get after others were closed, and that closed numbers lead nowhere. Each story
+ * runs in a directory of its own; its output must be the same on any file system. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <poll.h>
@@ -78,7 +78,7 @@ static long make_one(int way, int second)
     return -2;
 }
 
-/* The lowest number that is free is the next one, however it is had. */
+/* The next number is the lowest free one, in every way to get a descriptor. */
 static void next(void)
 {
     int first = make("first"), second = make("second");
@@ -92,7 +92,7 @@ static void next(void)
         close(second + 1);
         first = make("first");
     }
-    /* Freed one after the other, by us and by the kernel, in either order. */
+    /* Freed one after the other: LibFS's and the kernel's, in either order. */
     for (int order = 0; order < 6; order++) {
         close_range(3, ~0u, 0);
         int mine = order & 1 ? make("mine") : open("/dev/null", O_RDONLY);
@@ -114,7 +114,7 @@ static void next(void)
         say("and the next", make("next"));
         say("what follows", socket(AF_UNIX, SOCK_STREAM, 0));
     }
-    /* One that is freed below another one, in ways that are not all alike. */
+    /* One that is freed below another one, in several ways. */
     for (int way = 0; way < 6; way++) {
         close_range(3, ~0u, 0);
         int low = way == 3 ? open("/dev/null", O_RDONLY) : way == 5 ? open("low", O_PATH) : make("low");
@@ -162,7 +162,7 @@ static void next(void)
     }
 }
 
-/* What was closed leads nowhere, whatever is asked of it. */
+/* A closed descriptor leads nowhere, for every call. */
 static void nowhere(void)
 {
     struct stat stat_of;
@@ -257,7 +257,7 @@ static void nowhere(void)
     closedir(listed);
 }
 
-/* Which of the first numbers lead somewhere, here and now. */
+/* Which of the first numbers lead somewhere now. */
 static void left(void)
 {
     char what[64];
@@ -276,7 +276,7 @@ static void wait_for(const char *what, pid_t child)
     say(what, status);
 }
 
-/* Other processes and programs find nothing of it, and what is opened has the flags that it is opened with. */
+/* Other processes and programs find no closed file, and an opened file has the flags of its open. */
 static void others(void)
 {
     char *words[] = {self, "left", NULL};
@@ -335,7 +335,7 @@ static void others(void)
     execv(self, words);
 }
 
-/* As many as there may be: one that is closed makes room for one. */
+/* As many descriptors as the limit allows: a closed one makes room for one. */
 static void limits(void)
 {
     struct rlimit few = {24, 24};
@@ -370,7 +370,7 @@ static void write_a_line(int signal)
     (void)signal;
 }
 
-/* What a handler opens and closes has no part in what its interrupted call makes. */
+/* A handler's opens and closes have no part in the descriptor that the interrupted call makes. */
 static void interrupted(void)
 {
     struct sigaction action = {.sa_handler = write_a_line, .sa_flags = SA_RESTART};
@@ -420,7 +420,7 @@ static long count_mappings(void)
     return lines;
 }
 
-/* A thread takes nothing with it. */
+/* A thread that ends closes nothing of the process. */
 static void ends(void)
 {
     close(make("file"));

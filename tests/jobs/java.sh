@@ -1,5 +1,5 @@
-# A Java virtual machine: a program that is compiled and run here, with channels, mapped memory, locks, listings and threads.
-# It keeps no statistics in the system's directory, and compiles with less zeal: it is short.
+# A Java virtual machine: a program that is compiled and run here, with channels, mapped memory, locks, listings and
+# threads. It keeps no statistics in the system's directory, and optimises less, since it is short.
 export JAVA_TOOL_OPTIONS='-XX:-UsePerfData -XX:TieredStopAtLevel=1 -Xshare:auto -Xmx256m'
 cat >Job.java <<'JAVA'
 import java.io.*;

@@ -1,4 +1,4 @@
-# The corners that programs reach through the kernel, one by one, with their results and errors.
+# The corners of the kernel's interface, one by one, with their results and errors.
 cat >corners.py <<'END'
 import ctypes, errno, fcntl, mmap, os, resource, signal, socket, stat, struct, subprocess, sys, time
 
@@ -59,7 +59,7 @@ show("O_APPEND by two", lambda: open("append").read() == "".join(f"{n:03}\n" for
 show("far write", lambda: os.pwrite(os.open("far", os.O_CREAT | os.O_RDWR), b"x", 1 << 40))
 show("far size", lambda: os.stat("far").st_size)
 show("far blocks are few", lambda: os.stat("far").st_blocks <= 16)
-# Summing up a terabyte of zeros would take the rest of the day.
+# A checksum of a terabyte of zeros would take the rest of the day.
 os.unlink("far")
 
 # Holes and reservations.
@@ -88,7 +88,7 @@ show("copy_file_range", lambda: os.copy_file_range(a, b, 10000, 100, 5000))
 show("copied", lambda: os.pread(b, 10000, 5000) == (bytes(range(256)) * 64)[100:10100])
 show("sendfile", lambda: os.sendfile(b, a, 0, 3000))
 
-# Memory that is shared.
+# Shared memory.
 write("mapped", b"\0" * 8192)
 fd = os.open("mapped", os.O_RDWR)
 shared, private = mmap.mmap(fd, 8192), mmap.mmap(fd, 8192, mmap.MAP_PRIVATE)
@@ -164,7 +164,7 @@ os.mkdir("r/empty")
 show("directory over empty", lambda: os.rename("r/f1", "r/empty"))
 show("listed", lambda: sorted(os.listdir("r")))
 
-# Modes, owners and what they do.
+# Modes, owners and their effects.
 write("mode")
 os.chmod("mode", 0o6755)
 show("set-id kept", lambda: oct(os.stat("mode").st_mode))
@@ -206,7 +206,7 @@ show("user changes owner", lambda: as_user(lambda: os.chown("sticky/own", 0, 0))
 show("write strips set-id", lambda: as_user(lambda: (os.write(os.open("mode", os.O_WRONLY), b"x"), oct(os.stat("mode").st_mode))))
 show("user makes a device", lambda: as_user(lambda: os.mknod("sticky/dev", stat.S_IFCHR | 0o600, os.makedev(1, 3))))
 
-# Whiteouts, which renames leave for the upper layer of an overlay, and which anybody may make.
+# Whiteouts, which renames leave for the upper layer of an overlay, and which any user may make.
 def about(path):
     found = os.lstat(path)
     return (oct(found.st_mode), found.st_rdev, found.st_uid, found.st_gid, found.st_nlink, found.st_size)

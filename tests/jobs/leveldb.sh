@@ -31,7 +31,7 @@ except plyvel.IOError:
     print("a second one is kept out")
 db.close()
 
-# A child writes synchronously and says what is acknowledged; it is killed in the middle.
+# A child writes synchronously and prints the acknowledged keys; it is killed in the middle.
 reader, writer = os.pipe()
 child = os.fork()
 if child == 0:

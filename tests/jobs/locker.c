@@ -1,4 +1,4 @@
-/* Locks files as it is told on its standard input, line by line, and answers each line with one. */
+/* Locks files by the orders on its standard input, line by line, and answers each line with one. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +22,7 @@ static void on_alarm(int signal) {
   alarms++;
 }
 
-/* Byte by byte, so that a program that is run in this one's place finds the rest. */
+/* Byte by byte, so that the program that this one becomes finds the rest. */
 static int line(char *into, int most) {
   int length = 0;
   while (length < most - 1 && read(0, into + length, 1) == 1) {
@@ -139,7 +139,7 @@ int main(int count, char **arguments) {
       sscanf(text, "%*s %ld %ld", &a, &b);
       printf("%s\n", name(ftruncate(a, b) ? errno : 0));
     } else if (strcmp(verb, "map") == 0) {
-      /* With a shared mapping the open file becomes the kernel's. */
+      /* A shared mapping hands the open file over to the kernel. */
       sscanf(text, "%*s %ld", &a);
       printf("%s\n", mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, a, 0) == MAP_FAILED ? name(errno) : "done");
     } else if (strcmp(verb, "spawn") == 0) {
@@ -187,7 +187,7 @@ int main(int count, char **arguments) {
       else
         printf("%ld\n", passed / b);
     } else if (strcmp(verb, "add") == 0) {
-      /* add FILE COUNT: a counter in the file, which only who has the lock changes */
+      /* add FILE COUNT: a counter in the file, which only the holder of the lock changes */
       sscanf(text, "%*s %ld %ld", &a, &b);
       int error = 0;
       for (long step = 0; step < b && !error; step++) {
@@ -213,7 +213,7 @@ int main(int count, char **arguments) {
       execv(nothing[0], nothing);
       printf("%s\n", name(errno == ENOENT ? 0 : errno));
     } else if (strcmp(verb, "joined") == 0) {
-      /* joined MILLISECONDS: what has become of the lock that a thread waits for */
+      /* joined MILLISECONDS: the result of a thread's wait for a lock */
       sscanf(text, "%*s %ld", &a);
       struct timespec until;
       void *error;

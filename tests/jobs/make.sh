@@ -1,4 +1,4 @@
-# A C project: generated sources, a parallel build, a run of what was built, and builds that have nothing to do.
+# A C project: generated sources, a parallel build, a run of the result, and builds that have nothing to do.
 mkdir source && cd source
 {
   echo '#ifndef ALL_H'

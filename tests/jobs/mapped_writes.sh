@@ -1,5 +1,5 @@
-# Data that a program has written through a shared mapping, and that the kernel has not written back, is data for all
-# others: for programs that look for holes, that copy all but holes, and that look how many blocks a file takes up.
+# Data in a shared mapping that the kernel has not written back is data for all others: for programs that look for
+# holes, that copy all but holes, and that ask how many blocks a file has.
 cat >mapped.py <<'EOF'
 import errno, mmap, os, subprocess
 
@@ -95,7 +95,7 @@ os.close(writer)
 print("closed", seek(reader, os.SEEK_DATA, 0), os.stat("read").st_blocks > 0)
 EOF
 python3 mapped.py
-# Many programs write, read, cut off and look at mapped files at once: each is answered.
+# Many programs write, read, truncate and stat mapped files at once: each gets its answer.
 cat >busy.py <<'EOF'
 import mmap, os, random, time
 

@@ -1,5 +1,5 @@
-"""Reads and writes a file through shared mappings: a line in, a line out. Each mapping lasts for one line, and the file is open
-from one `open` to the next."""
+"""Reads and writes a file through shared mappings: a line in, a line out. Each mapping lasts for one line, and the file
+is open from one `open` to the next."""
 
 import mmap
 import os

@@ -1,5 +1,5 @@
-# A database server that writes through an io_uring: two engines, writers at once, everything killed in the middle of them, and the
-# recovery from it.
+# A database server that writes through an io_uring: two engines, writers at once, everything killed in the middle of
+# them, and the recovery from it.
 PATH=$PATH:/usr/sbin:/sbin
 install -d -m 700 -o mysql -g mysql data
 mariadb-install-db --no-defaults --datadir="$PWD/data" --user=mysql --skip-test-db --auth-root-authentication-method=normal >install.log 2>&1 ||
@@ -36,7 +36,7 @@ ask -e "ALTER TABLE d.i ADD COLUMN c INT DEFAULT 7, ADD INDEX (b), FORCE; DELETE
 sums i
 ask -e 'CHECK TABLE d.i, d.m EXTENDED'
 
-# Killed in the middle of writers' work: what was committed is there.
+# Killed in the middle of the writers' work: everything committed is there.
 insert i 1001 9000 | sed 's/);/, 8);/' | ask >acknowledged 2>/dev/null &
 writer=$!
 for _ in $(seq 600); do [ "$(wc -l <acknowledged)" -gt 100 ] && break; sleep 0.02; done

@@ -1,5 +1,4 @@
-# Programs with words of 32 bits that know nothing of large files: they see all entries, and come back to the places
-# that they remember.
+# 32-bit programs without large-file support: they see all entries, and return to the positions that they remember.
 cat >narrow.c <<'EOF'
 #include <dirent.h>
 #include <errno.h>
@@ -47,7 +46,7 @@ gcc -m32 -w -o narrow narrow.c
 mkdir few many
 touch few/{one,two,three}
 (cd many && seq 3000 | xargs touch)
-# A process that has listed it before has no part in it.
+# A process that has listed it before does not influence it.
 ls -f many | wc -l
 ./narrow few
 ./narrow many

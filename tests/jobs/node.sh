@@ -132,7 +132,7 @@ await once(forked, 'exit')
 process.on('exit', () => fs.writeFileSync('at-the-end', 'written while it ends'))
 JS
 node job.mjs
-# A project of modules, as tools for the web have them.
+# A project of modules, as web tools have it.
 mkdir -p project/node_modules
 for module in $(seq 1 60); do
   mkdir "project/node_modules/m$module"

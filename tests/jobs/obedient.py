@@ -1,5 +1,5 @@
-"""Does with files what it is told on its standard input, line by line, and answers with what came of it and how many seconds that took.
-Argument: a directory, in which it has one file open all the time."""
+"""Makes calls on files by the orders on its standard input, line by line. Answers with the seconds that each took, and
+the result. Argument: a directory, in which it has one file open all the time."""
 import os
 import sys
 import time
@@ -15,7 +15,7 @@ def block(number):
 
 
 def write(most):
-    """Appends blocks with their numbers; says how many of all there are, whether or not one was refused."""
+    """Appends blocks with their numbers; returns how many there are in all, and whether one was refused."""
     global written
     try:
         for _ in range(int(most)):
@@ -39,18 +39,18 @@ def make(name):
 
 
 def length(name):
-    """Reads a file; says how long it is."""
+    """Reads a file; returns its length."""
     with open(os.path.join(directory, name), "rb") as file:
         return f"{len(file.read())} bytes"
 
 
 def numbers(least):
-    """How many descriptors there are of numbers that are at least so high."""
+    """Counts the descriptors from a number on."""
     return f"{sum(int(name) >= int(least) for name in os.listdir('/proc/self/fd'))} numbers"
 
 
 def close(least):
-    """Closes all numbers that there may be, from one on."""
+    """Closes all possible numbers, from one on."""
     os.closerange(int(least), 1024)
     for number in range(int(least), 1024):
         try:

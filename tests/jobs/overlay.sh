@@ -1,4 +1,4 @@
-# An overlay whose upper layer is here: what is removed and moved away from the lower layer is gone, and stays so.
+# An overlay whose upper layer is here: names that are removed or moved away from the lower layer are gone, and stay so.
 lay() {
   mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work,redirect_dir=on,index=off,metacopy=off,xino=off merged
 }

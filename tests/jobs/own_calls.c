@@ -7,7 +7,7 @@ static __attribute__((noinline)) long call(long number, long first, long second,
     __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(first), "S"(second), "d"(third) : "rcx", "r11", "memory");
     return result;
 }
-/* Made before any other function of the library can be called. */
+/* Runs before any other function of the library can be called. */
 static long begun;
 static __attribute__((constructor)) void begin(void) { begun = call(SYS_getpid, 0, 0, 0) > 0; }
 

@@ -1,4 +1,5 @@
-/* What comes of buffers that are there in part, and of pointers that can be nobody's. Says it, and it must be the same on any file system. */
+/* Calls with buffers that are mapped in part, and with pointers that no process can have. The output must be the same
+ * on any file system. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 #include <sys/uio.h>

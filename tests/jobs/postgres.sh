@@ -20,7 +20,7 @@ log_timezone = 'UTC'
 CONF
 start
 
-# Writers at once. What each of them draws comes from the seed, and sums do not depend on who came first.
+# Writers at once. The seed decides what each of them draws, and sums do not depend on the order.
 as pgbench -q -i -s 1 2>/dev/null
 as pgbench -n -c 4 -j 2 -t 100 --random-seed=7 2>/dev/null | grep 'actually processed'
 sums() {
@@ -36,7 +36,7 @@ tables() {
 sums
 tables
 
-# The rest of what a server asks of a file system: copies of databases, links, rewriting, sorting on disk, dumps.
+# The server's other uses of a file system: copies of databases, links, rewriting, sorting on disk, dumps.
 ask -c "CREATE TABLESPACE space LOCATION '$PWD/space'" -c "CREATE DATABASE copied TEMPLATE postgres TABLESPACE space" \
   -c "CREATE TABLE text AS SELECT n, repeat(md5(n::text), 40) AS t FROM generate_series(1, 4000) n" \
   -c "CREATE INDEX ON text(t)" -c "DELETE FROM text WHERE n % 3 = 0" -c "VACUUM FULL text" \
@@ -47,7 +47,7 @@ PGDATABASE=copied tables
 as pg_dump -t text | grep -v restrict | sha256sum
 as pg_amcheck -a --install-missing --heapallindexed && echo 'the check of tables and indexes is clean'
 
-# Everything stops in the middle of writers' work, and what was committed is there afterwards.
+# Everything stops in the middle of the writers' work, and everything committed is there afterwards.
 committed() { ask -c 'SELECT count(*) FROM pgbench_history'; }
 as pgbench -n -c 4 -j 2 -T 60 >pgbench.log 2>&1 &
 writers=$!

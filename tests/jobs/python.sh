@@ -1,4 +1,4 @@
-# A virtual environment that works, and a job that uses most of what a program can ask of a file system.
+# A virtual environment that works, and a job that uses most calls of a file system.
 python3 -m venv --without-pip venv
 venv/bin/python -c 'import sys; print(sys.prefix.endswith("venv"))'
 find venv -type l -printf '%f\n' | sort

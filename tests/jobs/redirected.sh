@@ -1,4 +1,5 @@
-# What programs write to and read from files that others have opened for them. In the current directory; the same on every file system.
+# Programs write to and read from files that other processes have opened for them, in the current directory. The output
+# is the same on every file system.
 set -eu
 numbers() { bash -c 'for i in {1..300}; do echo "$1 $i"; done' numbers "$1"; }
 both='for i in {1..200}; do echo "out $i"; echo "err $i" >&2; done'
@@ -11,7 +12,7 @@ bash -c 'exec bash -c "exec bash -c \"exec seq 1 400\"" >> appended'
 bash -c 'exec seq 401 800 >> appended'
 bash -c 'exec wc -l < numbers > counted'
 
-# What is read goes on where it was left off, also by another program.
+# Reading continues at the offset, also in another program.
 bash -c 'for i in {1..150}; do read -r line; done; echo "$line"; exec tail -n +2' < numbers > tail
 (for i in {1..100}; do read -r line; done; cat) < numbers > rest
 { numbers a; numbers b; echo c; } > group
@@ -28,20 +29,21 @@ while read -r line; do echo "<$line>"; done < loop > copied
 for i in {1..30}; do echo "$i"; /bin/echo "by another $i"; done > mixed
 cut -d' ' -f2 < err | sort -n | uniq -c > sorted
 
-# A name that is gone, and one that is taken anew, while it is written to.
+# A name that is removed, and one that is reused, while the file is written to.
 bash -c 'exec bash -c "rm gone; for i in {1..100}; do echo \$i; done; exec cat /dev/fd/9" > gone 9< loop' || true
 bash -c 'exec bash -c "mv moved elsewhere; echo new > moved; for i in {1..100}; do echo \$i; done" > moved'
-# What a program was told of its files is not true any more when it passes it on to the one that it becomes: a child has them too.
+# A program gets a list of open files, which has become outdated when it passes the list on to the program that it
+# becomes. A child has the list too.
 again='stale=$(tr "\0" "\n" < /proc/$$/environ | grep ^ASHLAR_OPEN=) && export "$stale"
 (for i in {1..2000}; do echo "child $i"; done; echo > done) &
 exec bash -c "for i in {1..2000}; do echo own \$i; done; while [ ! -e done ]; do :; done"'
 bash -c "exec bash -c '$again'" > shared
 sort shared > all
 rm shared
-# A program is looked for in several places.
+# The shell searches for a program in several places.
 PATH=/none:/usr/none:$PATH bash -c 'exec env NAME=value bash -c "for i in {1..100}; do echo \$NAME \$i; done"' > looked
 
-# A record lock is the process's, whatever it runs.
+# A record lock belongs to the process, whatever it executes.
 python3 -c '
 import fcntl, os, sys
 file = os.open("locked", os.O_CREAT | os.O_RDWR, 0o600)

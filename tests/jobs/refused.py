@@ -1,4 +1,4 @@
-# Has the kernel refuse all that it refuses for a file, and then uses the file.
+# Makes the kernel refuse every refusable call on a file, and then uses the file.
 import ctypes, fcntl, os
 
 libc = ctypes.CDLL(None, use_errno=True)

@@ -1,5 +1,5 @@
-"""Has files open to write, and does with them what it is told, while others narrow the rights to them. Begins as the super-user. Told: what it keeps of
-that ('keeps': the right to become it again), and the files."""
+"""Has files open to write, and writes to them by order, while others narrow the rights to them. Begins as the
+super-user. Arguments: what it keeps of that ('keeps': the right to become it again), and the files."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ def attempt(what):
 
 
 def write(text):
-    """Writes to all of them, and says where that fails."""
+    """Writes to all of them, and prints which writes fail."""
     failures = []
     for name, file in files.items():
         def at_once():
@@ -33,7 +33,7 @@ def in_child(text):
     there, here = os.pipe()
     child = os.fork()
     if child == 0:
-        # As many calls as it takes to be served here.
+        # Enough calls for LibFS to serve the program.
         for _ in range(100):
             os.stat(".")
         os.write(here, write(text).encode())
@@ -46,7 +46,7 @@ def in_child(text):
 
 
 def in_program(text):
-    # The offset is where the file begins: all else is written by position.
+    # The offset is at the file's beginning: all other writes name their position.
     script = " && ".join(f"printf %s {text.decode()} >&{file}" for file in files.values())
     done = subprocess.run(["/bin/sh", "-c", script], pass_fds=files.values(), stderr=subprocess.PIPE, text=True)
     return done.stderr.strip() or "written"

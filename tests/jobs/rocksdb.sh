@@ -1,4 +1,4 @@
-# RocksDB by way of its own tools: each way in which it writes and reads files, and the content that comes of it.
+# RocksDB through its own tools: each way in which it writes and reads files, and the resulting content.
 bench() {
   local db=$1 benchmarks=$2
   shift 2
@@ -24,7 +24,7 @@ ldb --db=threads checkconsistency
 bench preallocated overwrite --wal_bytes_per_sync=4096 --bytes_per_sync=4096 --writable_file_max_buffer_size=4096
 tell preallocated
 
-# A database that is written, linked, moved away, backed up and brought back.
+# A database that is written, linked, moved away, backed up and restored.
 ldb --db=small --create_if_missing put key value
 for n in $(seq 1 20); do echo "key$n ==> value $n"; done | ldb --db=small load --disable_wal=false >load.log 2>&1
 ldb --db=small batchput a 1 b 2

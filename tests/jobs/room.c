@@ -1,5 +1,5 @@
-/* room STORY: processes that have no more room for memory, or give themselves little. Each in a directory of its own; what is said must be the same on any
- * file system. */
+/* room STORY: processes without room for more memory, or with a low limit of their own. Each story runs in a directory
+ * of its own; its output must be the same on any file system. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 
 static char *self;
 
-/* Files are made, written, read, renamed and removed, many of them open at once; how many of these went wrong. */
+/* Makes, writes, reads, renames and removes files, many of them open at once; returns how many calls went wrong. */
 static long use(const char *of)
 {
     static __thread int files[FILES];
@@ -44,13 +44,13 @@ static long use(const char *of)
     return wrong;
 }
 
-/* Room for so much, of which nothing is used. */
+/* Reserves so much room, and uses none of it. */
 static void *room_of(unsigned long bytes)
 {
     return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
-/* All the room that there is, but for so little that nobody can use it. */
+/* Takes all room, except for a rest that is too small to use. */
 struct taken {
     struct taken *next;
     unsigned long bytes;
@@ -90,7 +90,8 @@ static void wait_for(const char *what, pid_t child)
     say(what, status);
 }
 
-/* Runs this program in a process with so much room, and in an environment of so many variables, one of which has another library loaded. */
+/* Runs this program in a process with so much room and with these variables, one of which loads another
+ * library. */
 static void run(unsigned long room, int variables)
 {
     char *words[] = {self, "there", NULL}, **list = calloc(variables + 2, sizeof *list);
@@ -115,7 +116,7 @@ static void there(void)
     say("it went wrong", use("there"));
 }
 
-/* A server's processes have less room than the server. */
+/* A server's processes get less room than the server. */
 static void children(void)
 {
     say("it went wrong", use("before"));
@@ -126,7 +127,7 @@ static void children(void)
     }
 }
 
-/* What a process gives itself it has. */
+/* If a process raises its limit, it can use the room. */
 static void itself(void)
 {
     int file = make("open");
@@ -154,7 +155,7 @@ static void itself(void)
     show("open");
 }
 
-/* There is none left. */
+/* No room is left. */
 static void none(int resource, unsigned long room)
 {
     int file = make("open");
@@ -190,7 +191,7 @@ static void none(int resource, unsigned long room)
     show("open");
 }
 
-/* Another process takes it away, so that there is less than is used. */
+/* Another process lowers the limit below the used room. */
 static void outside(void)
 {
     int file = make("open");
@@ -231,7 +232,7 @@ static void *go_on(void *of)
     return (void *)wrong;
 }
 
-/* Threads go on while it runs out. */
+/* Threads continue while room runs out. */
 static void threads(void)
 {
     static char *names[] = {"one", "two", "three"};
@@ -254,7 +255,7 @@ static void threads(void)
     say("it went wrong", use("after"));
 }
 
-/* The stack grows by itself, and can't where there is no room. */
+/* The stack grows by itself, and can't without room. */
 static __attribute__((noinline)) void go_deep(void)
 {
     volatile char stack[1 << 20];

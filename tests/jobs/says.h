@@ -1,4 +1,4 @@
-/* What the stories of unlucky programs have in common: they say what they did and what it gave. */
+/* The common part of programs with stories: they print each action and its result. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* One line: what was done, and what it gave. */
+/* Prints one line: the action, and its result. */
 static void say(const char *what, long result)
 {
     int error = errno;
@@ -17,7 +17,7 @@ static void say(const char *what, long result)
         _exit(9);
 }
 
-/* Text that says which file it was written to, by whom, and when. */
+/* Text that names its file, its writer and its time. */
 static long put(int file, const char *text)
 {
     return write(file, text, strlen(text));
@@ -28,7 +28,7 @@ static int make(const char *name)
     return open(name, O_RDWR | O_CREAT | O_TRUNC, 0644);
 }
 
-/* What is in a file, found anew. */
+/* Prints a file's content after a new open. */
 static void show(const char *name)
 {
     char text[4096], what[4200];
@@ -56,7 +56,7 @@ struct story {
     void (*tell)(void);
 };
 
-/* Tells one of them; what the program ends with. */
+/* Runs one story; returns the program's exit status. */
 static int tell(const struct story *stories, unsigned count, const char *name)
 {
     for (unsigned at = 0; at < count; at++) {

@@ -1,5 +1,5 @@
-"""A process that does to files what it is told, line by line, and answers each line with what came of it. A line is a JSON list: what to do, and with
-which arguments. Files that were opened have the names of their paths."""
+"""Makes calls on files by orders, line by line, and answers each line with the result. A line is a JSON list: the call,
+and its arguments. Open files have the names of their paths."""
 import ctypes
 import json
 import mmap
@@ -19,7 +19,7 @@ def open_file(path, flags="r+"):
 
 
 def map_file(path):
-    """Maps a file to write it, which makes its descriptor the kernel's, and leaves the mapping as it is."""
+    """Maps a file to write it, which hands its descriptor over to the kernel, and leaves the mapping as it is."""
     mapped.append(mmap.mmap(files[path], 0))
 
 
@@ -45,7 +45,7 @@ DEEDS = {
 for line in sys.stdin:
     what, *arguments = json.loads(line)
     if what == "fork":
-        # The child does one deed, with what its parent has open, says so, and stays for as long as its parent.
+        # The child follows one order with its parent's open files, confirms it, and lives as long as its parent.
         told, says = os.pipe()
         if os.fork() == 0:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,5 +1,5 @@
-"""Runs a program that has a terminal for its standard error, and for nothing else: what is said there goes into a file.
-Arguments: the file, the program, and what it takes."""
+"""Runs a program that has a terminal for its standard error, and for nothing else. The output there goes into a file.
+Arguments: the file, the program, and its arguments."""
 import os
 import pty
 import subprocess
@@ -13,6 +13,6 @@ with open(sys.argv[1], "wb", buffering=0) as said:
         try:
             said.write(os.read(near, 4096))
         except OSError:
-            # Nobody has the terminal any more.
+            # No process has the terminal any more.
             break
 sys.exit(child.wait())

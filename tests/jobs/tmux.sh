@@ -1,9 +1,10 @@
-# A terminal multiplexer: its server and socket here, windows that run commands which write files, text that is typed and shown.
+# A terminal multiplexer: its server and socket here, windows that run commands which write files, text that is typed
+# and shown.
 export TERM=screen-256color SHELL=/bin/bash
-# The path of a socket is short, so that it's named from where it is.
+# A socket's path must be short, so it's named from its directory.
 unset TMUX TMUX_PANE
 mux() { tmux -S ./socket -f ./tmux.conf "$@"; }
-# Also where something goes wrong no server is left behind.
+# No server is left behind, even after an error.
 trap 'mux kill-server 2>/dev/null || true' EXIT
 shows() { for _ in $(seq 1 1000); do ! eval "$1" || return 0; sleep 0.02; done; echo "not so: $1"; return 1; }
 cat >tmux.conf <<'CONF'
@@ -36,7 +37,7 @@ mux list-windows -t main -F '#{window_index} #{window_panes}'
 mux display-message -p -t main '#{session_name} #{session_windows}'
 left="$(mux display-message -p '#{pid}') $(mux list-panes -a -F '#{pane_pid}')"
 mux kill-server
-# Whoever has ended works nowhere any more, also where nobody asks how it ended.
+# A process that has ended works no more, even if no process asks for its exit status.
 for process in $left; do shows "! readlink /proc/$process/cwd >/dev/null"; done
 rm -f socket
 manifest work

@@ -1,5 +1,5 @@
-/* unlucky STORY: what unlucky and hostile programs do, each in a directory of its own. Says what has come of it, which must be the same on
- * any file system. */
+/* adverse STORY: programs under adverse conditions, and hostile ones, each in a directory of its own. The output must
+ * be the same on any file system. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -34,7 +34,7 @@ static void *close_all_of_mine(void *nothing)
     return NULL;
 }
 
-/* Descriptors that a thread closes for itself alone, and a program with one thread for all. */
+/* Descriptors that a thread closes for itself alone, and that a single-threaded program closes for all. */
 static void ranges(void)
 {
     say("3", make("one"));
@@ -110,7 +110,7 @@ static void on_fault(int number)
     _exit(7);
 }
 
-/* The byte at an address; -1 and EFAULT where there is none. */
+/* The byte at an address; -1 and EFAULT if there is none. */
 static long byte_at(const char *address)
 {
     is_expected = 1;
@@ -122,7 +122,7 @@ static long byte_at(const char *address)
     return byte;
 }
 
-/* A mapping that grows as its file has, at its place and elsewhere, with what was written over it. */
+/* A mapping that grows with its file, in place and elsewhere, with its modified bytes. */
 static void growing(void)
 {
     signal(SIGBUS, on_fault);
@@ -150,7 +150,7 @@ static void growing(void)
     say("behind the end", byte_at(longest + 5 * PAGE));
     close(file);
 
-    /* Of a mapping that was moved, from its second page on, written over, and whose file has no descriptor any more. */
+    /* Of a mapping that was moved, from its second page on, modified, and whose file has no descriptor any more. */
     memset(block, 'x', sizeof block);
     int other = make("other");
     for (int page = 0; page < 4; page++)
@@ -175,7 +175,7 @@ static void growing(void)
         say("a page", byte_at(map + page * PAGE));
     say("a byte behind what was written", byte_at(map + PAGE + 1));
 
-    /* Of a file that is gone. */
+    /* Of a removed file. */
     file = open("other", O_RDONLY);
     map = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, file, 0);
     close(file);
@@ -198,7 +198,7 @@ static void *count_up(void *name)
 {
     int file = open(name, O_WRONLY | O_CREAT | O_APPEND, 0644);
     long number = 0;
-    /* One at least: a thread may begin when all else is over. */
+    /* One at least: a thread may begin only when all others are done. */
     do {
         if (write(file, &number, sizeof number) != sizeof number)
             return (void *)-1L;
@@ -218,7 +218,7 @@ static void check_counted(const char *name, long count)
     close(file);
 }
 
-/* Forks in the middle of what threads write. The children go on with what they have, and make forks of their own. */
+/* Forks in the middle of threads' writes. The children continue with their files, and fork themselves. */
 static void forks(void)
 {
     pthread_t threads[3];
@@ -258,7 +258,7 @@ static void forks(void)
     say("the file that all have", size_of("shared"));
 }
 
-/* Numbers that others have: a program puts its files at all that there are, and closes all. */
+/* Numbers that others use: a program puts its files at all numbers, and closes all. */
 static void numbers(void)
 {
     struct rlimit limit;
@@ -267,7 +267,7 @@ static void numbers(void)
     int file = make("file"), other = make("other");
     say("written", put(file, "one"));
     int nothing = memfd_create("nothing", 0), bad = 0;
-    /* What it does not know of it takes with something that can be written. */
+    /* It replaces descriptors that it does not know by one that can be written. */
     for (int number = most - 1; number >= most - 64; number--)
         bad += dup2(nothing, number) != number;
     for (int number = 0; number < 40; number++) {
@@ -277,7 +277,7 @@ static void numbers(void)
         bad += put(next, name) < 2 || size_of(name) != (number < 10 ? 2 : 3);
         close(next);
         if (number % 10 == 0) {
-            /* What somebody else has changed it has to ask for. */
+            /* It has to ask for changes of another process. */
             pid_t child = fork();
             if (child == 0) {
                 int theirs = open(name, O_WRONLY | O_APPEND);
@@ -337,7 +337,7 @@ static void numbers(void)
     show("file");
 }
 
-/* A file that takes its number's place while another thread writes to it. */
+/* A file takes over a number while another thread writes to it. */
 static void *write_on(void *number)
 {
     long written = 0;
@@ -357,7 +357,7 @@ static void races(void)
         dup2(next, file);
         close(next);
     }
-    /* What is closed leaves its number to what is opened next, also where others write to it meanwhile. */
+    /* A closed file leaves its number to the next open, even if others write to it meanwhile. */
     int others = 0;
     for (int round = 0; round < 4000; round++) {
         close(file);
@@ -378,7 +378,7 @@ static void races(void)
     say("all that was written is there", written * 8 - length);
 }
 
-/* A file is replaced all the time, and there all the time. */
+/* A file is replaced all the time, and never missing. */
 static void replaced(void)
 {
     close(make("name"));
@@ -427,7 +427,7 @@ static void timer(long microseconds)
     setitimer(ITIMER_REAL, &value, NULL);
 }
 
-/* Signals all the time, whose handler writes too, and one that never comes back. */
+/* Constant signals, whose handler writes too, and one handler that never returns. */
 static void signals(void)
 {
     struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
@@ -538,7 +538,7 @@ static void removed(void)
     show("file");
 }
 
-/* Vectors that are too many, too long, or not there. */
+/* Vectors that are too many, too long, or invalid. */
 static void vectors(void)
 {
     static struct iovec many[1025];
@@ -573,14 +573,14 @@ static void vectors(void)
     say("read from nowhere", pread(file, (void *)1, 4, 0));
     say("a path that is nowhere", open((void *)1, O_RDONLY));
     say("an answer nowhere", stat("file", (void *)1));
-    /* A path that ends with the memory. */
+    /* A path that ends where the memory ends. */
     char *map = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     munmap(map + PAGE, PAGE);
     memcpy(map + PAGE - 5, "file", 5);
     say("a path at the end of memory", access(map + PAGE - 5, R_OK));
     memcpy(map + PAGE - 4, "file", 4);
     say("one beyond it", access(map + PAGE - 4, R_OK));
-    /* Memory that was read into, and what becomes of it afterwards; what stands beside it stays. */
+    /* Memory that was read into, and later changes of it; the bytes beside it stay. */
     map = mmap(NULL, 12 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     char *end = sbrk(0);
     sbrk(4 * PAGE);
@@ -602,7 +602,7 @@ static void vectors(void)
     mprotect(map + 3 * PAGE, PAGE, PROT_READ | PROT_WRITE);
     say("it may be written again", pread(file, map + 3 * PAGE, 4, 0));
     say("all of it", pread(file, map, 12 * PAGE, 0));
-    /* Room for much, of which little is needed. */
+    /* A large buffer, of which little is needed. */
     char *room = mmap(NULL, 1L << 36, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     struct rusage before, after;
     getrusage(RUSAGE_SELF, &before);
@@ -639,7 +639,7 @@ static void on_excess(int number)
     excesses++;
 }
 
-/* Files that may not be so long, and so many. */
+/* Limits on the length and the number of files. */
 static void limits(void)
 {
     signal(SIGXFSZ, on_excess);
@@ -691,7 +691,7 @@ static void limits(void)
     say("one more", open("renamed", O_RDONLY) - last);
 }
 
-/* What another program finds of what this one had open. */
+/* The files that another program finds open. */
 static void passes(void)
 {
     char name[16];
@@ -705,7 +705,7 @@ static void passes(void)
     say("one of another's number", dup2(5, 100));
     unlink("f8");
     char *words[] = {self, "passed", NULL};
-    /* In a child that has this one's memory, then in one made by the library, then in this one's place. */
+    /* In a child that shares this memory, then in one that the library makes, then by execve. */
     fflush(stdout);
     for (int round = 0; round < 2; round++) {
         pid_t child;

@@ -1,5 +1,6 @@
-"""Who serves users becomes each of them in turn, and itself again: what is made is theirs, what they may not is refused, what is open stays open. With threads, too, of which
-one may be another user than the rest. Told: a directory beside the mount; works in one on it, as the super-user."""
+"""A server becomes each of its users in turn, and itself again. Files that it makes belong to the user, calls beyond the
+user's rights are refused, and open files stay open. Also with threads, of which one may be another user than the rest.
+Argument: a directory beside the mount; works in one on it, as the super-user."""
 
 import ctypes
 import functools
@@ -51,7 +52,7 @@ os.mkdir("all")
 os.chmod("all", 0o1777)
 os.mkdir("mine", 0o700)
 
-# In turn.
+# One after the other.
 before = burden()
 wrong = 0
 for turn in range(ROUNDS):
@@ -68,7 +69,7 @@ after = burden()
 print("in turn, wrong:", wrong, os.stat("mine/file").st_size, sum(os.stat(f"all/{2000 + n}").st_size for n in range(USERS)))
 print("a user costs nothing that stays:", after[0] - before[0] < 64, after[1] - before[1] < 8)
 
-# What is open stays so, with the rights of who has opened it.
+# Open files stay usable, with the rights of the user that opened them.
 file = os.open("mine/open", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
 for user in (2001, 2002, 0, 2001):
     become(user)
@@ -84,7 +85,7 @@ os.fchmod(file, 0o640)
 print("open:", owner("all/2003-too"), oct(os.fstat(file).st_mode), os.fstat(file).st_size)
 os.close(file)
 
-# Those that are made meanwhile.
+# Files that are made meanwhile.
 for user in (2004, 2005):
     become(user)
     child = os.fork()
@@ -99,7 +100,7 @@ for user in (2004, 2005):
     print("program:", open(f"all/{user}-shell").read().strip(), owner(f"all/{user}-shell"), "denied" in said.stderr)
 print("children:", os.stat("mine/child").st_size, owner("mine/child"))
 
-# A thread alone, as servers do it that have one for each client.
+# A single thread, as in servers that have one for each client.
 turns = threading.Barrier(2)
 
 
@@ -128,7 +129,8 @@ print("others:", owner("mine/others"))
 turns.wait()
 thread.join()
 
-# In a process of its own, as the one before may be the kernel's by now: threads that work on while the user changes, at last for good.
+# In a process of its own, as the kernel may serve the one before by now: threads work on while the user changes, at
+# last for good.
 if os.fork() == 0:
     ended, troubles = threading.Event(), []
 

@@ -1,6 +1,6 @@
-# An editor's ways of writing a file, each of which keeps or changes other things of it, and the recovery of what was not
-# written yet when the editor was killed.
-# Without 'backupskip=', what lies below /tmp would be written in one way only.
+# An editor's ways to write a file: each keeps or changes other attributes. Also the recovery of unwritten changes after
+# the editor was killed.
+# Without 'backupskip=', files below /tmp would be written in one way only.
 editor=$(command -v vim.tiny || command -v vim)
 edit() { "$editor" -u NONE -i NONE -n -es "$@" </dev/null; }
 make() {

@@ -64,7 +64,7 @@ class Watcher:
 
 
 class Actor:
-    """Holds files open by their labels, and does one thing at a time."""
+    """Holds files open by their labels, and follows one order at a time."""
 
     def __init__(self, directory):
         self.directory, self.files = directory, {}
@@ -190,12 +190,12 @@ class Actor:
         self.files[other] = os.dup(self.files[label])
 
     def warm(self, name):
-        """Has the library serve what comes: a session begins after some calls."""
+        """Makes enough calls for a session to begin, so that the library serves the next ones."""
         for _ in range(200):
             os.stat(self.at(name))
 
 
-# `+` orders the watcher, all else the actor. Files that are open before the watch begins are written before it.
+# `+` orders the watcher, all other lines the actor. Files that are open before the watch begins are written before it.
 SCRIPT = """
 mkdir in
 mkdir out

@@ -1,4 +1,5 @@
-/* wide: a program that calls the kernel by itself, and has values in wide registers meanwhile. What is said must be the same on any file system. */
+/* wide: a program that calls the kernel directly, with values in wide registers meanwhile. The output must be the same
+ * on any file system. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -6,7 +7,8 @@
 #include "says.h"
 
 #ifdef __x86_64__
-/* Writes with a value in the upper half of a register, in one that the library computes with and in one that it doesn't, and tells whether both are there yet. */
+/* Writes with a value in the upper half of a register, in one that the library computes with and in one that it
+ * doesn't; returns whether both are still there. */
 static int is_kept_over_write(int file, const char *bytes, long length)
 {
     static const unsigned long before[4] = {1, 2, 3, 4};

@@ -1,4 +1,4 @@
-"""What the calls for extended attributes answer, a line each. In the current directory."""
+"""Prints the answers of the calls for extended attributes, a line each. In the current directory."""
 import ctypes
 import errno
 import os
@@ -134,7 +134,7 @@ if other == 0:
             tell(("acl of another", name), lambda: os.setxattr("listed/" + name, "system.posix_acl_access", value))
             print(oct(os.stat("listed/" + name).st_mode))
         tell(("remove of another", name), lambda: os.removexattr("listed/" + name, "system.posix_acl_access"))
-    # Set-group-id of a directory whose group is another's goes with the mode, however it's set.
+    # If the group of a directory is not the user's, its set-group-id goes with the mode, however the mode is set.
     for does in [lambda: os.chmod("listed/directory", 0o2750), lambda: os.setxattr("listed/directory", "system.posix_acl_access", plain)]:
         tell("a strange group's directory", does)
         print(oct(os.stat("listed/directory").st_mode))
@@ -142,7 +142,7 @@ if other == 0:
     os._exit(0)
 os.waitpid(other, 0)
 
-# Those of others. The directory is for all.
+# Files of other users. All users may use the directory.
 os.chmod("file", 0o640)
 os.mkdir("sticky", 0o777)
 os.chmod("sticky", 0o1777)

@@ -51,7 +51,7 @@ impl Done {
         }
         match words.iter().find(|word| !self.errors.contains(**word)) {
             None => Ok(self),
-            Some(word) => Err(format!("the complaint lacks '{word}': {}", self.describe())),
+            Some(word) => Err(format!("the error message lacks '{word}': {}", self.describe())),
         }
     }
 }

@@ -267,7 +267,7 @@ fn list(directory: impl AsFd) -> Outcome<Answer> {
             Some(number) if names >> number & 1 == 0 => names |= 1 << number,
             Some(_) => return Err(format!("a listing shows '{}' twice", String::from_utf8_lossy(name))),
             None if name == b"." || name == b".." => {}
-            None => return Err(format!("a listing shows '{}', which nobody made", String::from_utf8_lossy(name))),
+            None => return Err(format!("a listing shows '{}', which no worker made", String::from_utf8_lossy(name))),
         }
     }
     Ok(Answer::Names(names))

@@ -95,7 +95,7 @@ fn verify_sqlite(directory: &Path, journal: &Path) -> Outcome<String> {
     let acknowledged = read(journal)?;
     let lost = acknowledged.lines().filter(|transfer| !transfers.contains(transfer)).count();
     ensure!(lost == 0, "{lost} transfers are lost");
-    ensure!(transfers.len() <= acknowledged.lines().count() + 1, "there are transfers that nobody made");
+    ensure!(transfers.len() <= acknowledged.lines().count() + 1, "there are transfers that no program made");
     Ok(format!("integrity and sum hold, {} acknowledged transfers are all there", acknowledged.lines().count()))
 }
 

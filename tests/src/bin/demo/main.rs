@@ -121,7 +121,7 @@ fn kill_daemon_repeatedly(story: &Story, site: &TestArena, running: &mut [Runnin
         let start = Instant::now();
         site.kill_daemon()?;
         let back = start.elapsed();
-        eventually("all programs go on", Duration::from_secs(60), || {
+        eventually("all programs continue", Duration::from_secs(60), || {
             running.iter().zip(&before).all(|(it, before)| lines(&it.journal) > before + 1)
         })?;
         for it in running.iter_mut() {
@@ -129,7 +129,7 @@ fn kill_daemon_repeatedly(story: &Story, site: &TestArena, running: &mut [Runnin
             ensure!(ended.is_none(), "{} ended with {ended:?}: {}", it.job.name, complaints(site, it.job));
         }
         story.say(&format!(
-            "kill -9 of the daemon (process {pid}) in the middle of their work: another one serves after {} ms; all {} programs went on",
+            "kill -9 of the daemon (process {pid}) in the middle of their work: another one serves after {} ms; all {} programs continued",
             back.as_millis(),
             running.len()
         ));

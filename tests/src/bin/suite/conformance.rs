@@ -171,7 +171,7 @@ fn refuses_shifts(site: &TestArena) -> Outcome {
     file.set_len(1 << 16).map_err(tried("truncating"))?;
     for flags in [FallocateFlags::COLLAPSE_RANGE, FallocateFlags::INSERT_RANGE] {
         let result = fallocate(&file, flags, 4096, 4096);
-        ensure!(result == Err(Errno::OPNOTSUPP), "this kernel hands {flags:?} on ({result:?}): try it here too");
+        ensure!(result == Err(Errno::OPNOTSUPP), "this kernel passes {flags:?} on ({result:?}): test it here too");
     }
     Ok(())
 }

@@ -43,7 +43,7 @@ fn bad_flag() -> Outcome<Verdict> {
 
 fn not_root() -> Outcome<Verdict> {
     let directory = tempfile::tempdir().map_err(tried("making a directory"))?;
-    // The command must be readable to a user who may not search root's directories.
+    // The command must be readable to a user that may not search root's directories.
     let copy = directory.path().join("ashlar");
     fs::copy(program(), &copy).map_err(tried("copying the command"))?;
     let main = "ashlar-main";

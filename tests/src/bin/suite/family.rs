@@ -351,7 +351,7 @@ int main(void) {
     close(ways[1]);
     int status = 1;
     assert(waitpid(child, &status, 0) == child && status == 0);
-    /* Who has it passed on has the kernel's, where it stands. */
+    /* A program that gets it passed on has the kernel's open file, at its offset. */
     child = fork();
     if (child == 0) {
         dup2(file, 1);

@@ -190,7 +190,7 @@ fn appends(site: &TestArena) -> Outcome<String> {
             let mut word = || words.next().unwrap_or_default().to_owned();
             let (thread, count, rest) = (word(), word(), word());
             let (Ok(thread), Ok(count)) = (thread.parse::<usize>(), count.parse::<u64>()) else {
-                return Err(format!("a torn line: '{line}'"));
+                return Err(format!("a line that is not whole: '{line}'"));
             };
             ensure!(
                 thread < 4 && next[thread] == count && rest.len() == count as usize % 300,

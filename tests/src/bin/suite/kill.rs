@@ -69,7 +69,7 @@ impl Writer {
     /// Starts a writer that runs until it is killed.
     pub fn start(front: Front, directory: &Path, journal: &Path, seed: u64) -> Outcome<Self> {
         let program = std::env::current_exe().map_err(tried("finding this program"))?.with_file_name("ashlar-writer");
-        let complaints = fs::File::create(complaints_of(journal)).map_err(tried("making a file for complaints"))?;
+        let complaints = fs::File::create(complaints_of(journal)).map_err(tried("making a file for errors"))?;
         let child = front
             .command(program)
             .arg(directory)
@@ -171,7 +171,7 @@ fn kill_and_restart(kill: Kill, site: &TestArena, writers: &mut [Writer], random
             site.kill_daemon()?;
             // The writers must continue: their journals grow, and none of their calls may fail.
             let before: Vec<_> = writers.iter().map(|writer| journal_size(&writer.journal)).collect();
-            eventually("the writers go on", Duration::from_secs(60), || {
+            eventually("the writers continue", Duration::from_secs(60), || {
                 writers.iter().zip(&before).all(|(writer, before)| journal_size(&writer.journal) > before + 500)
             })?;
             for writer in writers.iter_mut() {
@@ -210,7 +210,7 @@ fn last_words(writers: &[Writer]) -> String {
         |path: &Path| fs::read_to_string(path).unwrap_or_default().lines().last().unwrap_or("nothing").to_owned();
     let words = |writer: &Writer| {
         let (done, complaint) = (last(&writer.journal), last(&complaints_of(&writer.journal)));
-        format!("{done} (complaints: {complaint})")
+        format!("{done} (errors: {complaint})")
     };
     writers.iter().map(words).collect::<Vec<_>>().join("; ")
 }

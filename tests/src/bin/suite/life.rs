@@ -288,7 +288,7 @@ fn flipped() -> Outcome<Verdict> {
         ensure!(read(&victim)? == "digested", "a damaged record was digested");
         site.umount(0)?;
         let done = site.ashlar(&["fsck"])?;
-        ensure!(done.output.contains("kept aside"), "fsck does not tell where the log is: {}", done.describe());
+        ensure!(done.output.contains("kept aside"), "fsck does not say where the log is: {}", done.describe());
         let aside = fs::read_dir(site.arena().join("sessions")).map_err(tried("listing"))?;
         aside.flatten().try_for_each(|file| fs::remove_file(file.path())).map_err(tried("removing the log"))?;
         site.check()?;
@@ -793,7 +793,7 @@ fn stopped() -> Outcome<Verdict> {
     ensure!(result?.success()?.output == "other\n".repeat(8), "the other program saw something else");
     ensure!(elapsed < Duration::from_secs(10), "the other program took {} s", elapsed.as_secs());
     std::thread::sleep(Duration::from_millis(200));
-    ensure!(child.try_wait().map_err(tried("waiting"))?.is_none(), "the stopped program did not go on");
+    ensure!(child.try_wait().map_err(tried("waiting"))?.is_none(), "the stopped program did not continue");
     child.kill().map_err(tried("ending the program"))?;
     child.wait().map_err(tried("ending the program"))?;
     site.umount(0)?;

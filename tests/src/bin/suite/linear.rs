@@ -213,7 +213,7 @@ fn round(site: &TestArena, workers: &mut [Worker], mounts: [u32; MOUNTS], seed: 
         Ok::<_, String>((histories?, stops))
     })?;
     let pause = longest_pause(&histories, &stops, &processes, mounts);
-    ensure!(pause < PAUSE_MAX, "an operation of a process that nobody had stopped took {} ms", pause.as_millis());
+    ensure!(pause < PAUSE_MAX, "an operation of a running process took {} ms", pause.as_millis());
     let ends = [picture(&site.point(0).join(&name))?, picture(&site.point(1).join(&name))?];
     let states = check(&histories, &ends[0]).map_err(|error| {
         // Shows which mount is right, and whether the fault stays.

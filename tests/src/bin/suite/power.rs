@@ -87,7 +87,7 @@ fn cuts() -> Outcome<Verdict> {
         let (first, second) = (first.map_err(with_round)?, second.map_err(with_round)?);
         ensure!(
             second <= first && synced <= second,
-            "round {round}, seed {seed}: {synced} was synced, {second} is there, which somebody had seen as {first}"
+            "round {round}, seed {seed}: {synced} was synced, {second} is there, of which {first} had been seen"
         );
         seen += second;
         for (index, (writer, journal_bytes)) in cut.iter().enumerate() {

@@ -101,7 +101,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/git_after_the_first_calls", run: || compare_through(&GIT, Front::Run) },
 ];
 
-/// Jobs with packages that are too large for everybody who runs the tests, or whose servers begin to run. Each has the
+/// Jobs with packages that are too large for every run of the tests, or whose servers begin to run. Each has the
 /// need of `scripts/setup.sh` that installs them.
 const APART: [(&str, &[Job]); 2] = [("runtimes", &[NODE, JAVA]), ("servers", &[DOVECOT, MARIADB])];
 const PRELUDE: &str = include_str!("../../../jobs/prelude.sh");

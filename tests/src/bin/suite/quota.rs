@@ -48,7 +48,7 @@ fn when_mountable(test: fn(&TestArena) -> Outcome<Verdict>) -> Outcome<Verdict> 
     Ok(verdict)
 }
 
-/// A shell script as an ordinary user, who is a member of the test's group too.
+/// A shell script as an ordinary user, a member of the test's group too.
 fn as_user(directory: &Path, script: &str) -> Command {
     let mut command = Command::new("setpriv");
     let user = format!("--reuid={USER}");
@@ -236,7 +236,7 @@ fn subtree(site: &TestArena) -> Outcome<Verdict> {
     passed()
 }
 
-/// Random changes of a file by a user who has a limit and never reaches it. `with` checks that LibFS pays for all of
+/// Random changes of a file by a user that has a limit and never reaches it. `with` checks that LibFS pays for all of
 /// it.
 fn fsx(site: &TestArena) -> Outcome<Verdict> {
     let Some(program) = crate::conformance::tool("fsx") else {

@@ -147,7 +147,7 @@ fn short() -> Outcome<Verdict> {
     // One run in sixteen, chosen at random, is observed. If the program does more in it, it has the library from then
     // on.
     let said = place.run_times("sh", TIMES, "-calls 100", &[])?;
-    let noticed = said.iter().position(|with| *with).ok_or("a program with 100 calls was never looked at")?;
+    let noticed = said.iter().position(|with| *with).ok_or("a program with 100 calls was never observed")?;
     let again = said[noticed..].iter().take(4 * BELIEVED).position(|with| !*with);
     ensure!(again.is_none(), "what has made 100 calls goes without the library again: {said:?}");
     // A program that may run others has the library, so that those have it.

@@ -122,7 +122,7 @@ const OTHER_MOUNT: MountAccess = (Front::Mount, 1);
 /// A process that follows orders.
 struct OrderedProcess {
     child: Child,
-    /// `None` once the process has been told to end.
+    /// `None` once the process has its order to end.
     orders: Option<ChildStdin>,
     says: BufReader<ChildStdout>,
 }

@@ -187,14 +187,14 @@ fn nothing_mounted() -> Outcome<Verdict> {
     let words = "sh -c 'echo ran; echo x > file; exit 5'";
     let done = run(&mut without(words))?;
     ensure!(done.status.code() == Some(5) && done.output == "ran\n", "it does not run: {}", done.describe());
-    ensure!(done.errors.is_empty(), "it complains where nobody is looking: {}", done.describe());
+    ensure!(done.errors.is_empty(), "it prints a message without a terminal: {}", done.describe());
     let said = directory.path().join("said");
     let done = run(&mut on_terminal(&without(words), &said))?;
     ensure!(done.status.code() == Some(5) && done.output == "ran\n", "it does not run: {}", done.describe());
     let lines = messages(&said);
-    ensure!(lines.lines().count() == 1, "a person is told more than one line:\n{lines}");
+    ensure!(lines.lines().count() == 1, "a person gets more than one line:\n{lines}");
     for word in ["no Ashlar file system is mounted", "sh runs as it is", "ashlar mount DIR"] {
-        ensure!(lines.contains(word), "a person is not told '{word}':\n{lines}");
+        ensure!(lines.contains(word), "a person gets no '{word}':\n{lines}");
     }
     let done = run(&mut without("--report-json -- sh -c 'exit 6'"))?;
     let report: serde_json::Value = serde_json::from_str(&done.errors).map_err(tried("reading the report"))?;
@@ -280,13 +280,13 @@ fn other_version() -> Outcome<Verdict> {
     ensure!(outcome?.output == "1\n2\n3\n", "the program does not work: {lines}");
     let point = site.point(0).display().to_string();
     for word in [&point, "is served by the kernel", "protocol version", "use the same release on both sides"] {
-        ensure!(lines.contains(word), "a person is not told '{word}':\n{lines}");
+        ensure!(lines.contains(word), "a person gets no '{word}':\n{lines}");
     }
     later?;
     let times = messages(&said_later).matches("is served by the kernel").count();
-    ensure!(times == 1, "a person is told {times} times:\n{}", messages(&said_later));
+    ensure!(times == 1, "a person gets the message {times} times:\n{}", messages(&said_later));
     let quiet = quiet?;
-    ensure!(quiet.errors.is_empty(), "it complains where nobody is looking: {}", quiet.describe());
+    ensure!(quiet.errors.is_empty(), "it prints a message without a terminal: {}", quiet.describe());
     let text = fs::read_to_string(site.point(0).join("directory/file")).map_err(tried("reading what it wrote"))?;
     ensure!(text == "1\n2\n3\n", "it wrote '{text}'");
     // With the daemon of its own version it is served again.
@@ -325,7 +325,7 @@ fn check_new_program(site: &TestArena) -> Outcome<String> {
     let lines = messages(&said);
     let is_served = done.status.success() && done.output == "content of third";
     ensure!(is_served || lines.contains("Input/output error"), "a new program: {lines}{}", done.describe());
-    ensure!(lines.contains("is served by the kernel"), "a person is not told who serves it: {lines}");
+    ensure!(lines.contains("is served by the kernel"), "the message does not say that the kernel serves it: {lines}");
     Ok(lines)
 }
 
@@ -349,7 +349,7 @@ fn gone() -> Outcome<Verdict> {
     ensure!(second < Duration::from_secs(PATIENCE), "a SharedFS that is known to be gone was waited for: {second:?}");
     program.write(1, BEFORE + 3)?;
     let lines = check_new_program(&site)?;
-    ensure!(lines.contains("no ashlar daemon answers"), "a person is not told why: {lines}");
+    ensure!(lines.contains("no ashlar daemon answers"), "the message does not say why: {lines}");
     // Another mount starts SharedFS again.
     site.mount(1)?;
     eventually("the program is served again", SOON, || {
@@ -362,7 +362,7 @@ fn gone() -> Outcome<Verdict> {
     let lines = messages(&program.said);
     ensure!(
         lines.lines().count() == 3,
-        "a person is told more than that it waits, that it fails, and that it's over:\n{lines}"
+        "a person gets other messages than that it waits, fails, and is over:\n{lines}"
     );
     program.end()?;
     check_log(&site.point(0).join("log"), BEFORE + 4)?;
@@ -440,7 +440,7 @@ fn while_stopped(site: &TestArena, program: &mut ObedientProgram) -> Outcome<usi
         program.says(&["does not answer", "for 3 seconds", "I/O error"])?;
         check_refused(program, "read second")?;
         let lines = check_new_program(site)?;
-        ensure!(lines.contains("does not answer"), "a person is not told why: {lines}");
+        ensure!(lines.contains("does not answer"), "the message does not say why: {lines}");
         // A refused write stays refused: none of it comes later.
         let (answer, _) = program.ask("write 1")?;
         ensure!(parse_blocks(&answer)? == acknowledged, "a write was taken by a log that is full: '{answer}'");
@@ -578,7 +578,7 @@ fn flock() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let script = include_str!("../../../jobs/exclusive.py");
     let done = run(Command::new("python3").args(["-c", script, "4", "1000"]).current_dir(site.point(0)))?.success()?;
-    ensure!(done.output == "0 met somebody\n", "under the lock {}", done.output);
+    ensure!(done.output == "0 met another\n", "under the lock {}", done.output);
     File::open(site.point(0).join("locked")).map_err(tried("opening the file"))?;
     site.umount(0)?;
     passed()

@@ -155,7 +155,7 @@ fn found_soon() -> Outcome<Verdict> {
 fn ends() -> Outcome<Verdict> {
     let site = mounted_arena()?;
     let mut actor = WatchProgram::served(&site.point(0))?;
-    ensure!(actor.is_served("file")?, "LibFS does not serve what nobody watches");
+    ensure!(actor.is_served("file")?, "LibFS does not serve an unwatched file");
     for way in ["remove", "end", "kill", "once"] {
         let mut watcher = WatchProgram::start(Front::Mount, &site.point(0))?;
         // `IN_ATTRIB` once, or all.

@@ -91,7 +91,7 @@ pub fn rocksdb(turn: &Turn) -> Outcome<Vec<Measured>> {
 
 /// Reads `db_bench`'s output: the microseconds of an operation, and the number of operations or of hits.
 fn outcome(benchmark: &str, said: &str) -> Outcome<(f64, String)> {
-    let unclear = || format!("db_bench tells nothing of {benchmark}: {said}");
+    let unclear = || format!("db_bench prints nothing about {benchmark}: {said}");
     // Its progress stands on the same line.
     let lines = said.lines().map(|line| line.rsplit('\r').next().unwrap_or(line));
     let mut results = lines.filter_map(|line| line.strip_prefix(benchmark)?.trim_start().strip_prefix(": "));

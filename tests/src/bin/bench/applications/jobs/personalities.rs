@@ -23,7 +23,7 @@ fn run(turn: &Turn, name: &str, files: u64, loops: u64) -> Outcome<Vec<Measured>
     let said = program::time_itself(&mut command, || turn.places.settle())?;
     let result: Value =
         serde_json::from_str(&said).map_err(tried(format!("reading the output of {name}: '{said}'")))?;
-    let speed = result["operations_a_second"].as_f64().ok_or("it tells no speed")?;
+    let speed = result["operations_a_second"].as_f64().ok_or("it prints no speed")?;
     let found = format!("{} operations", result["operations"]);
     Ok(vec![Measured { action: name.into(), unit: Unit::PerSecond, value: speed, found }])
 }
