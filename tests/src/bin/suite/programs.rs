@@ -48,7 +48,7 @@ const KERNEL: Job = job!("kernel", "python3");
 const OVERLAY: Job = job!("overlay", "python3");
 const MAPPED_WRITES: Job = job!("mapped_writes", "python3", "rsync", "tar");
 const APPENDS: Job = job!("appends", "python3");
-const NARROW: Job = job!("narrow", "gcc", "/usr/lib32/libc.so");
+const PROGRAMS32: Job = job!("programs32", "gcc", "/usr/lib32/libc.so");
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
@@ -73,7 +73,7 @@ pub const TESTS: &[Test] = &[
         run: || compare_places(&MAPPED_WRITES),
     },
     Test { name: "programs/appends_go_to_the_end_or_requested_offset", run: || compare_places(&APPENDS) },
-    Test { name: "programs/narrow_programs_list_directories_whole", run: || compare_places(&NARROW) },
+    Test { name: "programs/programs_with_32_bits_list_directories_whole", run: || compare_places(&PROGRAMS32) },
     Test { name: "programs/jobs_survive_killed_daemon", run: || killed_daemon(Front::Mount) },
     Test { name: "run/jobs_survive_killed_daemon", run: || killed_daemon(Front::RunAtOnce) },
     Test { name: "run/git", run: || compare_through(&GIT, Front::RunAtOnce) },

@@ -141,7 +141,7 @@ const BEGINNINGS: [u32; 14] = [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 1
 /// A program opens files through the kernel; when its session begins, they continue at the same offsets.
 fn begins() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
-    let script = include_str!("../../../jobs/deferred.py");
+    let script = include_str!("../../../jobs/session_begin.py");
     for after in BEGINNINGS {
         let before = site.counter("sessions_opened")?;
         let mut command = Front::Run.command("python3");
@@ -381,7 +381,7 @@ fn no_set() -> Outcome<Verdict> {
 
 /// A repeated look-up on warm state answers as the kernel does, whichever process changed the file, and whichever asks.
 fn at_hand() -> Outcome<Verdict> {
-    let script = include_str!("../../../jobs/at_hand.py");
+    let script = include_str!("../../../jobs/repeated_look_ups.py");
     says_the_same_to(Some(USER), script, 10_000)?;
     says_the_same(script, 10_000)
 }
@@ -589,7 +589,7 @@ fn grows() -> Outcome<Verdict> {
     site.mount(0)?;
     let filler = disk.path().join("filler");
     let mut command = Front::RunAtOnce.command("python3");
-    command.args(["-c", include_str!("../../../jobs/full.py")]).arg(site.point(0)).arg(&filler);
+    command.args(["-c", include_str!("../../../jobs/full_host.py")]).arg(site.point(0)).arg(&filler);
     let done = run(&mut command)?.success()?;
     ensure!(done.output.trim() == "No space left on device", "it says {}", done.describe());
     site.umount(0)?;

@@ -38,7 +38,7 @@ const PATIENCE: u64 = 3;
 /// Extra time that a call may take on a machine with much other work.
 const SLACK: Duration = Duration::from_secs(4);
 const SOON: Duration = Duration::from_secs(30);
-/// The block size of `obedient.py`.
+/// The block size of `ordered_calls.py`.
 const BLOCK_BYTES: usize = 1 << 16;
 /// The user `nobody`.
 const USER: &str = "65534";
@@ -82,7 +82,7 @@ fn mount_with_little_patience() -> Outcome<TestArena> {
     Ok(site)
 }
 
-/// `obedient.py` under `ashlar run`, at a terminal.
+/// `ordered_calls.py` under `ashlar run`, at a terminal.
 struct ObedientProgram {
     child: Child,
     input: Option<ChildStdin>,
@@ -94,7 +94,7 @@ impl ObedientProgram {
     fn start(site: &TestArena) -> Outcome<Self> {
         let said = site.outside().join("said");
         let mut command = Front::RunAtOnce.command("python3");
-        command.args(["-c", include_str!("../../../jobs/obedient.py")]).arg(site.point(0));
+        command.args(["-c", include_str!("../../../jobs/ordered_calls.py")]).arg(site.point(0));
         command.env(PATIENCE_VARIABLE, PATIENCE.to_string());
         let mut command = on_terminal(&command, &said);
         let mut child =
@@ -157,7 +157,7 @@ impl Drop for ObedientProgram {
     }
 }
 
-/// Checks the log of `obedient.py` as a mount shows it: so many blocks, in their order.
+/// Checks the log of `ordered_calls.py` as a mount shows it: so many blocks, in their order.
 fn check_log(path: &Path, blocks: usize) -> Outcome {
     let bytes = fs::read(path).map_err(tried("reading the log"))?;
     ensure!(bytes.len() == blocks * BLOCK_BYTES, "the log has {} bytes, not {blocks} blocks", bytes.len());
@@ -477,7 +477,7 @@ fn within_stopped() -> Outcome<Verdict> {
 fn full() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let mut command = Front::RunAtOnce.command("python3");
-    command.args(["-c", include_str!("../../../jobs/fill.py")]).current_dir(site.point(0));
+    command.args(["-c", include_str!("../../../jobs/fill_arena.py")]).current_dir(site.point(0));
     let done = run(&mut command)?.success()?;
     let expected = "No space left on device\nNo space left on device\ngoes on\n";
     ensure!(done.output == expected, "it says {}", done.describe());
@@ -576,7 +576,7 @@ fn unmounted() -> Outcome<Verdict> {
 /// then the next file may have the same address, and its lock ended with the other's.
 fn flock() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
-    let script = include_str!("../../../jobs/exclusive.py");
+    let script = include_str!("../../../jobs/flock_holders.py");
     let done = run(Command::new("python3").args(["-c", script, "4", "1000"]).current_dir(site.point(0)))?.success()?;
     ensure!(done.output == "0 met another\n", "under the lock {}", done.output);
     File::open(site.point(0).join("locked")).map_err(tried("opening the file"))?;

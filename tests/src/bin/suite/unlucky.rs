@@ -1,7 +1,7 @@
 //! Programs under adverse conditions: forks, full tables, signals, limits.
 //!
 //! They fork amid their threads, take all descriptors, are interrupted all the time, or meet their limits. Some are
-//! hostile. `unlucky.c`, `freed.c` and `room.c` have a story for each condition, `wide.c` has one, and they print the
+//! hostile. `adverse.c`, `freed_descriptors.c` and `memory_limits.c` have a story for each condition, `wide_registers.c` has one, and they print the
 //! results. These must be the same in memory without Ashlar, on a mount, and with LibFS in the process, from its first
 //! call on and after some.
 
@@ -17,34 +17,37 @@ use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "run/close_range_closes_for_the_named_processes", run: || compare_story(UNLUCKY, "ranges") },
-    Test { name: "run/thread_may_unshare_files", run: || compare_story(UNLUCKY, "separate") },
-    Test { name: "run/mapping_grows_with_its_file", run: || compare_story(UNLUCKY, "growing") },
-    Test { name: "run/forks_amid_writing_threads_lose_nothing", run: || compare_story(UNLUCKY, "forks") },
-    Test { name: "run/program_may_take_any_descriptor_number", run: || compare_story(UNLUCKY, "numbers") },
-    Test { name: "run/dup2_replaces_file_that_threads_write", run: || compare_story(UNLUCKY, "races") },
-    Test { name: "run/file_replaced_all_the_time_can_be_opened", run: || compare_story(UNLUCKY, "replaced") },
-    Test { name: "run/constant_signals_change_no_answer", run: || compare_story(UNLUCKY, "signals") },
-    Test { name: "run/two_processes_append_without_loss", run: || compare_story(UNLUCKY, "appends") },
-    Test { name: "run/open_files_and_working_directory_may_be_removed", run: || compare_story(UNLUCKY, "removed") },
-    Test { name: "run/bad_vectors_and_pointers_answer_as_the_kernel", run: || compare_story(UNLUCKY, "vectors") },
-    Test { name: "run/partly_mapped_buffers_answer_as_the_kernel", run: || compare_story(PARTLY, "") },
-    Test { name: "run/limits_hold_as_in_the_kernel", run: || compare_story(UNLUCKY, "limits") },
-    Test { name: "run/executed_program_finds_open_files", run: || compare_story(UNLUCKY, "passes") },
-    Test { name: "run/registers_survive_direct_kernel_calls", run: || compare_story(WIDE, "") },
-    Test { name: "run/descriptor_gets_lowest_free_number", run: || compare_story(FREED, "next") },
-    Test { name: "run/closed_descriptor_leads_nowhere", run: || compare_story(FREED, "nowhere") },
-    Test { name: "run/closed_files_are_gone_for_other_processes", run: || compare_story(FREED, "others") },
-    Test { name: "run/closed_descriptor_makes_room_for_one", run: || compare_story(FREED, "limits") },
-    Test { name: "run/threads_open_and_close_at_once", run: || compare_story(FREED, "threads") },
-    Test { name: "run/signal_handler_leaves_interrupted_call_alone", run: || compare_story(FREED, "interrupted") },
-    Test { name: "run/ended_thread_leaves_nothing", run: || compare_story(FREED, "ends") },
-    Test { name: "run/programs_with_little_address_space_run", run: || compare_story(ROOM, "children") },
-    Test { name: "run/raised_memory_limit_takes_effect", run: || compare_story(ROOM, "itself") },
-    Test { name: "run/files_work_without_free_address_space", run: || compare_story(ROOM, "address-space") },
-    Test { name: "run/files_work_without_room_for_data", run: || compare_story(ROOM, "data") },
-    Test { name: "run/program_limited_by_another_continues", run: || compare_story(ROOM, "outside") },
-    Test { name: "run/threads_use_files_as_room_runs_out", run: || compare_story(ROOM, "threads") },
+    Test { name: "run/close_range_closes_for_the_named_processes", run: || compare_story(ADVERSE, "ranges") },
+    Test { name: "run/thread_may_unshare_files", run: || compare_story(ADVERSE, "separate") },
+    Test { name: "run/mapping_grows_with_its_file", run: || compare_story(ADVERSE, "growing") },
+    Test { name: "run/forks_amid_writing_threads_lose_nothing", run: || compare_story(ADVERSE, "forks") },
+    Test { name: "run/program_may_take_any_descriptor_number", run: || compare_story(ADVERSE, "numbers") },
+    Test { name: "run/dup2_replaces_file_that_threads_write", run: || compare_story(ADVERSE, "races") },
+    Test { name: "run/file_replaced_all_the_time_can_be_opened", run: || compare_story(ADVERSE, "replaced") },
+    Test { name: "run/constant_signals_change_no_answer", run: || compare_story(ADVERSE, "signals") },
+    Test { name: "run/two_processes_append_without_loss", run: || compare_story(ADVERSE, "appends") },
+    Test { name: "run/open_files_and_working_directory_may_be_removed", run: || compare_story(ADVERSE, "removed") },
+    Test { name: "run/bad_vectors_and_pointers_answer_as_the_kernel", run: || compare_story(ADVERSE, "vectors") },
+    Test { name: "run/partly_mapped_buffers_answer_as_the_kernel", run: || compare_story(PARTLY_MAPPED, "") },
+    Test { name: "run/limits_hold_as_in_the_kernel", run: || compare_story(ADVERSE, "limits") },
+    Test { name: "run/executed_program_finds_open_files", run: || compare_story(ADVERSE, "passes") },
+    Test { name: "run/registers_survive_direct_kernel_calls", run: || compare_story(WIDE_REGISTERS, "") },
+    Test { name: "run/descriptor_gets_lowest_free_number", run: || compare_story(FREED_DESCRIPTORS, "next") },
+    Test { name: "run/closed_descriptor_leads_nowhere", run: || compare_story(FREED_DESCRIPTORS, "nowhere") },
+    Test { name: "run/closed_files_are_gone_for_other_processes", run: || compare_story(FREED_DESCRIPTORS, "others") },
+    Test { name: "run/closed_descriptor_makes_room_for_one", run: || compare_story(FREED_DESCRIPTORS, "limits") },
+    Test { name: "run/threads_open_and_close_at_once", run: || compare_story(FREED_DESCRIPTORS, "threads") },
+    Test {
+        name: "run/signal_handler_leaves_interrupted_call_alone",
+        run: || compare_story(FREED_DESCRIPTORS, "interrupted"),
+    },
+    Test { name: "run/ended_thread_leaves_nothing", run: || compare_story(FREED_DESCRIPTORS, "ends") },
+    Test { name: "run/programs_with_little_address_space_run", run: || compare_story(MEMORY_LIMITS, "children") },
+    Test { name: "run/raised_memory_limit_takes_effect", run: || compare_story(MEMORY_LIMITS, "itself") },
+    Test { name: "run/files_work_without_free_address_space", run: || compare_story(MEMORY_LIMITS, "address-space") },
+    Test { name: "run/files_work_without_room_for_data", run: || compare_story(MEMORY_LIMITS, "data") },
+    Test { name: "run/program_limited_by_another_continues", run: || compare_story(MEMORY_LIMITS, "outside") },
+    Test { name: "run/threads_use_files_as_room_runs_out", run: || compare_story(MEMORY_LIMITS, "threads") },
     Test { name: "run/memory_checkers_keep_working", run: checked },
 ];
 
@@ -55,14 +58,18 @@ struct StoryProgram {
     text: &'static str,
 }
 
-const UNLUCKY: StoryProgram = StoryProgram { name: "unlucky.c", text: include_str!("../../../jobs/unlucky.c") };
-const FREED: StoryProgram = StoryProgram { name: "freed.c", text: include_str!("../../../jobs/freed.c") };
-const ROOM: StoryProgram = StoryProgram { name: "room.c", text: include_str!("../../../jobs/room.c") };
-const WIDE: StoryProgram = StoryProgram { name: "wide.c", text: include_str!("../../../jobs/wide.c") };
-const PARTLY: StoryProgram = StoryProgram { name: "partly.c", text: include_str!("../../../jobs/partly.c") };
-const CHECKED: StoryProgram = StoryProgram { name: "checked.c", text: include_str!("../../../jobs/checked.c") };
+const ADVERSE: StoryProgram = StoryProgram { name: "adverse.c", text: include_str!("../../../jobs/adverse.c") };
+const FREED_DESCRIPTORS: StoryProgram =
+    StoryProgram { name: "freed_descriptors.c", text: include_str!("../../../jobs/freed_descriptors.c") };
+const MEMORY_LIMITS: StoryProgram =
+    StoryProgram { name: "memory_limits.c", text: include_str!("../../../jobs/memory_limits.c") };
+const WIDE_REGISTERS: StoryProgram =
+    StoryProgram { name: "wide_registers.c", text: include_str!("../../../jobs/wide_registers.c") };
+const PARTLY_MAPPED: StoryProgram =
+    StoryProgram { name: "partly_mapped.c", text: include_str!("../../../jobs/partly_mapped.c") };
+const SANITIZED: StoryProgram = StoryProgram { name: "sanitized.c", text: include_str!("../../../jobs/sanitized.c") };
 /// The header that all include.
-const SAYS: StoryProgram = StoryProgram { name: "says.h", text: include_str!("../../../jobs/says.h") };
+const STORY_HEADER: StoryProgram = StoryProgram { name: "story.h", text: include_str!("../../../jobs/story.h") };
 
 /// Descriptors that a story may have: as many as most programs may, and few enough to take them all.
 const DESCRIPTORS: u32 = 1024;
@@ -92,7 +99,7 @@ fn checked() -> Outcome<Verdict> {
     let mut absent = Vec::new();
     for kind in ["address", "thread", "leak", "undefined"] {
         let option = format!("-fsanitize={kind}");
-        let Some(program) = compile(&site, CHECKED, &["-g", &option])? else {
+        let Some(program) = compile(&site, SANITIZED, &["-g", &option])? else {
             return Ok(Verdict::Skipped("there is no gcc".into()));
         };
         let elsewhere = tempfile::tempdir().map_err(tried("making a directory"))?;
@@ -111,7 +118,7 @@ fn checked() -> Outcome<Verdict> {
         }
     }
     // A checker that runs a program's code in its own way runs that program without the library.
-    let Some(program) = compile(&site, CHECKED, &["-g"])? else {
+    let Some(program) = compile(&site, SANITIZED, &["-g"])? else {
         return Ok(Verdict::Skipped("there is no gcc".into()));
     };
     let under = site.outside().join("under-valgrind");
@@ -130,7 +137,7 @@ fn checked() -> Outcome<Verdict> {
 /// The program, compiled with these options; `None` if there is no compiler.
 fn compile(site: &TestArena, story_program: StoryProgram, options: &[&str]) -> Outcome<Option<PathBuf>> {
     let (source, program) = (site.outside().join(story_program.name), site.outside().join("story"));
-    for StoryProgram { name, text } in [story_program, SAYS] {
+    for StoryProgram { name, text } in [story_program, STORY_HEADER] {
         std::fs::write(site.outside().join(name), text).map_err(tried("writing a program"))?;
     }
     let mut command = Command::new("gcc");

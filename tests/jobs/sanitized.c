@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-#include "says.h"
+#include "story.h"
 
 #define BYTES 5000
 #define FILES 100

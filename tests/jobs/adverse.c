@@ -15,7 +15,7 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 
-#include "says.h"
+#include "story.h"
 
 #define PAGE 4096L
 #define UNSHARE 2

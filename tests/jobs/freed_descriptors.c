@@ -1,5 +1,5 @@
-/* freed STORY: which numbers descriptors get after others were closed, and that closed numbers lead nowhere. Each story
- * runs in a directory of its own; its output must be the same on any file system. */
+/* freed_descriptors STORY: which numbers descriptors get after others were closed, and that closed numbers lead
+ * nowhere. Each story runs in a directory of its own; its output must be the same on any file system. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <poll.h>
@@ -24,7 +24,7 @@
 #include <sys/wait.h>
 #include <sys/xattr.h>
 
-#include "says.h"
+#include "story.h"
 
 extern char **environ;
 

@@ -1,5 +1,5 @@
-/* room STORY: processes without room for more memory, or with a low limit of their own. Each story runs in a directory
- * of its own; its output must be the same on any file system. */
+/* memory_limits STORY: processes without room for more memory, or with a low limit of their own. Each story
+ * runs in a directory of its own; its output must be the same on any file system. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#include "says.h"
+#include "story.h"
 
 #define MIB (1UL << 20)
 #define FILES 120

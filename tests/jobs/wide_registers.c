@@ -1,10 +1,10 @@
-/* wide: a program that calls the kernel directly, with values in wide registers meanwhile. The output must be the same
- * on any file system. */
+/* wide_registers: a program that calls the kernel directly, with values in wide registers meanwhile. The
+ * output must be the same on any file system. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/syscall.h>
 
-#include "says.h"
+#include "story.h"
 
 #ifdef __x86_64__
 /* Writes with a value in the upper half of a register, in one that the library computes with and in one that it

@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 #include <sys/uio.h>
 
-#include "says.h"
+#include "story.h"
 
 #define PAGE 4096L
 
