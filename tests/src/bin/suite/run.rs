@@ -21,7 +21,7 @@ use ashlar_types::{Credentials, Errno, FileKind, InodeId};
 use ashlar_wire::{DEFER_VARIABLE, SessionKind};
 use rustix::fs::OFlags;
 
-use crate::report::count;
+use crate::commands::report::count;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[

@@ -239,13 +239,13 @@ fn subtree(site: &TestArena) -> Outcome<Verdict> {
 /// Random changes of a file by a user that has a limit and never reaches it. `with` checks that LibFS pays for all of
 /// it.
 fn fsx(site: &TestArena) -> Outcome<Verdict> {
-    let Some(program) = crate::conformance::tool("fsx") else {
+    let Some(program) = crate::mounts::conformance::tool("fsx") else {
         return Ok(Verdict::Skipped("fsx is not built; 'scripts/tools.sh' builds it".into()));
     };
     // In a directory that the user may read.
     let (copy, configuration) = (site.outside().join("fsx"), site.outside().join("fsx.toml"));
     fs::copy(program, &copy).map_err(tried("copying fsx"))?;
-    fs::write(&configuration, include_str!("../../../fsx.toml")).map_err(tried("writing the configuration"))?;
+    fs::write(&configuration, include_str!("../../../../fsx.toml")).map_err(tried("writing the configuration"))?;
     shell(site.outside(), "chmod 755 fsx && mkdir -m 777 out")?.success()?;
     set_user_quota(site, &["--space", "64M", "--files", "100"])?;
     set_quota(site, &["--subtree", &site.point(0).display().to_string(), "--space", "100M"])?;

@@ -47,7 +47,7 @@ fn same() -> Outcome<Verdict> {
     const STEPS: u32 = 250;
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let script = site.outside().join("shared_files.py");
-    fs::write(&script, include_str!("../../../jobs/shared_files.py")).map_err(tried("writing a script"))?;
+    fs::write(&script, include_str!("../../../../jobs/shared_files.py")).map_err(tried("writing a script"))?;
     let memory = tempfile::Builder::new().prefix("ashlar-family-").tempdir_in("/dev/shm");
     let memory = memory.map_err(tried("making a directory in memory"))?;
     let mut steps = 0;

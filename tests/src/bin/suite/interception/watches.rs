@@ -24,7 +24,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "watched/node_sees_changes", run: || when_mountable(node) },
 ];
 
-const SCRIPT: &str = include_str!("../../../jobs/watched.py");
+const SCRIPT: &str = include_str!("../../../../jobs/watched.py");
 /// All events of inotify.
 const ALL: &str = "4095";
 const SOON: Duration = Duration::from_secs(20);

@@ -38,7 +38,7 @@ struct Opener {
 impl Opener {
     fn start(front: Front, directory: &Path, keeps: &str, files: &[&str]) -> Outcome<Self> {
         let mut command = front.command("python3");
-        command.args(["-c", include_str!("../../../jobs/rights.py"), keeps]).args(files).current_dir(directory);
+        command.args(["-c", include_str!("../../../../jobs/rights.py"), keeps]).args(files).current_dir(directory);
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = child.map_err(tried("starting python3"))?;
         let (to, from) = (child.stdin.take(), child.stdout.take());

@@ -21,7 +21,7 @@ use ashlar_tests::reference::Reference;
 use ashlar_tests::tree::Tree;
 use ashlar_tests::{Outcome, ensure, number, tried};
 
-use crate::kill::{Writer, forget_failure};
+use crate::crashes::kill_loops::{Writer, forget_failure};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[

@@ -58,18 +58,19 @@ struct StoryProgram {
     text: &'static str,
 }
 
-const ADVERSE: StoryProgram = StoryProgram { name: "adverse.c", text: include_str!("../../../jobs/adverse.c") };
+const ADVERSE: StoryProgram = StoryProgram { name: "adverse.c", text: include_str!("../../../../jobs/adverse.c") };
 const FREED_DESCRIPTORS: StoryProgram =
-    StoryProgram { name: "freed_descriptors.c", text: include_str!("../../../jobs/freed_descriptors.c") };
+    StoryProgram { name: "freed_descriptors.c", text: include_str!("../../../../jobs/freed_descriptors.c") };
 const MEMORY_LIMITS: StoryProgram =
-    StoryProgram { name: "memory_limits.c", text: include_str!("../../../jobs/memory_limits.c") };
+    StoryProgram { name: "memory_limits.c", text: include_str!("../../../../jobs/memory_limits.c") };
 const WIDE_REGISTERS: StoryProgram =
-    StoryProgram { name: "wide_registers.c", text: include_str!("../../../jobs/wide_registers.c") };
+    StoryProgram { name: "wide_registers.c", text: include_str!("../../../../jobs/wide_registers.c") };
 const PARTLY_MAPPED: StoryProgram =
-    StoryProgram { name: "partly_mapped.c", text: include_str!("../../../jobs/partly_mapped.c") };
-const SANITIZED: StoryProgram = StoryProgram { name: "sanitized.c", text: include_str!("../../../jobs/sanitized.c") };
+    StoryProgram { name: "partly_mapped.c", text: include_str!("../../../../jobs/partly_mapped.c") };
+const SANITIZED: StoryProgram =
+    StoryProgram { name: "sanitized.c", text: include_str!("../../../../jobs/sanitized.c") };
 /// The header that all include.
-const STORY_HEADER: StoryProgram = StoryProgram { name: "story.h", text: include_str!("../../../jobs/story.h") };
+const STORY_HEADER: StoryProgram = StoryProgram { name: "story.h", text: include_str!("../../../../jobs/story.h") };
 
 /// Descriptors that a story may have: as many as most programs may, and few enough to take them all.
 const DESCRIPTORS: u32 = 1024;

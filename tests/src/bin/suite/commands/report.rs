@@ -367,7 +367,7 @@ fn program_profile() -> Outcome<Verdict> {
     const FILES: usize = 100;
     let place = ReportedMount::new()?;
     // Another name may have its place there.
-    let _ = fs::remove_file(crate::short::PROFILE);
+    let _ = fs::remove_file(crate::interception::short_programs::PROFILE);
     let name = format!("look-{}", std::process::id());
     let program = place.site.outside().join(name);
     fs::copy("/usr/bin/stat", &program).map_err(tried("copying a program"))?;

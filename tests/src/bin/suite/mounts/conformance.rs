@@ -80,7 +80,7 @@ fn pjdfstest(front: Front) -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("{} tests pass, {} on {}{late}", count(&found), count(&expected), reference.name())))
 }
 
-const CONFIGURATION: &str = include_str!("../../../pjdfstest.toml");
+const CONFIGURATION: &str = include_str!("../../../../pjdfstest.toml");
 const PAUSE: &str = "naptime = 0.02";
 const LONG_PAUSE: &str = "naptime = 0.2";
 
@@ -129,7 +129,7 @@ fn fsx(front: Front) -> Outcome<Verdict> {
     let (seeds, operations) = (number("ASHLAR_FSX_SEEDS", 2), number("ASHLAR_FSX_OPS", 20_000));
     let site = TestArena::mounted(Medium::Memory, "256M")?;
     let configuration = site.outside().join("fsx.toml");
-    fs::write(&configuration, include_str!("../../../fsx.toml")).map_err(tried("writing the configuration"))?;
+    fs::write(&configuration, include_str!("../../../../fsx.toml")).map_err(tried("writing the configuration"))?;
     for seed in 1..=seeds {
         let file = site.point(0).join(format!("fsx{seed}"));
         let mut command = front.command(&program);

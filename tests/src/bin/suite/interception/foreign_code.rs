@@ -21,8 +21,8 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/program_in_chroot_runs_silently", run: || when_mountable(chroot) },
 ];
 
-const LIBRARY: &str = include_str!("../../../jobs/direct_calls.c");
-const USER: &str = include_str!("../../../jobs/direct_calls_user.c");
+const LIBRARY: &str = include_str!("../../../../jobs/direct_calls.c");
+const USER: &str = include_str!("../../../../jobs/direct_calls_user.c");
 /// Prints its arguments, and then makes a shell print its own.
 const SPEAKER: &str = r#"
 #include <stdio.h>

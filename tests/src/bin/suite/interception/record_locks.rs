@@ -54,7 +54,7 @@ fn when_mountable(test: fn(&TestArena, &Path) -> Outcome<Verdict>) -> Outcome<Ve
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let source = site.outside().join("locker.c");
     let program = site.outside().join("locker");
-    std::fs::write(&source, include_str!("../../../jobs/locker.c")).map_err(tried("writing a program"))?;
+    std::fs::write(&source, include_str!("../../../../jobs/locker.c")).map_err(tried("writing a program"))?;
     let compiled = Command::new("gcc").args(["-O2", "-pthread", "-o"]).arg(&program).arg(&source).output();
     match compiled {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {

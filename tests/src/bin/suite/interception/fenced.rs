@@ -38,7 +38,7 @@ fn fenced(front: Front) -> Outcome<Verdict> {
     for medium in [Medium::Memory, Medium::Disk] {
         let site = TestArena::mounted(medium, "64M")?;
         let mut command = front.command("python3");
-        command.args(["-c", include_str!("../../../jobs/fenced.py")]).arg(site.point(0));
+        command.args(["-c", include_str!("../../../../jobs/fenced.py")]).arg(site.point(0));
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = child.map_err(tried("starting python3"))?;
         let (to, from) = (child.stdin.take(), child.stdout.take());

@@ -44,7 +44,7 @@ const BLOCK_BYTES: usize = 1 << 16;
 const USER: &str = "65534";
 /// Blocks that a program writes beforehand: then its log has room, and some to spare.
 const BEFORE: usize = 40;
-const TERMINAL: &str = include_str!("../../../jobs/terminal.py");
+const TERMINAL: &str = include_str!("../../../../jobs/terminal.py");
 
 fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
@@ -94,7 +94,7 @@ impl ObedientProgram {
     fn start(site: &TestArena) -> Outcome<Self> {
         let said = site.outside().join("said");
         let mut command = Front::RunAtOnce.command("python3");
-        command.args(["-c", include_str!("../../../jobs/ordered_calls.py")]).arg(site.point(0));
+        command.args(["-c", include_str!("../../../../jobs/ordered_calls.py")]).arg(site.point(0));
         command.env(PATIENCE_VARIABLE, PATIENCE.to_string());
         let mut command = on_terminal(&command, &said);
         let mut child =
@@ -477,7 +477,7 @@ fn within_stopped() -> Outcome<Verdict> {
 fn full() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let mut command = Front::RunAtOnce.command("python3");
-    command.args(["-c", include_str!("../../../jobs/fill_arena.py")]).current_dir(site.point(0));
+    command.args(["-c", include_str!("../../../../jobs/fill_arena.py")]).current_dir(site.point(0));
     let done = run(&mut command)?.success()?;
     let expected = "No space left on device\nNo space left on device\ngoes on\n";
     ensure!(done.output == expected, "it says {}", done.describe());
@@ -576,7 +576,7 @@ fn unmounted() -> Outcome<Verdict> {
 /// then the next file may have the same address, and its lock ended with the other's.
 fn flock() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
-    let script = include_str!("../../../jobs/flock_holders.py");
+    let script = include_str!("../../../../jobs/flock_holders.py");
     let done = run(Command::new("python3").args(["-c", script, "4", "1000"]).current_dir(site.point(0)))?.success()?;
     ensure!(done.output == "0 met another\n", "under the lock {}", done.output);
     File::open(site.point(0).join("locked")).map_err(tried("opening the file"))?;

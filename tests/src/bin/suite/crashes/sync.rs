@@ -130,7 +130,7 @@ struct OrderedProcess {
 impl OrderedProcess {
     fn start(front: Front, directory: &Path, user: Option<u32>) -> Outcome<Self> {
         let mut command = front.command("python3");
-        command.args(["-c", include_str!("../../../jobs/syncer.py")]).current_dir(directory);
+        command.args(["-c", include_str!("../../../../jobs/syncer.py")]).current_dir(directory);
         if let Some(user) = user {
             command.uid(user).gid(user);
         }
