@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Rules of the tree that no compiler checks: which crate may use which, where unsafe code may stand, and that what the
-documentation names is there: links, pages, their sections, make's targets, tests. Prints each breach and fails if there
-is one."""
+"""Rules of the tree that no compiler checks: which crate may use which, and where unsafe code may stand.
+
+Also checks that the documentation names only existing links, pages, sections, make targets and tests. Prints each breach
+and fails if there is one."""
 
 import json
 import os

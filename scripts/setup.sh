@@ -88,8 +88,8 @@ things() {
 
 install() {
   local sudo=
-  has apt-get || fail "these packages are missing and this system has no apt-get to bring them: $*" \
-    "install what is called so on your distribution, then run the same command again"
+  has apt-get || fail "these packages are missing and this system has no apt-get to install them: $*" \
+    "install the packages of these names on your distribution, then run the same command again"
   if [ "$(id -u)" != 0 ]; then
     has sudo || fail "these packages are missing: $*" \
       "installing them needs root, and there is no sudo: run 'apt-get install $*' as root, then the same command again"
@@ -106,7 +106,7 @@ install() {
   DEBIAN_FRONTEND=noninteractive $sudo apt-get "${options[@]}" install "$@" >/dev/null 2>&1 && return
   $sudo apt-get -qq update || fail "apt-get update failed: is there a network, and a package source?"
   DEBIAN_FRONTEND=noninteractive $sudo env DEBIAN_FRONTEND=noninteractive apt-get "${options[@]}" install "$@" >/dev/null ||
-    fail "apt-get could not install: $*" "see what it said above; once they are there, run the same command again"
+    fail "apt-get could not install: $*" "see its messages above; once they are installed, run the same command again"
 }
 
 rust() {

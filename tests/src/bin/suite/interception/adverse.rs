@@ -1,9 +1,9 @@
 //! Programs under adverse conditions: forks, full tables, signals, limits.
 //!
 //! They fork amid their threads, take all descriptors, are interrupted all the time, or meet their limits. Some are
-//! hostile. `adverse.c`, `freed_descriptors.c` and `memory_limits.c` have a story for each condition, `wide_registers.c` has one, and they print the
-//! results. These must be the same in memory without Ashlar, on a mount, and with LibFS in the process, from its first
-//! call on and after some.
+//! hostile. `adverse.c`, `freed_descriptors.c` and `memory_limits.c` have a story for each condition,
+//! `wide_registers.c` has one, and they print the results. These must be the same in memory without Ashlar, on a mount,
+//! and with LibFS in the process, from its first call on and after some.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
