@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ffi::c_char;
 use std::sync::{Arc, Mutex};
 
-use ashlar_libfs::{Last, ListedName, Outcome};
+use ashlar_libfs::{FinalLink, ListedName, Outcome};
 use ashlar_types::{Access, Errno, InodeId, NAME_MAX};
 
 use crate::session::{CapiSession, locked};
@@ -57,7 +57,7 @@ impl Stream {
     /// # Errors
     /// As the header says.
     pub(crate) fn open(session: &Arc<CapiSession>, path: &[u8]) -> Outcome<Self> {
-        let directory = session.act_on(path, Last::Follow, |found| {
+        let directory = session.act_on(path, FinalLink::Follow, |found| {
             if !found.inode.is_directory() {
                 return Err(Errno::ENOTDIR);
             }

@@ -5,7 +5,10 @@ use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use ashlar_libfs::{Aim, Change, Found, Last, LibFs, LockKind, Make, Opening, Outcome, Place, Purpose};
+use ashlar_libfs::{
+    AttributeChange, FinalLink, FoundInode, LibFs, LockKind, NewInode, OpenAction, Outcome, PathIntent, PathPurpose,
+    ResolvedPath,
+};
 use ashlar_types::{Access, Errno, FileKind, InodeId};
 
 use crate::session::CapiSession;
@@ -176,7 +179,7 @@ impl CapiSession {
             self.check_makes_file(path)?;
         }
         self.files.check_room()?;
-        let file = self.act_at(path, Aim::of_opening(flags), |place| self.open_place(place, flags, mode))?;
+        let file = self.act_at(path, PathIntent::of_open_flags(flags), |place| self.open_place(place, flags, mode))?;
         self.files.add(Arc::new(file))
     }
 
@@ -187,27 +190,34 @@ impl CapiSession {
         };
         match &path[..=end] {
             name if name.ends_with(b"/.") || name.ends_with(b"/..") || name == b"." || name == b".." => Ok(()),
-            name => self.walk(name, Last::Keep).and(Err(Errno::EISDIR)),
+            name => self.walk(name, FinalLink::Keep).and(Err(Errno::EISDIR)),
         }
     }
 
-    fn open_place(&self, place: &Place, flags: i32, mode: u32) -> Outcome<NumberedFile> {
-        let make = Make { kind: FileKind::Regular, mode: mode & 0o7777, umask: self.umask(), device: 0, target: &[] };
+    fn open_place(&self, place: &ResolvedPath, flags: i32, mode: u32) -> Outcome<NumberedFile> {
+        let make =
+            NewInode { kind: FileKind::Regular, mode: mode & 0o7777, umask: self.umask(), device: 0, target: &[] };
         match place.opening(flags)? {
-            Opening::Make => match self.fs.make_open(&self.user, place.directory, &place.name, &make) {
+            OpenAction::Create => match self.fs.make_open(&self.user, place.directory, &place.name, &make) {
                 // Another session was faster: its file is opened.
                 Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => Err(Errno::ESTALE),
                 made => Ok(self.make_open_file(made?.id, FileKind::Regular, flags)),
             },
-            Opening::MakeUnnamed(directory) => {
+            OpenAction::CreateUnnamed(directory) => {
                 let made = self.fs.make_unnamed(&self.user, directory, &make)?;
                 Ok(self.make_open_file(made.id, FileKind::Regular, flags))
             }
-            Opening::Existing(found, access) => self.open_existing(place, found, access, flags),
+            OpenAction::Existing(found, access) => self.open_existing(place, found, access, flags),
         }
     }
 
-    fn open_existing(&self, place: &Place, found: &Found, access: Access, flags: i32) -> Outcome<NumberedFile> {
+    fn open_existing(
+        &self,
+        place: &ResolvedPath,
+        found: &FoundInode,
+        access: Access,
+        flags: i32,
+    ) -> Outcome<NumberedFile> {
         let uid = self.user.uid;
         if flags & libc::O_CREAT != 0 {
             let directory = self.fs.attributes(place.directory)?.inode;
@@ -222,7 +232,7 @@ impl CapiSession {
         }
         let file = self.make_open_file(found.id, found.inode.kind, flags);
         if flags & libc::O_TRUNC != 0 && !file.is_directory {
-            let change = Change { size: Some(0), strip: self.clears_set_id(), ..Change::default() };
+            let change = AttributeChange { size: Some(0), strip: self.clears_set_id(), ..AttributeChange::default() };
             self.fs.set_attributes(&self.admitted, found.id, &change)?;
         }
         Ok(file)
@@ -247,8 +257,8 @@ impl CapiSession {
     /// As the header says.
     pub(crate) fn truncate(&self, path: &[u8], size: i64) -> Outcome<()> {
         let size = self.checked_size(size)?;
-        let change = Change { size: Some(size), strip: self.clears_set_id(), ..Change::default() };
-        self.act_on(path, Last::Follow.to(Purpose::Write), |found| {
+        let change = AttributeChange { size: Some(size), strip: self.clears_set_id(), ..AttributeChange::default() };
+        self.act_on(path, FinalLink::Follow.to(PathPurpose::Write), |found| {
             self.fs.set_attributes(&self.user, found.id, &change).map(drop)
         })
     }
@@ -263,7 +273,7 @@ impl CapiSession {
         if !file.may_write() {
             return Err(Errno::EINVAL);
         }
-        let change = Change { size: Some(size), strip: self.clears_set_id(), ..Change::default() };
+        let change = AttributeChange { size: Some(size), strip: self.clears_set_id(), ..AttributeChange::default() };
         self.fs.set_attributes(&self.admitted, file.inode, &change).map(drop)
     }
 

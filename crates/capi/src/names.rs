@@ -1,6 +1,6 @@
 //! Operations on names, and on the attributes of the inodes that they name.
 
-use ashlar_libfs::{Change, Found, Last, Make, Outcome, Purpose, RenameFlags, SetTime};
+use ashlar_libfs::{AttributeChange, FinalLink, FoundInode, NewInode, Outcome, PathPurpose, RenameFlags, SetTime};
 use ashlar_types::{Access, Errno, FileKind, MODE_PERMISSIONS, MODE_STICKY};
 
 use crate::session::{CapiSession, retry_stale};
@@ -17,7 +17,7 @@ impl CapiSession {
     pub(crate) fn make_directory(&self, path: &[u8], mode: u32) -> Outcome<()> {
         // A new directory takes its set-id bits from its parent.
         let mode = mode & (0o777 | MODE_STICKY);
-        let make = Make { kind: FileKind::Directory, mode, umask: self.umask(), device: 0, target: &[] };
+        let make = NewInode { kind: FileKind::Directory, mode, umask: self.umask(), device: 0, target: &[] };
         self.make(path, &make)
     }
 
@@ -26,11 +26,11 @@ impl CapiSession {
     /// # Errors
     /// As the header says.
     pub(crate) fn make_link(&self, target: &[u8], path: &[u8]) -> Outcome<()> {
-        self.make(path, &Make { kind: FileKind::Symlink, mode: 0o777, umask: 0, device: 0, target })
+        self.make(path, &NewInode { kind: FileKind::Symlink, mode: 0o777, umask: 0, device: 0, target })
     }
 
-    fn make(&self, path: &[u8], make: &Make<'_>) -> Outcome<()> {
-        self.act_at(path, Last::Keep.to(Purpose::Look).making(), |place| {
+    fn make(&self, path: &[u8], make: &NewInode<'_>) -> Outcome<()> {
+        self.act_at(path, FinalLink::Keep.to(PathPurpose::Look).making(), |place| {
             place.check_new(make.kind == FileKind::Directory)?;
             self.fs.make(&self.user, place.directory, &place.name, make).map(drop)
         })
@@ -41,7 +41,9 @@ impl CapiSession {
     /// # Errors
     /// As the header says.
     pub(crate) fn remove(&self, path: &[u8], is_directory: bool) -> Outcome<()> {
-        self.act_at(path, Last::Keep.to(Purpose::Name), |place| self.fs.remove_at(&self.user, place, is_directory))
+        self.act_at(path, FinalLink::Keep.to(PathPurpose::Name), |place| {
+            self.fs.remove_at(&self.user, place, is_directory)
+        })
     }
 
     /// `renameat2`.
@@ -60,7 +62,7 @@ impl CapiSession {
             whiteout: has(RENAME_WHITEOUT),
             replaced: None,
         };
-        let aim = Last::Keep.to(Purpose::Name);
+        let aim = FinalLink::Keep.to(PathPurpose::Name);
         retry_stale(|| {
             let (source, target) = (self.walk(from, aim)?, self.walk(to, aim)?);
             self.fs.rename_at(&self.user, &source, &target, flags)
@@ -72,7 +74,7 @@ impl CapiSession {
     /// # Errors
     /// As the header says.
     pub(crate) fn link(&self, from: &[u8], to: &[u8]) -> Outcome<()> {
-        self.act_on(from, Last::Keep.to(Purpose::Change), |found| self.link_found(found, to))
+        self.act_on(from, FinalLink::Keep.to(PathPurpose::SetAttributes), |found| self.link_found(found, to))
     }
 
     /// Gives an open file a name.
@@ -87,8 +89,8 @@ impl CapiSession {
         retry_stale(|| self.link_found(&self.fs.attributes(file.inode)?, to))
     }
 
-    fn link_found(&self, found: &Found, to: &[u8]) -> Outcome<()> {
-        let place = self.walk(to, Last::Keep.to(Purpose::Look).making())?;
+    fn link_found(&self, found: &FoundInode, to: &[u8]) -> Outcome<()> {
+        let place = self.walk(to, FinalLink::Keep.to(PathPurpose::Look).making())?;
         place.check_new(false)?;
         let may_change = || self.fs.check_access(&self.user, found.id, Access::READ | Access::WRITE).is_ok();
         if !self.guards.allow_linking(self.user.uid, &found.inode, may_change) {
@@ -102,7 +104,7 @@ impl CapiSession {
     /// # Errors
     /// As the header says.
     pub(crate) fn read_link(&self, path: &[u8]) -> Outcome<Vec<u8>> {
-        self.act_on(path, Last::Keep, |found| match found.inode.kind {
+        self.act_on(path, FinalLink::Keep, |found| match found.inode.kind {
             FileKind::Symlink => Ok(found.inode.target.clone()),
             _ => Err(Errno::EINVAL),
         })
@@ -114,13 +116,13 @@ impl CapiSession {
     /// As the header says.
     pub(crate) fn check(&self, path: &[u8], mode: i32) -> Outcome<()> {
         let access = u32::try_from(mode).ok().filter(|mode| mode & !7 == 0).ok_or(Errno::EINVAL)?;
-        self.act_on(path, Last::Follow, |found| match access {
+        self.act_on(path, FinalLink::Follow, |found| match access {
             0 => Ok(()),
             access => self.fs.check_access(&self.user, found.id, Access(access)),
         })
     }
 
-    fn change(&self, found: &Found, change: &Change) -> Outcome<()> {
+    fn change(&self, found: &FoundInode, change: &AttributeChange) -> Outcome<()> {
         self.fs.set_attributes(&self.user, found.id, change).map(drop)
     }
 
@@ -128,25 +130,28 @@ impl CapiSession {
     ///
     /// # Errors
     /// As the header says.
-    pub(crate) fn set_mode(&self, found: &Found, mode: u32) -> Outcome<()> {
-        self.change(found, &Change { mode: Some(mode & MODE_PERMISSIONS), ..Change::default() })
+    pub(crate) fn set_mode(&self, found: &FoundInode, mode: u32) -> Outcome<()> {
+        self.change(found, &AttributeChange { mode: Some(mode & MODE_PERMISSIONS), ..AttributeChange::default() })
     }
 
     /// `chown` of an inode.
     ///
     /// # Errors
     /// As the header says.
-    pub(crate) fn set_owner(&self, found: &Found, uid: u32, gid: u32) -> Outcome<()> {
+    pub(crate) fn set_owner(&self, found: &FoundInode, uid: u32, gid: u32) -> Outcome<()> {
         let given = |id: u32| Some(id).filter(|id| *id != u32::MAX);
         // A change that names neither owner nor group also moves the change time.
-        self.change(found, &Change { uid: given(uid), gid: given(gid), strip: true, ..Change::default() })
+        self.change(
+            found,
+            &AttributeChange { uid: given(uid), gid: given(gid), strip: true, ..AttributeChange::default() },
+        )
     }
 
     /// `utimensat` of an inode.
     ///
     /// # Errors
     /// As the header says.
-    pub(crate) fn set_times(&self, found: &Found, times: Option<&[libc::timespec; 2]>) -> Outcome<()> {
+    pub(crate) fn set_times(&self, found: &FoundInode, times: Option<&[libc::timespec; 2]>) -> Outcome<()> {
         let (accessed, modified) = match times {
             None => (Some(SetTime::Now), Some(SetTime::Now)),
             Some([accessed, modified]) => (SetTime::from_timespec(accessed)?, SetTime::from_timespec(modified)?),
@@ -154,14 +159,14 @@ impl CapiSession {
         if accessed.is_none() && modified.is_none() {
             return Ok(());
         }
-        self.change(found, &Change { accessed, modified, ..Change::default() })
+        self.change(found, &AttributeChange { accessed, modified, ..AttributeChange::default() })
     }
 
     /// Returns the current inode of an open file.
     ///
     /// # Errors
     /// `EBADF` if the number is unused.
-    pub(crate) fn current_inode(&self, file: i32) -> Outcome<Found> {
+    pub(crate) fn current_inode(&self, file: i32) -> Outcome<FoundInode> {
         self.fs.attributes(self.file(file)?.inode)
     }
 }

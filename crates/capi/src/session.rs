@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ashlar_libfs::{
-    Aim, ConnectError, Found, LibFs, Options, Outcome, OwnDescriptors, Paths, Place, Space, Surroundings, Walked,
+    ConnectError, DescriptorPolicy, FoundInode, LibFs, Options, Outcome, PathCache, PathContext, PathIntent,
+    ResolvedPath, Space, WalkOutcome,
 };
 use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::{PATIENCE_VARIABLE, SessionKind, patience_ms};
@@ -47,7 +48,7 @@ pub(crate) struct CapiSession {
     is_over: AtomicBool,
     /// The directories with open streams, by number.
     streams: Mutex<HashMap<u64, InodeId>>,
-    paths: Paths,
+    paths: PathCache,
 }
 
 /// Locks a mutex. A call that panicked has left its value intact.
@@ -80,7 +81,7 @@ impl CapiSession {
             patience_ms: patience_ms(said.as_deref().map(OsStr::as_bytes)),
             // The program gets an errno; the library writes nothing to the program's standard error.
             notice: |_| {},
-            descriptors: OwnDescriptors { from: DESCRIPTORS_FROM, ..OwnDescriptors::KNOWN },
+            descriptors: DescriptorPolicy { from: DESCRIPTORS_FROM, ..DescriptorPolicy::ANY },
             beside: 0,
             yields_to_kernel: false,
         };
@@ -100,7 +101,7 @@ impl CapiSession {
             process,
             is_over: AtomicBool::new(false),
             streams: Mutex::default(),
-            paths: Paths::default(),
+            paths: PathCache::default(),
         })
     }
 
@@ -112,7 +113,7 @@ impl CapiSession {
     /// Ends the session. In a child of its process, only the child's copy is freed.
     pub(crate) fn close_session(self: Arc<Self>) {
         if !self.process.is_here() {
-            self.fs.hang_up();
+            self.fs.close_connections();
             // The session's memory is the parent's log. The child must not touch it, and threads of the parent may hold
             // locks in it.
             std::mem::forget(self);
@@ -121,7 +122,7 @@ impl CapiSession {
         self.is_over.store(true, Ordering::Relaxed);
         self.files.close_all();
         locked(&self.streams).drain().for_each(|(_, directory)| self.fs.close(directory));
-        self.fs.leave();
+        self.fs.leave_session();
     }
 
     /// Whether the caller is the process that opened the session.
@@ -177,8 +178,8 @@ impl CapiSession {
     pub(crate) fn act_at<R>(
         &self,
         path: &[u8],
-        aim: impl Into<Aim>,
-        mut act: impl FnMut(&Place) -> Outcome<R>,
+        aim: impl Into<PathIntent>,
+        mut act: impl FnMut(&ResolvedPath) -> Outcome<R>,
     ) -> Outcome<R> {
         let aim = aim.into();
         retry_stale(|| act(&self.walk(path, aim)?))
@@ -191,8 +192,8 @@ impl CapiSession {
     pub(crate) fn act_on<R>(
         &self,
         path: &[u8],
-        aim: impl Into<Aim>,
-        mut act: impl FnMut(&Found) -> Outcome<R>,
+        aim: impl Into<PathIntent>,
+        mut act: impl FnMut(&FoundInode) -> Outcome<R>,
     ) -> Outcome<R> {
         self.act_at(path, aim, |place| act(place.found.as_ref().ok_or(Errno::ENOENT)?))
     }
@@ -201,15 +202,15 @@ impl CapiSession {
     ///
     /// # Errors
     /// Those of paths.
-    pub(crate) fn walk(&self, path: &[u8], aim: impl Into<Aim>) -> Outcome<Place> {
+    pub(crate) fn walk(&self, path: &[u8], aim: impl Into<PathIntent>) -> Outcome<ResolvedPath> {
         match self.fs.walk(self, InodeId::ROOT, path, aim)? {
-            Walked::Inside(place) => Ok(place),
-            Walked::Outside => Err(Errno::EXDEV),
+            WalkOutcome::Inside(place) => Ok(place),
+            WalkOutcome::Outside => Err(Errno::EXDEV),
         }
     }
 
     /// Converts attributes to the form of `stat`.
-    pub(crate) fn stat(&self, found: &Found) -> libc::stat {
+    pub(crate) fn stat(&self, found: &FoundInode) -> libc::stat {
         found.stat(self.file_system.device)
     }
 
@@ -232,8 +233,8 @@ impl CapiSession {
     }
 }
 
-impl Surroundings for CapiSession {
-    fn who(&self) -> &Credentials {
+impl PathContext for CapiSession {
+    fn user(&self) -> &Credentials {
         &self.user
     }
 
@@ -250,11 +251,11 @@ impl Surroundings for CapiSession {
         0
     }
 
-    fn paths(&self) -> &Paths {
+    fn paths(&self) -> &PathCache {
         &self.paths
     }
 
-    fn may_follow(&self, directory: InodeId, link: &Found) -> Outcome<bool> {
+    fn may_follow(&self, directory: InodeId, link: &FoundInode) -> Outcome<bool> {
         let directory = self.fs.attributes(directory)?.inode;
         if self.guards.allow_following(self.user.uid, &directory, &link.inode) { Ok(true) } else { Err(Errno::EACCES) }
     }

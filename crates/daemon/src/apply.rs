@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use ashlar_log::RecordAt;
 use ashlar_types::{Access, InodeId, LogPosition, SessionId};
-use ashlar_update::coalesce::{Scope, coalesce};
+use ashlar_update::coalesce::{CoalesceScope, coalesce};
 use ashlar_update::{Update, join};
 
 use crate::session::SessionLog;
@@ -148,8 +148,8 @@ impl State {
         updates: &[Update<'_>],
     ) -> Result<(), RecordRefusal> {
         // With less than two changes of content, coalescing saves nothing.
-        let coalesced =
-            (updates.iter().filter(changes_content).nth(1).is_some()).then(|| coalesce(updates, Scope::Content));
+        let coalesced = (updates.iter().filter(changes_content).nth(1).is_some())
+            .then(|| coalesce(updates, CoalesceScope::Content));
         if let Some(coalesced) = &coalesced {
             self.counters.coalesced_records += coalesced.dropped;
             self.counters.coalesced_bytes += coalesced.saved_bytes;

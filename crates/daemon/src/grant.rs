@@ -6,14 +6,15 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ashlar_lease::{Command, Grant, Mode, Reason, RequestId, Scope, SlotWord};
+use ashlar_lease::{Command, Grant, LeaseScope, Mode, RequestId, RevokeReason, SlotWord};
 use ashlar_store::StoreError;
 use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, LogPosition, Name, SessionId};
 use ashlar_update::XATTR_ACL_ACCESS;
 use ashlar_update::acl::Acl;
 use ashlar_update::permission::allows;
 use ashlar_wire::{
-    Contents, DirectoryEntry, Extent, GrantReply, InodeState, LeaseWord, Need, Reply, ScopeKind, SessionKind, Want,
+    Contents, DirectoryEntry, Extent, GrantReply, InodeState, LeaseRequest, LeaseWord, Need, Reply, ScopeKind,
+    SessionKind,
 };
 use parking_lot::MutexGuard;
 
@@ -84,7 +85,7 @@ pub struct LookupTarget<'a> {
     pub directory: InodeId,
     pub name: &'a [u8],
     /// The lease on the directory that the session lacks.
-    pub within: Option<Want>,
+    pub within: Option<LeaseRequest>,
     /// If the entry is missing, the session makes it next.
     pub makes: bool,
     /// The session will write the found inode.
@@ -111,7 +112,7 @@ pub fn lock_applied(shared: &SharedState, id: SessionId, patience: Patience) -> 
 pub fn begin_request<'a>(
     shared: &'a SharedState,
     id: SessionId,
-    wants: &[Want],
+    wants: &[LeaseRequest],
     patience: Patience,
 ) -> Result<MutexGuard<'a, State>, Errno> {
     let mut state = lock_applied(shared, id, patience)?;
@@ -120,7 +121,7 @@ pub fn begin_request<'a>(
     }
     if check_exists(&state, wants).is_err() {
         // A session that has the number from a descriptor may ask before the log of the inode's maker is applied.
-        let may_be_made = |want: &Want| {
+        let may_be_made = |want: &LeaseRequest| {
             state.sessions.values().any(|session| session.id != id && session.ranges.contains(want.inode))
         };
         if wants.iter().any(may_be_made) {
@@ -133,7 +134,12 @@ pub fn begin_request<'a>(
 }
 
 /// Grants leases, with state.
-pub fn acquire(shared: &SharedState, id: SessionId, wants: &[Want], patience: Patience) -> Result<Reply, Errno> {
+pub fn acquire(
+    shared: &SharedState,
+    id: SessionId,
+    wants: &[LeaseRequest],
+    patience: Patience,
+) -> Result<Reply, Errno> {
     let mut state = shared.lock();
     if !is_extent_request(&mut state, id, wants) {
         drop(state);
@@ -151,9 +157,9 @@ pub fn acquire(shared: &SharedState, id: SessionId, wants: &[Want], patience: Pa
 /// The session itself applies to the answer what it has logged and SharedFS has not applied yet. So it need not wait
 /// for that: otherwise a program that reads back what it wrote would wait for the digest of all that it has written
 /// since.
-fn is_extent_request(state: &mut State, id: SessionId, wants: &[Want]) -> bool {
+fn is_extent_request(state: &mut State, id: SessionId, wants: &[LeaseRequest]) -> bool {
     // A session that knows nothing of an inode wants its extended attributes, too.
-    let is_of_bytes = |want: &Want| {
+    let is_of_bytes = |want: &LeaseRequest| {
         let Need { contents, entries, xattrs, .. } = want.need;
         contents && !entries && !xattrs && want.scope == ScopeKind::Node
     };
@@ -186,21 +192,21 @@ pub fn lookup(
             shared,
             &mut state,
             id,
-            &[Want { need: Need::default(), ..within }],
+            &[LeaseRequest { need: Need::default(), ..within }],
             patience,
         )?);
     }
     let (entry, answer) = loop {
         let found = state.store.entry(directory, name).map_err(|error| report_store_error(&error))?;
         wants.clear();
-        wants.extend(within.map(|within| Want { write: within.write || makes && found.is_none(), ..within }));
+        wants.extend(within.map(|within| LeaseRequest { write: within.write || makes && found.is_none(), ..within }));
         wants.extend(found.map(|found| {
             // A session that writes into a file follows a link to it, and does nothing to the link.
             let write = write && !(need.contents && found.kind == FileKind::Symlink);
             // A session that holds the lease already has asked for all the state that it wants.
             let is_held = need.entries && state.covering_lease(now_us(), id, found.inode, write).is_some();
             let need = Need { entries: need.entries && !is_held, children: need.children && !is_held, ..need };
-            Want { inode: found.inode, write, scope: ScopeKind::Node, need }
+            LeaseRequest { inode: found.inode, write, scope: ScopeKind::Node, need }
         }));
         let answer =
             if wants.is_empty() { None } else { Some(request_grant(shared, &mut state, id, &wants, patience)?) };
@@ -271,7 +277,7 @@ pub fn report_store_error(error: &StoreError) -> Errno {
     Errno::EIO
 }
 
-fn check_exists(state: &State, wants: &[Want]) -> Result<(), Errno> {
+fn check_exists(state: &State, wants: &[LeaseRequest]) -> Result<(), Errno> {
     for want in wants {
         let exists = want.inode == InodeId::RENAME
             || state.store.inode(want.inode).map_err(|error| report_store_error(&error))?.is_some();
@@ -312,7 +318,7 @@ fn request_grant(
     shared: &SharedState,
     state: &mut MutexGuard<'_, State>,
     id: SessionId,
-    wants: &[Want],
+    wants: &[LeaseRequest],
     patience: Patience,
 ) -> Result<GrantAnswer, Errno> {
     if wants.iter().any(|want| state.is_refused(id, want)) {
@@ -325,7 +331,7 @@ fn request_grant(
     let mut wants: Vec<_> = wants.iter().map(|want| widen_want(state, id, want)).collect();
     let asked = wants.len();
     // While other sessions wait, no session gets more than it asks for.
-    if !state.leasing.manager.is_waited_for() {
+    if !state.leasing.manager.has_requests() {
         read_ahead::add_read_ahead(state, id, &mut wants);
         let mut index = 0;
         wants.retain(|want| {
@@ -365,13 +371,13 @@ pub fn take_leases(
     shared: &SharedState,
     state: &mut MutexGuard<'_, State>,
     id: SessionId,
-    wants: &[Want],
+    wants: &[LeaseRequest],
 ) -> Result<(), Errno> {
     request_grant(shared, state, id, wants, Patience::Any)?.grants.map(drop)
 }
 
 /// Widens a want to what the session is likely to access next.
-fn widen_want(state: &mut State, id: SessionId, want: &Want) -> Want {
+fn widen_want(state: &mut State, id: SessionId, want: &LeaseRequest) -> LeaseRequest {
     // If no state is to be sent, no further state is sent either.
     if want.write || want.scope != ScopeKind::Node || want.need == Need::default() {
         return *want;
@@ -379,7 +385,7 @@ fn widen_want(state: &mut State, id: SessionId, want: &Want) -> Want {
     let inode = |inode| state.store.inode(inode).ok().flatten();
     let Some(found) = inode(want.inode) else { return *want };
     if found.is_directory() && found.entries <= scan_detection::LISTED_ENTRIES_MAX {
-        return Want { need: Need { entries: true, children: true, ..want.need }, ..*want };
+        return LeaseRequest { need: Need { entries: true, children: true, ..want.need }, ..*want };
     }
     let directory = home_of(want.inode, &found).as_file();
     let entries = directory.and_then(inode).map(|found| found.entries);
@@ -391,7 +397,7 @@ fn widen_want(state: &mut State, id: SessionId, want: &Want) -> Want {
     } else {
         ScopeKind::Node
     };
-    Want { scope, ..*want }
+    LeaseRequest { scope, ..*want }
 }
 
 /// Answers a want that the session's leases cover, ahead of waiting sessions.
@@ -456,7 +462,7 @@ pub fn end_leases(state: &mut State, id: SessionId) {
 pub fn take_from_all(shared: &SharedState, state: &mut MutexGuard<'_, State>, inodes: &[InodeId]) -> Result<(), Errno> {
     let nobody = state.store.next_session_id().map_err(|error| report_store_error(&error))?;
     for &inode in inodes {
-        let want = Want { inode, write: true, scope: ScopeKind::Node, need: Need::default() };
+        let want = LeaseRequest { inode, write: true, scope: ScopeKind::Node, need: Need::default() };
         let request = state.request_leases(now_us(), nobody, WantedLeases { wants: vec![want], asked: 1 })?;
         loop {
             let wait = shared.perform_decisions(state);
@@ -481,7 +487,7 @@ fn pause_until(until_us: Option<u64>) -> Duration {
 
 fn perform_command(state: &mut State, command: &Command) {
     match command {
-        Command::Revoke { word, reason: Reason::Folded | Reason::Ended } => take_word(state, word),
+        Command::Revoke { word, reason: RevokeReason::Folded | RevokeReason::Ended } => take_word(state, word),
         Command::Revoke { word, .. } => take_word_and_notify(state, word, word.inode, word.scope),
         Command::Downgrade { word } => take_word(state, word),
         Command::Split { word, hole: Some(hole) } if !hole.keeps_read => {
@@ -513,7 +519,7 @@ fn take_word(state: &mut State, word: &SlotWord) {
 }
 
 /// Writes such a word also for a mount, and queues a notification of its kernel.
-fn take_word_and_notify(state: &mut State, word: &SlotWord, inode: InodeId, scope: Scope) {
+fn take_word_and_notify(state: &mut State, word: &SlotWord, inode: InodeId, scope: LeaseScope) {
     invalidation::begin_invalidation(state, word.session);
     take_word(state, word);
     invalidation::queue_invalidation(state, word.session, inode, scope);
@@ -537,9 +543,9 @@ pub fn write_attached(state: &mut State) {
 /// Returns the lease word for a slot word.
 pub fn lease_word(word: &SlotWord) -> LeaseWord {
     let scope = match word.scope {
-        Scope::Node => ScopeKind::Node,
-        Scope::Files => ScopeKind::Files,
-        Scope::Subtree => ScopeKind::Subtree,
+        LeaseScope::Node => ScopeKind::Node,
+        LeaseScope::Files => ScopeKind::Files,
+        LeaseScope::Subtree => ScopeKind::Subtree,
     };
     match word.mode {
         None => LeaseWord::revoked(word.generation),
@@ -607,7 +613,7 @@ fn make_answer(
     state.counters.leases_granted += grants.len() as u64;
     let tickets = state.leasing.tickets.iter().filter(|ticket| {
         let stale = ticket.stale();
-        stale.subtree || grants.iter().any(|g| g.inode == stale.inode || g.word.scope != Scope::Node)
+        stale.subtree || grants.iter().any(|g| g.inode == stale.inode || g.word.scope != LeaseScope::Node)
     });
     let tickets: Vec<_> = tickets.map(Arc::clone).collect();
     let grants = grant_replies(state, id, wanted, grants, &mut dependencies);
@@ -682,11 +688,11 @@ fn grant_replies(
             described.contents = Some(contents);
         }
         let reply = make_reply(grant, described);
-        if want.need.children && grant.word.scope == Scope::Subtree {
+        if want.need.children && grant.word.scope == LeaseScope::Subtree {
             add_children(state, id, &reply, grant, &mut unasked, &mut children, dependencies)
                 .map_err(|error| report_store_error(&error))?;
         }
-        if !want.write && grant.word.scope != Scope::Node {
+        if !want.write && grant.word.scope != LeaseScope::Node {
             let reads = want.need.contents;
             add_siblings(state, id, (&reply, reads), grant, &mut unasked, &mut children, dependencies)
                 .map_err(|error| report_store_error(&error))?;
@@ -795,7 +801,7 @@ fn add_siblings(
 /// Returns whether a first access to a short file gets its contents too.
 ///
 /// They cost a twentieth of the request that they save.
-fn is_short_first_access(want: &Want, file: &InodeState) -> bool {
+fn is_short_first_access(want: &LeaseRequest, file: &InodeState) -> bool {
     let is_short =
         file.attributes.kind == FileKind::Regular && file.attributes.blocks <= scan_detection::SHORT_FILE_BLOCKS;
     is_short && !want.write && !want.need.contents && want.need.xattrs
@@ -849,14 +855,14 @@ fn complete_state(state: &State, id: InodeId, attributes: Inode, need: Need) -> 
 
 fn load_contents(state: &State, id: InodeId) -> Result<Contents, StoreError> {
     Ok(match state.store.contents(id)? {
-        ashlar_store::Contents::Inline(bytes) => Contents::Inline(bytes),
-        ashlar_store::Contents::Extents(extents) => {
+        ashlar_store::StoredContents::Inline(bytes) => Contents::Inline(bytes),
+        ashlar_store::StoredContents::Extents(extents) => {
             Contents::Extents(extents.into_iter().map(to_wire_extent).collect())
         }
     })
 }
 
-fn to_wire_extent(extent: ashlar_store::Extent) -> Extent {
+fn to_wire_extent(extent: ashlar_store::StoredExtent) -> Extent {
     Extent { logical_block: extent.logical_block, blocks: extent.blocks, address: extent.address }
 }
 

@@ -1,7 +1,7 @@
 //! Publishes grants into the grant cache ([`ashlar_wire::GrantCache`]).
 //!
 //! All sessions read them there. SharedFS publishes each grant that a session only reads. The grant cache must be able
-//! to hold a read lease beside that session, without taking a lease from another one ([`LeaseManager::join`]). So
+//! to hold a read lease beside that session, without taking a lease from another one ([`LeaseManager::join_readers`]). So
 //! nothing is published where one process writes in a tree under a lease on all of it. Where many processes access the
 //! same directories and files, the first one asks for all of them. Programs of a build do so, or commands that follow
 //! each other.
@@ -20,7 +20,7 @@
 //! - All sessions can read all published grants, as they can read all data segments and ask for any inode: SharedFS
 //!   trusts LibFS to read, not to write.
 //!
-//! [`LeaseManager::join`]: ashlar_lease::LeaseManager::join
+//! [`LeaseManager::join_readers`]: ashlar_lease::LeaseManager::join
 
 use std::fs::File;
 use std::io;
@@ -29,7 +29,9 @@ use std::sync::Arc;
 use ashlar_lease::SlotWord;
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
 use ashlar_types::{InodeId, SessionId, Timestamp};
-use ashlar_wire::{Contents, GRANT_CACHE_BYTES, GrantCacheWriter, GrantReply, LeaseWord, Need, Post, ScopeKind};
+use ashlar_wire::{
+    Contents, GRANT_CACHE_BYTES, GrantCacheWriter, GrantReply, LeaseWord, Need, PublishedGrant, ScopeKind,
+};
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::grant::{lease_word, now_us};
@@ -90,10 +92,10 @@ impl GrantPublisher {
         let is_noted = found.as_mut().is_some_and(|post| {
             let attributes = &mut post.state.attributes;
             attributes.accessed = attributes.accessed.max(at);
-            self.writer.post(post, inode, batch)
+            self.writer.publish(post, inode, batch)
         });
         if !is_noted {
-            self.writer.forget(inode);
+            self.writer.withdraw(inode);
         }
     }
 
@@ -133,7 +135,7 @@ pub fn publish(state: &mut State, replies: &[GrantReply]) {
         let is_under_it = |joined: &(LeaseWord, u32, SlotWord)| (joined.0, joined.1) == (word, reply.slot);
         let lease = match joined.filter(|joined| word.scope() == ScopeKind::Files && is_under_it(joined)) {
             Some((_, _, lease)) => lease,
-            None => match leasing.manager.join(now_us(), grant_cache.session, reply.inode, &Ancestors(store)) {
+            None => match leasing.manager.join_readers(now_us(), grant_cache.session, reply.inode, &Ancestors(store)) {
                 Some(lease) => lease.word,
                 None => continue,
             },
@@ -154,8 +156,8 @@ pub fn publish(state: &mut State, replies: &[GrantReply]) {
             let Ok(xattrs) = store.xattrs(reply.inode) else { continue };
             published.xattrs = Some(xattrs);
         }
-        let post = Post { slot, word, state: published, dependencies };
-        count += u64::from(grant_cache.writer.post(&post, reply.inode, store.next_batch()));
+        let post = PublishedGrant { slot, word, state: published, dependencies };
+        count += u64::from(grant_cache.writer.publish(&post, reply.inode, store.next_batch()));
     }
     counters.posts += count;
 }
@@ -180,7 +182,7 @@ mod tests {
     use ashlar_store::Store;
     use ashlar_types::LogPosition;
     use ashlar_update::{SetAttributes, Update};
-    use ashlar_wire::{Credit, CreditKind, SessionKind, Want};
+    use ashlar_wire::{Credit, CreditKind, LeaseRequest, SessionKind};
 
     use super::*;
     use crate::identity::{Process, SessionIdentity};
@@ -225,7 +227,7 @@ mod tests {
         let ((writer, log), (reader, _)) = (session(&shared), session(&shared));
         let need = Need { entries: true, ..Need::default() };
         let acquire = |id, write| {
-            let want = Want { inode: InodeId::ROOT, write, scope: ScopeKind::Node, need };
+            let want = LeaseRequest { inode: InodeId::ROOT, write, scope: ScopeKind::Node, need };
             grant::acquire(&shared, id, &[want], grant::Patience::Any).expect("granted");
         };
         let change = |mode| {

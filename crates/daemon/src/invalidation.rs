@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ashlar_lease::{Ancestry, Scope};
+use ashlar_lease::{Ancestry, LeaseScope};
 use ashlar_types::{InodeId, SessionId};
 
 use crate::leasing::Ancestors;
@@ -22,11 +22,11 @@ pub fn begin_invalidation(state: &State, id: SessionId) {
 ///
 /// The kernel's cache below a directory can't be listed. The kernel looks up all names afresh, which brings attributes
 /// too, and an inode that is reached without a name is open.
-pub fn queue_invalidation(state: &mut State, id: SessionId, inode: InodeId, scope: Scope) {
+pub fn queue_invalidation(state: &mut State, id: SessionId, inode: InodeId, scope: LeaseScope) {
     let Some(session) = state.sessions.get(&id) else { return };
     let Some(notifier) = session.notifier.clone() else { return };
     // The kernel's cache of a directory's files can't be listed either.
-    let subtree = scope != Scope::Node;
+    let subtree = scope != LeaseScope::Node;
     let stale = |inode: InodeId, subtree| {
         let found = state.store.inode(inode).ok().flatten();
         StaleCache { inode, data: found.is_some_and(|found| !found.is_directory()), subtree }

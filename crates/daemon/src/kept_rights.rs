@@ -32,7 +32,7 @@ use ashlar_pmem::{Mapping, OutOfBounds, Persistent};
 use ashlar_store::StoreError;
 use ashlar_types::{Access, Inode, InodeId, MODE_PERMISSIONS};
 use ashlar_update::acl::Acl;
-use ashlar_update::permission::held;
+use ashlar_update::permission::granted_access;
 use ashlar_update::{Update, XATTR_ACL_ACCESS};
 use ashlar_wire::{HANDLE_SLOTS, LEASE_TABLE_BYTES};
 
@@ -226,7 +226,7 @@ impl OpenRules {
     }
 
     fn held_by(&self, session: &ServedSession) -> Access {
-        held(&self.inode, self.acl.as_ref(), &session.credentials)
+        granted_access(&self.inode, self.acl.as_ref(), &session.credentials)
     }
 }
 

@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ashlar_lease::{Ancestry, Home, LeaseManager, Limits, Mode, RequestError, RequestId, Scope, SlotWord};
+use ashlar_lease::{Ancestry, InodeHome, LeaseManager, LeaseScope, Limits, Mode, RequestError, RequestId, SlotWord};
 use ashlar_store::{Store, StoreError};
 use ashlar_types::{Errno, Inode, InodeId, LogPosition, SessionId};
 use ashlar_update::{Applied, Update};
-use ashlar_wire::{LEASE_SLOTS, LeaseWord, ScopeKind, SessionKind, Want};
+use ashlar_wire::{LEASE_SLOTS, LeaseRequest, LeaseWord, ScopeKind, SessionKind};
 
 use crate::Config;
 use crate::grant::GrantAnswer;
@@ -22,7 +22,7 @@ use crate::validate::Leases;
 #[derive(Clone, Debug, Default)]
 pub struct WantedLeases {
     /// Leases, and the state to send with each.
-    pub wants: Vec<Want>,
+    pub wants: Vec<LeaseRequest>,
     /// How many of them, the first ones, the session asks for.
     ///
     /// The others are grants that it may need next.
@@ -47,19 +47,19 @@ pub struct Leasing {
 pub struct Ancestors<'a>(pub &'a Store);
 
 impl Ancestry for Ancestors<'_> {
-    fn home(&self, inode: InodeId) -> Home {
+    fn home(&self, inode: InodeId) -> InodeHome {
         if inode == InodeId::RENAME {
-            return Home { directory: Some(InodeId::ROOT), is_directory: true };
+            return InodeHome { directory: Some(InodeId::ROOT), is_directory: true };
         }
         self.0.inode(inode).ok().flatten().map(|found| home_of(inode, &found)).unwrap_or_default()
     }
 }
 
 /// Returns where an inode is, as the lease manager sees it.
-pub fn home_of(id: InodeId, inode: &Inode) -> Home {
+pub fn home_of(id: InodeId, inode: &Inode) -> InodeHome {
     let is_directory = inode.is_directory();
     let is_below = inode.links == 1 || is_directory && inode.links > 0;
-    Home { directory: (is_below && inode.parent != id).then_some(inode.parent), is_directory }
+    InodeHome { directory: (is_below && inode.parent != id).then_some(inode.parent), is_directory }
 }
 
 /// The leases of one session.
@@ -79,16 +79,16 @@ fn to_mode(write: bool) -> Mode {
     if write { Mode::Write } else { Mode::Read }
 }
 
-fn to_scope(scope: ScopeKind) -> Scope {
+fn to_scope(scope: ScopeKind) -> LeaseScope {
     match scope {
-        ScopeKind::Node => Scope::Node,
-        ScopeKind::Files => Scope::Files,
-        ScopeKind::Subtree => Scope::Subtree,
+        ScopeKind::Node => LeaseScope::Node,
+        ScopeKind::Files => LeaseScope::Files,
+        ScopeKind::Subtree => LeaseScope::Subtree,
     }
 }
 
 /// Inodes that an update may move, and where each was before.
-pub type MovedInodes = Vec<(InodeId, Home)>;
+pub type MovedInodes = Vec<(InodeId, InodeHome)>;
 
 impl Leasing {
     /// Returns a state without leases.
@@ -232,12 +232,12 @@ impl State {
     /// Returns whether a session is refused a lease on a reserved inode.
     ///
     /// The lease would cover it, and the session is not a mount's.
-    pub fn is_refused(&self, id: SessionId, want: &Want) -> bool {
-        let lease = ashlar_lease::Want {
+    pub fn is_refused(&self, id: SessionId, want: &LeaseRequest) -> bool {
+        let lease = ashlar_lease::WantedLease {
             inode: want.inode,
             mode: to_mode(want.write),
             scope: to_scope(want.scope),
-            widens: false,
+            may_widen: false,
         };
         self.leasing.manager.refuses(id, &lease, &Ancestors(&self.store))
     }
@@ -250,11 +250,11 @@ impl State {
         // A kernel that goes through a tree has no grant cache. It would have to be notified of each lease that is
         // taken back.
         let is_mount = self.sessions.get(&id).is_some_and(|session| session.identity.kind == SessionKind::Mount);
-        let lease = |want: &Want| ashlar_lease::Want {
+        let lease = |want: &LeaseRequest| ashlar_lease::WantedLease {
             inode: want.inode,
             mode: to_mode(want.write),
             scope: to_scope(want.scope),
-            widens: want.write || is_mount,
+            may_widen: want.write || is_mount,
         };
         let asked: Vec<_> = wanted.wants.iter().map(lease).collect();
         let request = self.leasing.manager.handle_request(now_us, id, &asked).map_err(|error| match error {
@@ -276,6 +276,6 @@ impl State {
         inode: InodeId,
         write: bool,
     ) -> Option<(ashlar_lease::Grant, Vec<(SessionId, LogPosition)>)> {
-        self.leasing.manager.covered(now_us, id, inode, to_mode(write), &Ancestors(&self.store))
+        self.leasing.manager.find_covering(now_us, id, inode, to_mode(write), &Ancestors(&self.store))
     }
 }

@@ -70,7 +70,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ashlar_wire::{Listener, Watch};
+use ashlar_wire::{BusyWait, Listener};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -88,7 +88,7 @@ const SOCKET_MODE: u32 = 0o666;
 pub fn run(config: Config) -> Result<(), DaemonError> {
     let system = |what| move |error| DaemonError::System { what, error };
     ashlar_helper::raise_descriptor_limit();
-    Watch::respect_quota();
+    BusyWait::respect_quota();
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(system("cannot watch signals"))?;
     let stop_signals = signals.handle();
     let started = Instant::now();

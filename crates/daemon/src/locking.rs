@@ -12,8 +12,8 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use ashlar_lease::locks::{
-    ByteRange, Delegations, HeldLock, LockAction, LockKind as Kind, LockMode as Mode, LockOutcome, LockOwner,
-    LockRequest, LockTable, Slots, WaiterId,
+    ByteRange, DelegationSlots, Delegations, HeldLock, HeldLockMode as Mode, LockAction, LockClass as Kind,
+    LockOutcome, LockOwner, LockRequest, LockTable, WaiterId,
 };
 use ashlar_types::{Errno, InodeId, SessionId};
 use ashlar_wire::{
@@ -164,7 +164,7 @@ impl Locking {
             }
             let ranges: Vec<_> = ranges.into_iter().map(from_slot).collect();
             let (table, pages) = (&mut self.table, &mut LockSlotPages { sessions, word: 0 });
-            self.delegations.take_up((inode, owner, pid, slot), is_noted, &ranges, table, pages);
+            self.delegations.restore_claim((inode, owner, pid, slot), is_noted, &ranges, table, pages);
         }
     }
 
@@ -240,7 +240,7 @@ impl Locking {
     fn handle_granted(&mut self, request: &LockRequest) {
         if request.kind == Kind::Record && request.action != LockAction::Unlock && !is_own(request) {
             let LockRequest { inode, owner, pid, .. } = *request;
-            self.table.handle_elsewhere(inode, owner.session, pid, LOCK_OWNER_PROCESS);
+            self.table.handle_lock_elsewhere(inode, owner.session, pid, LOCK_OWNER_PROCESS);
         }
     }
 }
@@ -252,7 +252,7 @@ struct LockSlotPages<'a> {
     word: u64,
 }
 
-impl Slots for LockSlotPages<'_> {
+impl DelegationSlots for LockSlotPages<'_> {
     fn delegate(&mut self, to: SessionId, slot: u32, inode: InodeId, locks: &[(ByteRange, Mode)]) -> bool {
         // If the slot is almost full, the next lock would recall it.
         if locks.len() > LOCK_RANGES_MAX / 2 {

@@ -7,11 +7,11 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use ashlar_helper::OpenError;
+use ashlar_helper::HelperOpenError;
 use ashlar_types::{Access, Errno, FileKind, Inode, InodeId, SessionId};
 use ashlar_update::XATTR_ACL_ACCESS;
 use ashlar_update::acl::Acl;
-use ashlar_update::permission::{allows, held, owns};
+use ashlar_update::permission::{allows, granted_access, owns};
 use ashlar_wire::SessionKind;
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 
@@ -73,8 +73,8 @@ pub fn materialise(
         watched_entry(&state, (inode, &found))?
     };
     shared.helper.open((inode, flags), entry, directory.as_fd(), socket).map_err(|error| match error {
-        OpenError::Refused(errno) => errno,
-        OpenError::Unknown => SharedState::ENDING,
+        HelperOpenError::Refused(errno) => errno,
+        HelperOpenError::Unknown => SharedState::ENDING,
     })
 }
 
@@ -165,7 +165,7 @@ pub fn check_rights(
     if keeps_time && !owns(found, &session.credentials) {
         return Err(Errno::EPERM);
     }
-    let missing = access.without(held(found, access_acl(state, inode)?.as_ref(), &session.credentials));
+    let missing = access.without(granted_access(found, access_acl(state, inode)?.as_ref(), &session.credentials));
     if session.rights.has(inode, missing) { Ok(()) } else { Err(Errno::EACCES) }
 }
 

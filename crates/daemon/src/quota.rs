@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use ashlar_store::{Move, StoreError};
 use ashlar_types::{Errno, InodeId, Name, QuotaAmount, QuotaKey, QuotaLimits, SessionId};
-use ashlar_wire::{QuotaGrant, QuotaStatus, QuotaVersion, QuotaWant, Reply};
+use ashlar_wire::{QuotaGrant, QuotaRequest, QuotaStatus, QuotaVersion, Reply};
 use parking_lot::MutexGuard;
 
 use crate::session::ServedSession;
@@ -104,7 +104,7 @@ impl State {
     }
 
     /// Grants all that is wanted, or nothing.
-    fn grant_quota(&mut self, id: SessionId, wants: &[QuotaWant]) -> Option<(QuotaVersion, Vec<QuotaGrant>)> {
+    fn grant_quota(&mut self, id: SessionId, wants: &[QuotaRequest]) -> Option<(QuotaVersion, Vec<QuotaGrant>)> {
         let is_privileged = self.live(id)?.credentials.is_privileged();
         let mut grants = Vec::with_capacity(wants.len());
         for want in wants {
@@ -177,9 +177,9 @@ impl ServedSession {
 ///
 /// If there is too little, SharedFS takes back the balances of all sessions and applies all logs, so that only real use
 /// counts. Only then it refuses.
-pub fn grant(shared: &SharedState, id: SessionId, wants: &[QuotaWant]) -> Result<Reply, Errno> {
+pub fn grant(shared: &SharedState, id: SessionId, wants: &[QuotaRequest]) -> Result<Reply, Errno> {
     // A session that asks twice at once for the same account would get its rest twice.
-    let is_repeated = |(index, want): (usize, &QuotaWant)| wants[..index].iter().any(|other| other.key == want.key);
+    let is_repeated = |(index, want): (usize, &QuotaRequest)| wants[..index].iter().any(|other| other.key == want.key);
     if wants.len() > WANTS_MAX || wants.iter().enumerate().any(is_repeated) {
         return Err(Errno::EINVAL);
     }
@@ -204,7 +204,7 @@ pub fn grant(shared: &SharedState, id: SessionId, wants: &[QuotaWant]) -> Result
 fn reclaim<'a>(
     shared: &'a SharedState,
     mut state: MutexGuard<'a, State>,
-    wants: &[QuotaWant],
+    wants: &[QuotaRequest],
 ) -> MutexGuard<'a, State> {
     state = shared.apply_all_settled(state);
     state = crate::digest::sweep_orphans(shared, state);

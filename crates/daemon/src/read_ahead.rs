@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 
 use ashlar_store::{Store, StoreError};
 use ashlar_types::{FileKind, InodeId, SessionId};
-use ashlar_wire::{Need, ScopeKind, SessionKind, Want};
+use ashlar_wire::{LeaseRequest, Need, ScopeKind, SessionKind};
 
 use crate::leasing::{Ancestors, home_of};
 use crate::scan_detection;
@@ -141,7 +141,7 @@ impl<'a> Tree<'a> {
 }
 
 /// Adds to a session's wants the leases that it is likely to ask for next.
-pub fn add_read_ahead(state: &mut State, id: SessionId, wants: &mut Vec<Want>) {
+pub fn add_read_ahead(state: &mut State, id: SessionId, wants: &mut Vec<LeaseRequest>) {
     // A mount's kernel would have to be notified of each lease that is taken back.
     let is_process = |session: &ServedSession| session.identity.kind == SessionKind::Process;
     if wants.len() > 2 || !state.sessions.get(&id).is_some_and(is_process) {
@@ -161,7 +161,7 @@ pub fn add_read_ahead(state: &mut State, id: SessionId, wants: &mut Vec<Want>) {
         let is_first = *granted == directory;
         if !is_first {
             let need = Need { entries: true, children: true, xattrs: true, contents: false };
-            wants.push(Want { inode: *granted, write: false, scope: ScopeKind::Node, need });
+            wants.push(LeaseRequest { inode: *granted, write: false, scope: ScopeKind::Node, need });
         }
         let asked = Some(wants[place].inode).filter(|asked| is_first && *asked != directory);
         let Some((file, entries)) = representative_file(state, id, *granted, asked) else { continue };
@@ -172,7 +172,7 @@ pub fn add_read_ahead(state: &mut State, id: SessionId, wants: &mut Vec<Want>) {
             wants[place].scope = ScopeKind::Files;
         } else {
             let need = Need { xattrs: true, contents: reads, ..Need::default() };
-            wants.push(Want { inode: file, write: false, scope: ScopeKind::Files, need });
+            wants.push(LeaseRequest { inode: file, write: false, scope: ScopeKind::Files, need });
         }
     }
     if let Some(session) = state.sessions.get_mut(&id) {
@@ -183,7 +183,7 @@ pub fn add_read_ahead(state: &mut State, id: SessionId, wants: &mut Vec<Want>) {
 /// Returns the directory that a session with this want reads.
 ///
 /// It is the wanted one, or a wanted file's.
-fn directory_of_want(state: &State, want: &Want) -> Option<InodeId> {
+fn directory_of_want(state: &State, want: &LeaseRequest) -> Option<InodeId> {
     if want.write || want.scope == ScopeKind::Subtree || want.need == Need::default() {
         return None;
     }

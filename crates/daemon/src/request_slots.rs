@@ -150,22 +150,22 @@ fn serve_slot(shared: &SharedState, owner: &SlotOwner, buffer: &mut Vec<u8>) -> 
     if !request_slot.is_asked() {
         return false;
     }
-    let Some((question, request)) = request_slot.take(buffer) else { return false };
+    let Some((question, request)) = request_slot.take_question(buffer) else { return false };
     let reply = match answer_request(shared, owner.id, request) {
         Err(SharedState::ENDING | SharedState::LATER) => {
-            request_slot.decline(question);
+            request_slot.decline_question(question);
             return true;
         }
         Err(errno) => Reply::Error(errno),
         Ok(reply) => reply,
     };
-    if !request_slot.answer(question, &reply, buffer) {
+    if !request_slot.send_answer(question, &reply, buffer) {
         match shared.lock().sessions.get_mut(&owner.id) {
             Some(session) => {
                 session.kept = Some((question, reply));
-                request_slot.keep(question);
+                request_slot.keep_answer(question);
             }
-            None => request_slot.decline(question),
+            None => request_slot.decline_question(question),
         }
     }
     true

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 
 use ashlar_lease::Reach;
 use ashlar_types::{Errno, InodeId, SessionId};
-use ashlar_wire::{Need, ReserveReason, ScopeKind, SessionKind, Want};
+use ashlar_wire::{LeaseRequest, Need, ReserveReason, ScopeKind, SessionKind};
 
 use crate::grant::{self, Patience, report_store_error};
 use crate::leasing::Ancestors;
@@ -36,7 +36,7 @@ pub type Reservations = BTreeSet<(InodeId, SessionId, ReserveReason)>;
 /// `EPERM` for sessions other than mounts'; `ESTALE` if the inode is gone; `ENFILE` if too many are reserved; `EIO`.
 pub fn reserve(shared: &SharedState, id: SessionId, inode: InodeId, reason: ReserveReason) -> Result<(), Errno> {
     // The log of the session that made it may not be applied yet.
-    let want = |scope| Want { inode, write: true, scope, need: Need::default() };
+    let want = |scope| LeaseRequest { inode, write: true, scope, need: Need::default() };
     let mut state = grant::begin_request(shared, id, &[want(ScopeKind::Node)], Patience::Any)?;
     if state.live(id).ok_or(Errno::EIO)?.identity.kind != SessionKind::Mount {
         return Err(Errno::EPERM);

@@ -134,7 +134,7 @@ pub fn serve_connections(shared: &Arc<SharedState>, listener: &Listener) -> io::
         }
         std::thread::sleep(END_CHECK_INTERVAL);
     }
-    listener.end();
+    listener.stop_accepting();
     connections.end_all();
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use ashlar_log::{Log, OpenError};
+use ashlar_log::{Log, LogOpenError};
 use ashlar_pmem::{
     Arena, ArenaError, HUGE_PAGE_BYTES, HugePages, MapError, Mapping, MappingAccess, MediumKind, OutOfBounds,
     SessionFile,
@@ -40,7 +40,7 @@ pub enum SessionError {
     Map(#[from] MapError),
     /// The log can't be opened.
     #[error(transparent)]
-    Log(#[from] OpenError),
+    Log(#[from] LogOpenError),
     /// A file is too small for what it must hold.
     #[error(transparent)]
     OutOfBounds(#[from] OutOfBounds),
@@ -511,7 +511,7 @@ impl ServedSession {
         // If the file has no room there, a huge page would make some.
         let room = self.log_room.allocated / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
         for part in self.log.parts(before, position) {
-            self.log_used.note_used(part.start..part.end.min(room));
+            self.log_used.record_used(part.start..part.end.min(room));
         }
     }
 

@@ -8,7 +8,7 @@ use ashlar_types::{
     Access, Credentials, FileKind, Inode, InodeId, MODE_SETGID, MODE_SETUID, SessionId, WHITEOUT_DEVICE,
 };
 use ashlar_update::acl::Acl;
-use ashlar_update::permission::{allows, held, is_stuck, owns};
+use ashlar_update::permission::{allows, granted_access, is_stuck, owns};
 use ashlar_update::{
     Create, DecodeError, Invalid, Rename, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_CAPABILITY,
 };
@@ -146,7 +146,7 @@ impl<L: Leases> Validator<'_, L> {
     /// Returns the access with which the session's user may have an inode open.
     fn held_access(&self, id: InodeId, inode: &Inode) -> Result<Access, RecordRefusal> {
         let acl = self.store.xattr(id, XATTR_ACL_ACCESS)?.and_then(|value| Acl::parse(&value));
-        Ok(held(inode, acl.as_ref(), self.credentials))
+        Ok(granted_access(inode, acl.as_ref(), self.credentials))
     }
 
     fn require(&self, id: InodeId, permitted: bool) -> Result<(), RecordRefusal> {

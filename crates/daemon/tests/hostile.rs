@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use ashlar_log::Appended;
 use ashlar_types::{Errno, FileKind, InodeId, LogPosition, QuotaAmount, QuotaKey, QuotaLimits, Timestamp};
 use ashlar_update::{Create, Rename, SetAttributes, Update, Whiteout};
-use ashlar_wire::{Connection, Credit, CreditKind, QuotaWant, Reply, Request, SessionKind};
+use ashlar_wire::{Connection, Credit, CreditKind, QuotaRequest, Reply, Request, SessionKind};
 use common::{Client, NOW, Site, create, hello};
 
 #[test]
@@ -421,7 +421,7 @@ fn hostile_user() {
         quota if quota.starts_with("quota") => {
             let ask = |c: &mut Client, blocks, inodes| {
                 // The session claims that no limit holds for it, and is not believed.
-                let want = QuotaWant { key: NOBODYS, amount: QuotaAmount { blocks, inodes }, exempt: true };
+                let want = QuotaRequest { key: NOBODYS, amount: QuotaAmount { blocks, inodes }, exempt: true };
                 c.call(&Request::Quota(vec![want])).map(drop)
             };
             assert_eq!(ask(&mut c, 21, 0), Err(Errno::EDQUOT));

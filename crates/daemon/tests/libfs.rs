@@ -6,7 +6,9 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use ashlar_libfs::{Allocation, Change, Last, LibFs, OpenInode, Purpose, RenameFlags, Seek, WriteAt, XattrFlags};
+use ashlar_libfs::{
+    Allocation, AttributeChange, FinalLink, LibFs, OpenInode, PathPurpose, RenameFlags, Seek, WriteAt, XattrFlags,
+};
 use ashlar_tests::random::Random;
 use ashlar_types::{Access, BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, InodeId, SessionId};
 use common::Site;
@@ -48,7 +50,9 @@ fn freed_file_is_changed_by_no_session() {
     let directory = zero.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
     let theirs = two.make_open(&ROOT, directory, b"theirs", &make(FileKind::Regular)).expect("made").id;
     let file = one.make_open(&ROOT, directory, b"file", &make(FileKind::Regular)).expect("made").id;
-    let chmod = || one.set_attributes(&ROOT, file, &Change { mode: Some(0o600), ..Change::default() }).map(drop);
+    let chmod = || {
+        one.set_attributes(&ROOT, file, &AttributeChange { mode: Some(0o600), ..AttributeChange::default() }).map(drop)
+    };
     one.unlink(&ROOT, directory, b"file").expect("removed");
     assert_eq!(chmod(), Ok(()), "of an open file without a name");
     two.list(directory, 0, &mut |_| true).expect("listed");
@@ -102,7 +106,7 @@ fn replaced_file_is_there_at_all_times() {
         let (fs, user) = (&sessions[number], SingleUser::of(0));
         let mut found = 0;
         while Instant::now() < end {
-            let aim = Last::Follow.to(if found % 2 == 0 { Purpose::Read } else { Purpose::Write });
+            let aim = FinalLink::Follow.to(if found % 2 == 0 { PathPurpose::Read } else { PathPurpose::Write });
             match user.place(fs, "top/file", aim) {
                 Ok(place) => assert!(place.found.is_some(), "it is denied"),
                 // A front end tries again.
@@ -130,7 +134,7 @@ fn inode_without_contents_is_refused_at_once() {
     let site = Site::new(64 << 20);
     let fs = connect(&site);
     let id = fs.make(&ROOT, InodeId::ROOT, b"pipe", &make(FileKind::Fifo)).expect("made").id;
-    let cut = Change { size: Some(0), ..Change::default() };
+    let cut = AttributeChange { size: Some(0), ..AttributeChange::default() };
     let mut room = [0; 8];
     for (id, errno) in [(InodeId::ROOT, Errno::EISDIR), (id, Errno::EINVAL)] {
         assert_eq!(fs.set_attributes(&ROOT, id, &cut).err(), Some(errno));
@@ -150,10 +154,12 @@ fn other_user_takes_no_set_id_bits_away() {
     let site = Site::new(64 << 20);
     let fs = connect(&site);
     let (owner, stranger) = (user(5), user(7));
-    fs.set_attributes(&ROOT, InodeId::ROOT, &Change { mode: Some(0o777), ..Change::default() }).expect("opened to all");
+    fs.set_attributes(&ROOT, InodeId::ROOT, &AttributeChange { mode: Some(0o777), ..AttributeChange::default() })
+        .expect("opened to all");
     let file = fs.make(&owner, InodeId::ROOT, b"file", &make(FileKind::Regular)).expect("made").id;
-    fs.set_attributes(&owner, file, &Change { mode: Some(0o4755), ..Change::default() }).expect("changed");
-    let neither = Change { strip: true, ..Change::default() };
+    fs.set_attributes(&owner, file, &AttributeChange { mode: Some(0o4755), ..AttributeChange::default() })
+        .expect("changed");
+    let neither = AttributeChange { strip: true, ..AttributeChange::default() };
     assert_eq!(fs.set_attributes(&stranger, file, &neither).err(), Some(Errno::EPERM));
     assert_eq!(fs.attributes(file).expect("there").inode.mode, 0o4755);
     assert_eq!(fs.set_attributes(&owner, file, &neither).expect("changed").inode.mode, 0o755);
@@ -168,7 +174,7 @@ fn whiteout_of_rename_is_seen_by_all_sessions() {
     let (one, two) = (connect(&site), connect(&site));
     let user = Credentials::checked(5, 6);
     let directory = one.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
-    let change = Change { gid: Some(9), mode: Some(0o2777), ..Change::default() };
+    let change = AttributeChange { gid: Some(9), mode: Some(0o2777), ..AttributeChange::default() };
     one.set_attributes(&ROOT, directory, &change).expect("changed");
     let flags = RenameFlags { whiteout: true, ..RenameFlags::default() };
     let (from, to) = ((directory, &b"file"[..]), (InodeId::ROOT, &b"moved"[..]));
@@ -212,7 +218,7 @@ fn fast_path_is_taken_only_on_warm_state() {
         Some(room[..count].to_vec())
     };
     // The slow path asks for credit.
-    let set_id = Change { mode: Some(0o4755), ..Change::default() };
+    let set_id = AttributeChange { mode: Some(0o4755), ..AttributeChange::default() };
     one.write(&ROOT, file, WriteAt::Offset(0), b"long way", false).expect("written");
     one.set_attributes(&ROOT, file, &set_id).expect("set");
     assert_eq!(write(WriteAt::Offset(4), 100).map(|written| (written.offset, written.bytes)), Some((4, 5)));
@@ -313,7 +319,7 @@ fn file_ranges_match_model() {
                     put(&mut model, offset, &bytes);
                 }
                 3 => {
-                    let change = ashlar_libfs::Change { size: Some(offset), ..Default::default() };
+                    let change = ashlar_libfs::AttributeChange { size: Some(offset), ..Default::default() };
                     fs.set_attributes(&ROOT, file, &change).expect("truncated");
                     model.resize(offset as usize, 0);
                 }
@@ -347,7 +353,7 @@ fn file_ranges_match_model() {
             }
         }
     }
-    sessions.iter().for_each(|session| session.end());
+    sessions.iter().for_each(|session| session.close_session());
     site.check();
 }
 
@@ -385,7 +391,7 @@ fn session_gets_room_for_more_handles_and_leases() {
     let name = |number: u64| format!("file-{number}").into_bytes();
     let made = (0..FILES).map(|number| maker.make(&ROOT, top, &name(number), &make(FileKind::Regular)));
     let files: Vec<_> = made.map(|made| made.expect("made").id).collect();
-    maker.end();
+    maker.close_session();
     let (one, other) = (connect(&site), connect(&site));
     // While another session holds a lease below a directory, no session gets one on all of it.
     other.write(&ROOT, files[0], WriteAt::Offset(0), b"other", false).expect("written");
@@ -411,8 +417,8 @@ fn session_gets_room_for_more_handles_and_leases() {
     }
     files[1..].iter().for_each(|file| is_whole(&one, *file));
     files[1..].iter().for_each(|file| one.close(*file));
-    one.end();
-    other.end();
+    one.close_session();
+    other.close_session();
     assert_eq!(site.check()["sessions_fenced"], 0);
 }
 
@@ -457,7 +463,7 @@ fn log_of_retired_session_is_mapped_in_steps() {
         is_round = *logged > 2 * ring;
         fs.close(file);
         fs.unlink(&ROOT, InodeId::ROOT, b"file").expect("removed");
-        fs.end();
+        fs.close_session();
         drop(fs);
         site.await_prepared_of(session.session);
         assert!(logged_by.len() <= 8, "{logged_by:?}");

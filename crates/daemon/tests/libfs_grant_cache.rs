@@ -7,7 +7,7 @@ mod common;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use ashlar_libfs::{Change, LibFs, RenameFlags, WriteAt};
+use ashlar_libfs::{AttributeChange, LibFs, RenameFlags, WriteAt};
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
 use ashlar_tests::random::Random;
 use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId};
@@ -45,7 +45,7 @@ fn make_tree(site: &Site) -> InodeId {
         let file = fs.make(&ROOT, directory, name(number).as_bytes(), &make(FileKind::Regular)).expect("made").id;
         fs.write(&ROOT, file, WriteAt::Offset(0), &text(number, 0), false).expect("written");
     }
-    fs.end();
+    fs.close_session();
     directory
 }
 
@@ -88,7 +88,7 @@ fn read_by_two(site: &Site, directory: InodeId, version: u64) -> [Arc<LibFs>; 2]
         }
         sessions
     };
-    open_and_read().iter().for_each(|fs| fs.end());
+    open_and_read().iter().for_each(|fs| fs.close_session());
     open_and_read()
 }
 
@@ -120,7 +120,7 @@ fn grants_of_one_reader_serve_the_next_sessions() {
     let directory = make_tree(&site);
     let first = connect(&site);
     read_all(&first, directory, 0);
-    first.end();
+    first.close_session();
     for _ in 0..2 {
         check_reads_without_request(&site, directory);
     }
@@ -134,20 +134,21 @@ fn reader_that_changes_files_asks_once_for_all() {
     // One that reads the files by itself, and one that knows them from the grant cache.
     for is_published in [false, true] {
         if is_published {
-            read_by_two(&site, directory, 0).iter().for_each(|fs| fs.end());
+            read_by_two(&site, directory, 0).iter().for_each(|fs| fs.close_session());
         }
         let fs = connect(&site);
         let ids: Vec<_> =
             (0..FILES).map(|number| fs.lookup(&ROOT, directory, name(number).as_bytes()).expect("found").id).collect();
         let asked = requests(&site);
         for id in &ids {
-            let change = Change { mode: Some(if is_published { 0o640 } else { 0o600 }), ..Change::default() };
+            let change =
+                AttributeChange { mode: Some(if is_published { 0o640 } else { 0o600 }), ..AttributeChange::default() };
             assert_ne!(fs.attributes(*id).expect("known").inode.mode, change.mode.unwrap_or(0));
             fs.set_attributes(&ROOT, *id, &change).expect("changed");
         }
         let asked = requests(&site) - asked;
         assert!(asked <= 8, "{asked} requests, in the grant cache: {is_published}");
-        fs.end();
+        fs.close_session();
     }
 }
 
@@ -176,7 +177,7 @@ fn change_shows_at_once_to_readers_of_grant_cache() {
         writer.rename(&ROOT, from, to, RenameFlags::default()).expect("renamed");
         seen(&|fs| assert_eq!(read(fs, directory, &first).err(), Some(Errno::ENOENT)));
         seen(&|fs| assert_eq!(read(fs, directory, &second), Ok(text(number, 1))));
-        let change = Change { mode: Some(0o600), ..Change::default() };
+        let change = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
         writer.set_attributes(&ROOT, file, &change).expect("changed");
         seen(&|fs| {
             let opened = fs.open_for(&user(1000), file, Access::READ);
@@ -250,7 +251,7 @@ fn grant_cache_of_dead_sharedfs_is_not_believed() {
         assert_eq!(read(&reader, directory, &name(number)), Ok(text(number, 1)));
     }
     read_all(&reader, directory, 1);
-    writer.end();
+    writer.close_session();
     // The new SharedFS has a grant cache, too.
     let _second = read_by_two(&site, directory, 1);
     let fs = connect(&site);
@@ -269,14 +270,14 @@ fn access_time_shows_through_grant_cache() {
     let before = stat(&connect(&site)).inode;
     let reader = connect(&site);
     assert_eq!(read(&reader, directory, &name(7)), Ok(text(7, 0)));
-    reader.end();
+    reader.close_session();
     let next = connect(&site);
     let asked = requests(&site);
     assert!(stat(&next).inode.accessed > before.accessed);
     assert!(requests(&site) - asked <= 1, "it stands in the grant cache");
     // It is recorded once, and not by each session.
     assert_eq!(read(&next, directory, &name(7)), Ok(text(7, 0)));
-    next.end();
+    next.close_session();
     let records = site.status().counters.iter().find(|(name, _)| name == "records_applied").expect("a counter").1;
     assert_eq!(read(&connect(&site), directory, &name(7)), Ok(text(7, 0)));
     let after = site.status().counters.iter().find(|(name, _)| name == "records_applied").expect("a counter").1;

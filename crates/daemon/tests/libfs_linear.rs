@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use ashlar_libfs::{LibFs, OpenInode, RenameFlags, WriteAt};
 use ashlar_tests::linear::checker::{History, check};
 use ashlar_tests::linear::model::{Picture, Seen, text_of};
-use ashlar_tests::linear::operation::{Answer, DIRECTORIES, Event, Move, NAMES, Operation, Place};
+use ashlar_tests::linear::operation::{Answer, DIRECTORIES, EntryName, Event, Move, NAMES, Operation};
 use ashlar_tests::random::Random;
 use ashlar_types::{Errno, FILE_SIZE_MAX, FileKind, InodeId};
 use common::Site;
@@ -37,7 +37,7 @@ struct Worker {
 impl Worker {
     fn draw(&mut self) -> Operation {
         let how = [Move::Replace, Move::NoReplace, Move::Exchange][self.random.below(3) as usize];
-        let mut place = || Place(self.random.below(4) as usize, self.random.below(NAMES.len() as u64) as usize);
+        let mut place = || EntryName(self.random.below(4) as usize, self.random.below(NAMES.len() as u64) as usize);
         let (one, two) = (place(), place());
         let text = format!("{:x}", self.random.draw());
         let held = self.open.last().map(|file| file.0);
@@ -71,7 +71,7 @@ impl Worker {
         self.try_make(operation).unwrap_or_else(|errno| Answer::Error(errno.0))
     }
 
-    fn at(&self, place: Place) -> (InodeId, &'static [u8]) {
+    fn at(&self, place: EntryName) -> (InodeId, &'static [u8]) {
         (self.directories[place.0], NAMES[place.1].as_bytes())
     }
 
@@ -160,7 +160,7 @@ impl Worker {
                 Ok(Answer::Text(text_of(&bytes[..count])))
             }
             Operation::Truncate(file, size) => {
-                let change = ashlar_libfs::Change { size: Some(*size as u64), ..Default::default() };
+                let change = ashlar_libfs::AttributeChange { size: Some(*size as u64), ..Default::default() };
                 fs.set_attributes(&ROOT, InodeId(*file), &change).map(|_| Answer::Done)
             }
         }
@@ -275,6 +275,6 @@ fn linearizable(rounds: u64, kills: bool) {
             directories.iter().for_each(|id| session.close(*id));
         }
     }
-    sessions.iter().for_each(|session| session.end());
+    sessions.iter().for_each(|session| session.close_session());
     site.check();
 }

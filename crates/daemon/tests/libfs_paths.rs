@@ -2,7 +2,7 @@
 
 mod common;
 
-use ashlar_libfs::{Change, Last, Make, Purpose, RenameFlags};
+use ashlar_libfs::{AttributeChange, FinalLink, NewInode, PathPurpose, RenameFlags};
 use ashlar_tests::random::Random;
 use ashlar_types::{Errno, FileKind, InodeId};
 use common::Site;
@@ -37,7 +37,7 @@ fn remembered_path_leads_where_fresh_path_leads() {
         let place = |random: &mut Random| {
             let path = path(random);
             let (way, name) = path.rsplit_once('/').unwrap_or(("", &path));
-            let directory = SingleUser::of(0).walk(fs, way, Last::Follow).ok()??;
+            let directory = SingleUser::of(0).walk(fs, way, FinalLink::Follow).ok()??;
             Some((directory, name.to_owned()))
         };
         if let Some((directory, name)) = place(&mut random) {
@@ -48,13 +48,18 @@ fn remembered_path_leads_where_fresh_path_leads() {
                 2 => fs.make(&ROOT, directory, name, &make(FileKind::Regular)).map(drop),
                 3 => {
                     let target = ["a/b", "b", "../c", "."][random.below(4) as usize];
-                    let link = Make { target: target.as_bytes(), ..make(FileKind::Symlink) };
+                    let link = NewInode { target: target.as_bytes(), ..make(FileKind::Symlink) };
                     fs.make(&ROOT, directory, name, &link).map(drop)
                 }
                 4 => fs.unlink(&ROOT, directory, name).or_else(|_| fs.remove_directory(&ROOT, directory, name, None)),
                 5 => fs.lookup(&ROOT, directory, name).and_then(|found| {
                     let mode = if random.one_in(2) { 0o755 } else { 0o700 };
-                    fs.set_attributes(&ROOT, found.id, &Change { mode: Some(mode), ..Change::default() }).map(drop)
+                    fs.set_attributes(
+                        &ROOT,
+                        found.id,
+                        &AttributeChange { mode: Some(mode), ..AttributeChange::default() },
+                    )
+                    .map(drop)
                 }),
                 _ => place(&mut random).map_or(Ok(()), |(into, new)| {
                     let flags = RenameFlags { exchange: random.one_in(3), ..RenameFlags::default() };
@@ -64,7 +69,7 @@ fn remembered_path_leads_where_fresh_path_leads() {
         }
         for _ in 0..8 {
             let path = path(&mut random);
-            let last = if random.one_in(2) { Last::Follow } else { Last::Keep };
+            let last = if random.one_in(2) { FinalLink::Follow } else { FinalLink::Keep };
             for (fs, users) in sessions.iter().zip(&remembering).take(company) {
                 for user in users {
                     let fresh = SingleUser::of(user.credentials.uid).walk(fs, &path, last);
@@ -85,14 +90,14 @@ fn remembered_path_leads_where_fresh_path_leads() {
 fn too_long_name_fails_with_enametoolong() {
     let site = Site::new(64 << 20);
     let (one, two) = (connect(&site), connect(&site));
-    let top = Make { mode: 0o700, ..make(FileKind::Directory) };
+    let top = NewInode { mode: 0o700, ..make(FileKind::Directory) };
     one.make(&ROOT, InodeId::ROOT, b"top", &top).expect("made");
     let name = "x".repeat(256);
     let path = format!("top/{name}");
     for fs in [&two, &one, &two] {
-        assert_eq!(SingleUser::of(0).walk(fs, &name, Last::Follow), Err(Errno::ENAMETOOLONG));
-        assert_eq!(SingleUser::of(0).walk(fs, &path, Last::Follow), Err(Errno::ENAMETOOLONG));
-        assert_eq!(SingleUser::of(1000).walk(fs, &path, Last::Follow), Err(Errno::EACCES));
+        assert_eq!(SingleUser::of(0).walk(fs, &name, FinalLink::Follow), Err(Errno::ENAMETOOLONG));
+        assert_eq!(SingleUser::of(0).walk(fs, &path, FinalLink::Follow), Err(Errno::ENAMETOOLONG));
+        assert_eq!(SingleUser::of(1000).walk(fs, &path, FinalLink::Follow), Err(Errno::EACCES));
     }
 }
 
@@ -105,7 +110,7 @@ fn name_moved_by_two_sessions_is_moved_once() {
     let (one, other) = (connect(&site), connect(&site));
     let file = one.make(&ROOT, InodeId::ROOT, b"job", &make(FileKind::Regular)).expect("made").id;
     let root = SingleUser::of(0);
-    let aim = || Last::Keep.to(Purpose::Name);
+    let aim = || FinalLink::Keep.to(PathPurpose::Name);
     for theirs in [&other, &one] {
         let source = root.place(&one, "job", aim()).expect("followed");
         theirs

@@ -6,10 +6,13 @@ mod common;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ashlar_libfs::{Aim, Change, Last, LibFs, Listed, Make, Opening, Purpose, RenameFlags, WriteAt, XattrFlags};
+use ashlar_libfs::{
+    AttributeChange, FinalLink, LibFs, Listed, NewInode, OpenAction, PathIntent, PathPurpose, RenameFlags, WriteAt,
+    XattrFlags,
+};
 use ashlar_tests::random::Random;
 use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId};
-use ashlar_wire::{Reply, Request, ScopeKind, Want};
+use ashlar_wire::{LeaseRequest, Reply, Request, ScopeKind};
 use common::Site;
 use common::libfs::{ROOT, SingleUser, connect, make, requests, user};
 
@@ -249,17 +252,17 @@ fn file_changed_by_other_session_takes_one_request() {
     let site = Site::new(64 << 20);
     let requests = || requests(&site);
     let (one, two, user) = (connect(&site), connect(&site), SingleUser::of(1000));
-    let top = Make { mode: 0o777, ..make(FileKind::Directory) };
+    let top = NewInode { mode: 0o777, ..make(FileKind::Directory) };
     let directory = one.make(&ROOT, InodeId::ROOT, b"directory", &top).expect("made").id;
     let credentials = &user.credentials;
     let open = |fs: &LibFs, path: &str, flags: i32| {
-        let place = user.place(fs, path, Aim::of_opening(flags)).expect("followed");
+        let place = user.place(fs, path, PathIntent::of_open_flags(flags)).expect("followed");
         match place.opening(flags).expect("opened") {
-            Opening::Make => {
+            OpenAction::Create => {
                 fs.make_open(credentials, place.directory, &place.name, &make(FileKind::Regular)).expect("made")
             }
-            Opening::Existing(found, access) => fs.open_for(credentials, found.id, access).expect("opened"),
-            Opening::MakeUnnamed(_) => panic!("that has a name"),
+            OpenAction::Existing(found, access) => fs.open_for(credentials, found.id, access).expect("opened"),
+            OpenAction::CreateUnnamed(_) => panic!("that has a name"),
         }
     };
     let create = |fs: &LibFs, path: &str| {
@@ -270,7 +273,7 @@ fn file_changed_by_other_session_takes_one_request() {
     type Step<'a> = (&'a str, u64, &'a dyn Fn(&LibFs, &str));
     let steps: [Step<'_>; 7] = [
         ("create", 1, &|fs, path| create(fs, &format!("{path}-two"))),
-        ("stat", 1, &|fs, path| assert!(user.walk(fs, path, Last::Keep).expect("followed").is_some())),
+        ("stat", 1, &|fs, path| assert!(user.walk(fs, path, FinalLink::Keep).expect("followed").is_some())),
         ("read", 1, &|fs, path| {
             let mut text = [0; 64];
             let id = open(fs, path, libc::O_RDONLY).id;
@@ -287,16 +290,16 @@ fn file_changed_by_other_session_takes_one_request() {
             fs.close(id);
         }),
         ("chmod", 1, &|fs, path| {
-            let place = user.place(fs, path, Last::Follow.to(Purpose::Change)).expect("followed");
-            let change = Change { mode: Some(0o600), ..Change::default() };
+            let place = user.place(fs, path, FinalLink::Follow.to(PathPurpose::SetAttributes)).expect("followed");
+            let change = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
             fs.set_attributes(credentials, place.found.expect("there").id, &change).expect("changed");
         }),
         ("unlink", 1, &|fs, path| {
-            let place = user.place(fs, path, Last::Keep.to(Purpose::Name)).expect("followed");
+            let place = user.place(fs, path, FinalLink::Keep.to(PathPurpose::Name)).expect("followed");
             fs.remove_at(credentials, &place, false).expect("removed");
         }),
         ("rename", 2, &|fs, path| {
-            let aim = Last::Keep.to(Purpose::Name);
+            let aim = FinalLink::Keep.to(PathPurpose::Name);
             let new = format!("{path}-new");
             let (from, to) =
                 (user.place(fs, path, aim).expect("followed"), user.place(fs, &new, aim).expect("followed"));
@@ -335,7 +338,7 @@ fn state_granted_with_directory_is_limited() {
     }
     drop(fs);
     let mut client = common::Client::open(&site.socket());
-    let want = Want { scope: ScopeKind::Subtree, ..common::Client::want(top, true) };
+    let want = LeaseRequest { scope: ScopeKind::Subtree, ..common::Client::want(top, true) };
     let Ok(Reply::Granted { grants, .. }) = client.call(&Request::Acquire(vec![want])) else { panic!("not granted") };
     assert_eq!(grants.len(), 1 + FILES);
     let complete = grants.iter().filter(|grant| grant.state.xattrs.is_some()).count();
@@ -368,7 +371,7 @@ fn tree(fs: &LibFs, directories: u64, files: u64) -> Vec<(String, InodeId)> {
 /// Checks the lengths of all files of a directory by their paths.
 fn check_lengths(fs: &LibFs, user: &SingleUser, path: &str, length: impl Fn(u64) -> u64) {
     for file in 0..FILES_OF_TREE {
-        let place = user.place(fs, &format!("{path}/file-{file:02}"), Last::Follow).expect("walked");
+        let place = user.place(fs, &format!("{path}/file-{file:02}"), FinalLink::Follow).expect("walked");
         assert_eq!(place.found.expect("found").inode.size, length(file), "{path}/file-{file:02}");
     }
 }
@@ -513,7 +516,7 @@ fn grant_ahead_is_void_after_change_by_other_session() {
     type FileChange<'a> = (&'a str, &'a dyn Fn(&LibFs, InodeId, &str));
     let find =
         |fs: &LibFs, directory: InodeId, name: &str| fs.lookup(&ROOT, directory, name.as_bytes()).expect("found").id;
-    let set = |fs: &LibFs, directory: InodeId, name: &str, change: &Change| {
+    let set = |fs: &LibFs, directory: InodeId, name: &str, change: &AttributeChange| {
         fs.set_attributes(&ROOT, find(fs, directory, name), change).expect("changed");
     };
     let write = |fs: &LibFs, directory: InodeId, name: &str, at: WriteAt, text: &[u8]| {
@@ -523,12 +526,16 @@ fn grant_ahead_is_void_after_change_by_other_session() {
         ("overwritten", &|fs, top, name| write(fs, top, name, WriteAt::Offset(0), b"other")),
         ("overwritten far in", &|fs, top, name| write(fs, top, name, WriteAt::Offset(8000), b"other")),
         ("appended to", &|fs, top, name| write(fs, top, name, WriteAt::End, b"more")),
-        ("cut off", &|fs, top, name| set(fs, top, name, &Change { size: Some(3), ..Change::default() })),
-        ("cut off and longer again", &|fs, top, name| {
-            set(fs, top, name, &Change { size: Some(0), ..Change::default() });
-            set(fs, top, name, &Change { size: Some(9000), ..Change::default() });
+        ("cut off", &|fs, top, name| {
+            set(fs, top, name, &AttributeChange { size: Some(3), ..AttributeChange::default() })
         }),
-        ("closed to others", &|fs, top, name| set(fs, top, name, &Change { mode: Some(0o600), ..Change::default() })),
+        ("cut off and longer again", &|fs, top, name| {
+            set(fs, top, name, &AttributeChange { size: Some(0), ..AttributeChange::default() });
+            set(fs, top, name, &AttributeChange { size: Some(9000), ..AttributeChange::default() });
+        }),
+        ("closed to others", &|fs, top, name| {
+            set(fs, top, name, &AttributeChange { mode: Some(0o600), ..AttributeChange::default() })
+        }),
         ("noted upon", &|fs, top, name| {
             let flags = XattrFlags::default();
             fs.set_xattr(&ROOT, find(fs, top, name), NAME.as_bytes(), b"new", flags, false).expect("set");

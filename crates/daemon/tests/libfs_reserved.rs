@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::Arc;
 
-use ashlar_libfs::{Change, LibFs, RenameFlags, ReserveReason, WriteAt};
+use ashlar_libfs::{AttributeChange, LibFs, RenameFlags, ReserveReason, WriteAt};
 use ashlar_types::{Errno, FileKind, InodeId};
 use ashlar_wire::SessionKind;
 use common::Site;
@@ -52,7 +52,7 @@ fn reserved_file_is_refused_to_programs_until_freed() {
     assert_eq!(program.unlink(&ROOT, directory, b"file"), Err(REFUSED));
     let rename = program.rename(&ROOT, (directory, b"file"), (directory, b"name"), RenameFlags::default());
     assert_eq!(rename, Err(REFUSED));
-    let change = Change { size: Some(0), ..Change::default() };
+    let change = AttributeChange { size: Some(0), ..AttributeChange::default() };
     assert_eq!(program.set_attributes(&ROOT, file, &change).map(drop), Err(REFUSED));
     assert_eq!(program.copy_range(&ROOT, file, 0, other, 0, 6, false), Err(REFUSED));
     // All other files go on.
@@ -107,7 +107,7 @@ fn reservations_outlive_a_killed_daemon_and_not_their_mount() {
     mount.reserve(InodeId::ROOT, ReserveReason::Mapped).expect("reserved");
     mount.free_reserved(InodeId::ROOT, ReserveReason::Mapped);
     assert_eq!(write(&program, file, b"lost"), Err(REFUSED));
-    mount.end();
+    mount.close_session();
     let written = (0..1000).find_map(|_| {
         std::thread::sleep(std::time::Duration::from_millis(5));
         write(&program, file, b"after").ok()

@@ -7,7 +7,7 @@ mod common;
 use ashlar_log::AppendError;
 use ashlar_types::{Errno, FileKind, InodeId, QuotaAmount, QuotaKey, QuotaLimits};
 use ashlar_update::{Create, Update};
-use ashlar_wire::{Connection, QuotaGrant, QuotaStatus, QuotaVersion, QuotaWant, Reply, Request};
+use ashlar_wire::{Connection, QuotaGrant, QuotaRequest, QuotaStatus, QuotaVersion, Reply, Request};
 use common::{Client, NOW, Site, create};
 
 #[test]
@@ -36,7 +36,7 @@ fn status(site: &Site) -> QuotaStatus {
 }
 
 fn ask_as(client: &mut Client, blocks: u64, inodes: u64, exempt: bool) -> Result<(QuotaVersion, QuotaGrant), Errno> {
-    let want = QuotaWant { key: KEY, amount: QuotaAmount { blocks, inodes }, exempt };
+    let want = QuotaRequest { key: KEY, amount: QuotaAmount { blocks, inodes }, exempt };
     match client.call(&Request::Quota(vec![want]))? {
         Reply::Quota { version, grants } => Ok((version, grants[0])),
         other => panic!("{other:?}"),
@@ -78,7 +78,7 @@ fn balance_of_one_session_is_taken_back_for_another() {
     assert_eq!(ask(&mut two, 160, 0).expect("all of it").blocks, Some(160));
     assert!(one.control.quota_version() > version, "the first one's balance is worth nothing now");
     assert_eq!(ask(&mut one, 161, 0), Err(Errno::EDQUOT));
-    let half = QuotaWant { key: KEY, amount: QuotaAmount { blocks: 160, inodes: 0 }, exempt: false };
+    let half = QuotaRequest { key: KEY, amount: QuotaAmount { blocks: 160, inodes: 0 }, exempt: false };
     assert_eq!(one.call(&Request::Quota(vec![half, half])).err(), Some(Errno::EINVAL), "no limit is given twice");
     let file = user_file(&mut one, b"file");
     assert_eq!(ask(&mut one, 100, 0).expect("the second has used nothing").blocks, Some(100));

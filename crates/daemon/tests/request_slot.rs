@@ -13,7 +13,7 @@ use ashlar_libfs::{LibFs, WriteAt};
 use ashlar_pmem::Persistent;
 use ashlar_tests::random::Random;
 use ashlar_types::{Errno, FileKind, InodeId};
-use ashlar_wire::{CONTROL_BYTES, Credit, Progress, Question, Reply, Request};
+use ashlar_wire::{CONTROL_BYTES, Credit, Question, QuestionProgress, Reply, Request};
 use common::libfs::{ROOT, connect, make};
 use common::{Client, Site};
 
@@ -40,11 +40,15 @@ fn wake(client: &mut Client) {
 /// A request in the slot that SharedFS has handled.
 struct HandledRequest {
     question: Question,
-    progress: Progress,
+    progress: QuestionProgress,
     reply: Option<Reply>,
 }
 
-fn ask_slot(client: &mut Client, request: &Request, wake: &mut dyn FnMut(&mut Client)) -> (Progress, Option<Reply>) {
+fn ask_slot(
+    client: &mut Client,
+    request: &Request,
+    wake: &mut dyn FnMut(&mut Client),
+) -> (QuestionProgress, Option<Reply>) {
     let asked = ask_slot_fully(client, request, wake);
     (asked.progress, asked.reply)
 }
@@ -57,20 +61,20 @@ fn ask_slot_fully(client: &mut Client, request: &Request, wake: &mut dyn FnMut(&
     while Instant::now() < deadline {
         wake(client);
         let request_slot = client.control.request_slot();
-        let question = request_slot.ask(request, &mut buffer).expect("it's free");
+        let question = request_slot.ask_question(request, &mut buffer).expect("it's free");
         let asked = Instant::now();
         loop {
             match request_slot.progress(question) {
-                Progress::Asked if asked.elapsed() > Duration::from_micros(100) => {
+                QuestionProgress::Asked if asked.elapsed() > Duration::from_micros(100) => {
                     if request_slot.take_back(question) {
                         break;
                     }
                 }
-                Progress::Asked | Progress::Taken => assert!(asked.elapsed() < Duration::from_secs(20)),
+                QuestionProgress::Asked | QuestionProgress::Taken => assert!(asked.elapsed() < Duration::from_secs(20)),
                 progress => {
-                    let reply =
-                        (progress == Progress::Answered).then(|| request_slot.read(&mut buffer).expect("a reply"));
-                    request_slot.end(question);
+                    let reply = (progress == QuestionProgress::Answered)
+                        .then(|| request_slot.read_answer(&mut buffer).expect("a reply"));
+                    request_slot.end_question(question);
                     return HandledRequest { question, progress, reply };
                 }
             }
@@ -117,11 +121,11 @@ fn long_answer_is_kept_and_slow_request_declined() {
         let name = format!("a-name-of-a-file-that-is-not-short-{number}");
         fs.make(&ROOT, directory, name.as_bytes(), &make(FileKind::Regular)).expect("made");
     }
-    fs.end();
+    fs.close_session();
     let mut client = Client::open(&site.socket());
     let kept = |client: &mut Client| {
         let HandledRequest { question, progress, .. } = ask_slot_fully(client, &read_request(directory), &mut wake);
-        assert_eq!(progress, Progress::Kept);
+        assert_eq!(progress, QuestionProgress::Kept);
         question
     };
     let question = kept(&mut client);
@@ -136,7 +140,7 @@ fn long_answer_is_kept_and_slow_request_declined() {
     kept(&mut client);
     assert_eq!(client.call(&Request::Kept(question)).err(), Some(Errno::EPROTO), "that is another's");
     for other in [Request::Digest, Request::Segment(0), read_request(InodeId(1 << 40))] {
-        assert_eq!(ask_slot(&mut client, &other, &mut wake).0, Progress::Declined, "{other:?}");
+        assert_eq!(ask_slot(&mut client, &other, &mut wake).0, QuestionProgress::Declined, "{other:?}");
     }
 }
 
@@ -183,7 +187,7 @@ fn long_answers_reach_their_own_threads() {
         }
         (directory, name)
     });
-    fs.end();
+    fs.close_session();
     for _ in 0..20 {
         let fs = connect(&site);
         std::thread::scope(|scope| {
@@ -200,7 +204,7 @@ fn long_answers_reach_their_own_threads() {
                 });
             }
         });
-        fs.end();
+        fs.close_session();
     }
 }
 

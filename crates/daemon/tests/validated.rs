@@ -7,7 +7,7 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ashlar_libfs::{Allocation, Change, LibFs, Make, RenameFlags, SetTime, WriteAt, XattrFlags};
+use ashlar_libfs::{Allocation, AttributeChange, LibFs, NewInode, RenameFlags, SetTime, WriteAt, XattrFlags};
 use ashlar_tests::random::Random;
 use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId, Timestamp};
 use ashlar_update::{XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_CAPABILITY};
@@ -120,11 +120,11 @@ impl World {
         }
     }
 
-    fn change(&mut self) -> Change {
+    fn change(&mut self) -> AttributeChange {
         let random = &mut self.random;
         let (mode, uid, gid) = (mode(random), one_of(random, &IDS), one_of(random, &IDS));
         // It may also name nothing.
-        Change {
+        AttributeChange {
             mode: maybe(random, mode),
             uid: maybe(random, uid),
             gid: maybe(random, gid),
@@ -135,14 +135,14 @@ impl World {
         }
     }
 
-    fn make(&mut self) -> Make<'static> {
+    fn make(&mut self) -> NewInode<'static> {
         let kind =
             one_of(&mut self.random, &[FileKind::Regular, FileKind::Directory, FileKind::Symlink, FileKind::Fifo]);
         let target: &[u8] = if kind == FileKind::Symlink { b"there" } else { b"" };
-        Make { kind, mode: mode(&mut self.random), umask: self.random.below(0o100) as u32, device: 0, target }
+        NewInode { kind, mode: mode(&mut self.random), umask: self.random.below(0o100) as u32, device: 0, target }
     }
 
-    fn record_made(&mut self, made: Result<ashlar_libfs::Found, Errno>) -> Result<(), Errno> {
+    fn record_made(&mut self, made: Result<ashlar_libfs::FoundInode, Errno>) -> Result<(), Errno> {
         let made = made?;
         if made.inode.is_directory() && self.directories.len() < 8 {
             self.directories.push(made.id);
@@ -187,7 +187,11 @@ impl World {
                 return (format!("{id} {change:?}"), done);
             }
             3 => user
-                .set_attributes(&credentials, id, &Change { size: Some(5), strip: true, ..Change::default() })
+                .set_attributes(
+                    &credentials,
+                    id,
+                    &AttributeChange { size: Some(5), strip: true, ..AttributeChange::default() },
+                )
                 .map(drop),
             4 => {
                 let name =
@@ -250,7 +254,7 @@ fn every_record_libfs_logs_for_a_user_is_accepted() {
         let mut site = Site::new(64 << 20);
         let root = connect(&site);
         let (user, credentials) = connect_as_user(&site);
-        let all = Change { mode: Some(0o1777), ..Change::default() };
+        let all = AttributeChange { mode: Some(0o1777), ..AttributeChange::default() };
         root.set_attributes(&ROOT, InodeId::ROOT, &all).expect("opened to all");
         let random = Random::new(seed);
         let mut world = World { random, root, user, credentials, directories: vec![InodeId::ROOT], open: Vec::new() };
@@ -287,7 +291,9 @@ fn names_changed_as_their_directory_closes_are_accepted() {
     let (user, credentials) = connect_as_user(&site);
     let directory = root.make(&ROOT, InodeId::ROOT, b"d", &make(FileKind::Directory)).expect("made").id;
     let is_over = AtomicBool::new(false);
-    let set = |mode| root.set_attributes(&ROOT, directory, &Change { mode: Some(mode), ..Change::default() });
+    let set = |mode| {
+        root.set_attributes(&ROOT, directory, &AttributeChange { mode: Some(mode), ..AttributeChange::default() })
+    };
     let (refused, done) = std::thread::scope(|scope| {
         let acting = scope.spawn(|| {
             let (mut refused, mut done) = (0, 0);

@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 
 use ashlar_libfs::{
-    Allocation, Change, Found, LibFs, Listed, LockKind, LockMode, Make, Outcome, RenameFlags, ReserveReason, Seek,
-    Space, WriteAt, Written, XattrFlags,
+    Allocation, AttributeChange, FoundInode, LibFs, Listed, LockKind, LockMode, NewInode, Outcome, RenameFlags,
+    ReserveReason, Seek, Space, WriteAt, Written, XattrFlags,
 };
 use ashlar_types::{Credentials, InodeId};
 
@@ -21,18 +21,35 @@ pub trait FileSystem: Send + Sync + 'static {
     fn wait_company(&self, company: u64);
     fn programs(&self) -> u64;
     fn wait_programs(&self);
-    fn forgot_names(&self, company: u64);
+    fn confirm_names_dropped(&self, company: u64);
     fn is_valid(&self, inode: InodeId) -> bool;
     fn reserve(&self, inode: InodeId, reason: ReserveReason) -> Outcome<()>;
     fn free_reserved(&self, inode: InodeId, reason: ReserveReason);
-    fn lookup(&self, credentials: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found>;
-    fn attributes(&self, inode: InodeId) -> Outcome<Found>;
-    fn set_attributes(&self, credentials: &Credentials, inode: InodeId, change: &Change) -> Outcome<Found>;
+    fn lookup(&self, credentials: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<FoundInode>;
+    fn attributes(&self, inode: InodeId) -> Outcome<FoundInode>;
+    fn set_attributes(
+        &self,
+        credentials: &Credentials,
+        inode: InodeId,
+        change: &AttributeChange,
+    ) -> Outcome<FoundInode>;
     fn read_link(&self, inode: InodeId) -> Outcome<Vec<u8>>;
-    fn make(&self, credentials: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found>;
-    fn make_open(&self, credentials: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found>;
-    fn make_unnamed(&self, credentials: &Credentials, directory: InodeId, make: &Make<'_>) -> Outcome<Found>;
-    fn link(&self, credentials: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found>;
+    fn make(
+        &self,
+        credentials: &Credentials,
+        directory: InodeId,
+        name: &[u8],
+        make: &NewInode<'_>,
+    ) -> Outcome<FoundInode>;
+    fn make_open(
+        &self,
+        credentials: &Credentials,
+        directory: InodeId,
+        name: &[u8],
+        make: &NewInode<'_>,
+    ) -> Outcome<FoundInode>;
+    fn make_unnamed(&self, credentials: &Credentials, directory: InodeId, make: &NewInode<'_>) -> Outcome<FoundInode>;
+    fn link(&self, credentials: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<FoundInode>;
     fn unlink(&self, credentials: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()>;
     fn remove_directory(
         &self,
@@ -48,7 +65,7 @@ pub trait FileSystem: Send + Sync + 'static {
         to: (InodeId, &[u8]),
         flags: RenameFlags,
     ) -> Outcome<()>;
-    fn open(&self, inode: InodeId) -> Outcome<Found>;
+    fn open(&self, inode: InodeId) -> Outcome<FoundInode>;
     fn close(&self, inode: InodeId);
     fn read(&self, inode: InodeId, offset: u64, buffer: &mut [u8]) -> Outcome<usize>;
     fn write(
@@ -140,22 +157,22 @@ forward! {
     fn wait_company(company: u64);
     fn programs() -> u64;
     fn wait_programs();
-    fn forgot_names(company: u64);
+    fn confirm_names_dropped(company: u64);
     fn is_valid(inode: InodeId) -> bool;
     fn reserve(inode: InodeId, reason: ReserveReason) -> Outcome<()>;
     fn free_reserved(inode: InodeId, reason: ReserveReason);
-    fn lookup(credentials: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found>;
-    fn attributes(inode: InodeId) -> Outcome<Found>;
-    fn set_attributes(credentials: &Credentials, inode: InodeId, change: &Change) -> Outcome<Found>;
+    fn lookup(credentials: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<FoundInode>;
+    fn attributes(inode: InodeId) -> Outcome<FoundInode>;
+    fn set_attributes(credentials: &Credentials, inode: InodeId, change: &AttributeChange) -> Outcome<FoundInode>;
     fn read_link(inode: InodeId) -> Outcome<Vec<u8>>;
-    fn make(credentials: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found>;
-    fn make_open(credentials: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found>;
-    fn make_unnamed(credentials: &Credentials, directory: InodeId, make: &Make<'_>) -> Outcome<Found>;
-    fn link(credentials: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found>;
+    fn make(credentials: &Credentials, directory: InodeId, name: &[u8], make: &NewInode<'_>) -> Outcome<FoundInode>;
+    fn make_open(credentials: &Credentials, directory: InodeId, name: &[u8], make: &NewInode<'_>) -> Outcome<FoundInode>;
+    fn make_unnamed(credentials: &Credentials, directory: InodeId, make: &NewInode<'_>) -> Outcome<FoundInode>;
+    fn link(credentials: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<FoundInode>;
     fn unlink(credentials: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()>;
     fn remove_directory(credentials: &Credentials, directory: InodeId, name: &[u8], found: Option<InodeId>) -> Outcome<()>;
     fn rename(credentials: &Credentials, from: (InodeId, &[u8]), to: (InodeId, &[u8]), flags: RenameFlags) -> Outcome<()>;
-    fn open(inode: InodeId) -> Outcome<Found>;
+    fn open(inode: InodeId) -> Outcome<FoundInode>;
     fn close(inode: InodeId);
     fn read(inode: InodeId, offset: u64, buffer: &mut [u8]) -> Outcome<usize>;
     fn write(credentials: &Credentials, inode: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<Written>;

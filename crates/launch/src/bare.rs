@@ -27,7 +27,7 @@ use ashlar_launch::{
     encode_mount_list, failure_message, install_directories, is_mount_process, is_record_name, missing_message,
     plain_program, plans_directory, preload_value, preload_without, sort_records, variable_value, with_variables,
 };
-use ashlar_wire::{MOUNTS_VARIABLE, PLANS_VARIABLE, loads_library, socket_of};
+use ashlar_wire::{MOUNTS_VARIABLE, PLANS_VARIABLE, can_load_library, socket_of};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir};
 use rustix::io::Errno;
@@ -89,7 +89,7 @@ fn run_program() -> Option<Infallible> {
 
 /// Whether a program can load the library.
 fn takes_library(program: &CStr) -> bool {
-    loads_library(|interpreter, offset, buffer| {
+    can_load_library(|interpreter, offset, buffer| {
         let file = match interpreter {
             None => open(CWD, program, OFlags::RDONLY | OFlags::NONBLOCK),
             Some(path) => open(CWD, path, OFlags::RDONLY | OFlags::NONBLOCK),

@@ -27,7 +27,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use ashlar_wire::{MOUNTS_VARIABLE, PLANS_VARIABLE, loads_library, socket_of};
+use ashlar_wire::{MOUNTS_VARIABLE, PLANS_VARIABLE, can_load_library, socket_of};
 use thiserror::Error;
 
 pub use environment::{
@@ -138,7 +138,7 @@ fn find_program(program: &OsStr) -> Option<PathBuf> {
 
 /// Whether a program can load the library.
 fn takes_library(program: &Path) -> bool {
-    loads_library(|interpreter, offset, buffer| {
+    can_load_library(|interpreter, offset, buffer| {
         let path = interpreter.map_or(program, |path| Path::new(OsStr::from_bytes(path)));
         File::open(path).and_then(|file| file.read_at(buffer, offset)).ok()
     })

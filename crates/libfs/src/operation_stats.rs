@@ -122,7 +122,7 @@ fn start_timer() -> Option<Instant> {
 
 #[cold]
 fn record_latency(fs: &LibFs, kind: OperationKind, began: Instant) {
-    fs.control.note_latency(kind, u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    fs.control.record_latency(kind, u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
 }
 
 #[inline]

@@ -23,7 +23,7 @@ pub(crate) use process::{execute_lent, give_up_sessions};
 
 use std::sync::atomic::Ordering;
 
-use ashlar_libfs::alone;
+use ashlar_libfs::single_threaded;
 use ashlar_types::Errno;
 
 use self::call_shape::{INTERESTS, INTERESTS_COUNTED, Shape, paths_of, shape_of};
@@ -449,7 +449,7 @@ fn works_on_o_path(call: &Frame) -> bool {
 /// While these references are held, no other open file gets their numbers.
 fn named_files(call: &Frame) -> [Option<OpenFileRef>; 2] {
     let mut files = [None, None];
-    if !alone::is_alone() {
+    if !single_threaded::is_single_threaded() {
         for (file, &at) in files.iter_mut().zip(descriptors_of(call.rax as i64)) {
             *file = descriptors::file(call.arguments[at] as i32);
         }
@@ -491,7 +491,7 @@ fn prepare_for_kernel(call: &Frame, files: &[Option<OpenFileRef>; 2], takes_any_
         }
         let file = descriptors::file(descriptor);
         let is_other = |file: &OpenFileRef| !known.as_ref().is_some_and(|known| known.is_same(file));
-        if !alone::is_alone() && !takes_any_file && file.as_ref().is_some_and(is_other) {
+        if !single_threaded::is_single_threaded() && !takes_any_file && file.as_ref().is_some_and(is_other) {
             return Ok(false);
         }
         materialise::hand_over_found(descriptor, file)?;

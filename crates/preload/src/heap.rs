@@ -15,7 +15,7 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use ashlar_libfs::alone::is_alone;
+use ashlar_libfs::single_threaded::is_single_threaded;
 use dlmalloc::Dlmalloc;
 
 use crate::arch::system_call;
@@ -58,7 +58,7 @@ impl HeapLock {
 
     #[inline]
     fn lock(&self) {
-        if is_alone() && self.0.load(Ordering::Relaxed) == FREE {
+        if is_single_threaded() && self.0.load(Ordering::Relaxed) == FREE {
             self.0.store(HELD, Ordering::Relaxed);
         } else {
             self.lock_contended();
@@ -88,7 +88,7 @@ impl HeapLock {
     #[inline]
     fn unlock(&self) {
         // In a single-threaded process no other thread waits.
-        if is_alone() && self.0.load(Ordering::Relaxed) == HELD {
+        if is_single_threaded() && self.0.load(Ordering::Relaxed) == HELD {
             self.0.store(FREE, Ordering::Relaxed);
             return;
         }
@@ -347,7 +347,7 @@ unsafe impl GlobalAlloc for Heap {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match block_kind(layout) {
-            Some(kind) if !is_alone() => self.take_kept(kind),
+            Some(kind) if !is_single_threaded() => self.take_kept(kind),
             // SAFETY: the size is not 0.
             _ => self.with_memory(|memory| unsafe { memory.malloc(block_bytes(layout), layout.align()) }),
         }
@@ -356,7 +356,7 @@ unsafe impl GlobalAlloc for Heap {
     #[inline]
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         match block_kind(layout) {
-            Some(kind) if !is_alone() => self.keep_block(at, kind),
+            Some(kind) if !is_single_threaded() => self.keep_block(at, kind),
             // SAFETY: the memory came from here.
             _ => self.with_memory(|memory| unsafe { memory.free(at, block_bytes(layout), layout.align()) }),
         }
@@ -364,7 +364,7 @@ unsafe impl GlobalAlloc for Heap {
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         match block_kind(layout) {
-            Some(kind) if !is_alone() => {
+            Some(kind) if !is_single_threaded() => {
                 let block = self.take_kept(kind);
                 if !block.is_null() {
                     // SAFETY: it has room for that.

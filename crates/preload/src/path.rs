@@ -3,8 +3,8 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use ashlar_libfs::alone::{Mutex, MutexGuard};
-use ashlar_libfs::{Found, Paths, Surroundings};
+use ashlar_libfs::single_threaded::{Mutex, MutexGuard};
+use ashlar_libfs::{FoundInode, PathCache, PathContext};
 use ashlar_types::{Access, Credentials, Errno, InodeId, MODE_STICKY};
 
 use crate::arch::system_call;
@@ -14,7 +14,7 @@ use crate::program_memory;
 use crate::session::{self, MOUNTS_MAX, MountSession};
 use crate::unnamed_files;
 
-pub(crate) use ashlar_libfs::{Aim, Last, Place, Purpose, Walked};
+pub(crate) use ashlar_libfs::{FinalLink, PathIntent, PathPurpose, ResolvedPath, WalkOutcome};
 
 /// The permissions of a directory that others may write.
 const SHARED_DIRECTORY: u32 = 0o022;
@@ -154,9 +154,9 @@ fn working_directory() -> Option<(&'static MountSession, InodeId)> {
         let path = working_path()?;
         let (number, rest) = mount_of_absolute(&path)?;
         let session = session::of_mount(number)?;
-        let place = match resolve(session, InodeId::ROOT, rest, Last::Follow).ok()? {
-            Walked::Inside(place) => place.found.map(|found| (number, found.id)),
-            Walked::Outside => None,
+        let place = match resolve(session, InodeId::ROOT, rest, FinalLink::Follow).ok()? {
+            WalkOutcome::Inside(place) => place.found.map(|found| (number, found.id)),
+            WalkOutcome::Outside => None,
         };
         set_working(place);
     }
@@ -423,14 +423,14 @@ pub(crate) fn resolve(
     session: &MountSession,
     from: InodeId,
     path: &[u8],
-    aim: impl Into<Aim>,
-) -> Result<Walked, Errno> {
+    aim: impl Into<PathIntent>,
+) -> Result<WalkOutcome, Errno> {
     session.refresh_submounts(false);
     session.fs.walk(session, from, path, aim)
 }
 
-impl Surroundings for MountSession {
-    fn who(&self) -> &Credentials {
+impl PathContext for MountSession {
+    fn user(&self) -> &Credentials {
         &self.user
     }
 
@@ -446,11 +446,11 @@ impl Surroundings for MountSession {
         self.submounts.version()
     }
 
-    fn paths(&self) -> &Paths {
+    fn paths(&self) -> &PathCache {
         &self.paths
     }
 
-    fn may_follow(&self, directory: InodeId, link: &Found) -> Result<bool, Errno> {
+    fn may_follow(&self, directory: InodeId, link: &FoundInode) -> Result<bool, Errno> {
         is_guarded(self, directory, link).map(|is_guarded| !is_guarded)
     }
 }
@@ -458,14 +458,14 @@ impl Surroundings for MountSession {
 /// Returns whether the kernel may guard a file in a directory of many writers.
 ///
 /// The settings are `fs.protected_symlinks` and `protected_regular`.
-pub(crate) fn is_guarded(session: &MountSession, directory: InodeId, found: &Found) -> Result<bool, Errno> {
+pub(crate) fn is_guarded(session: &MountSession, directory: InodeId, found: &FoundInode) -> Result<bool, Errno> {
     let directory = session.fs.attributes(directory)?.inode;
     let is_shared = directory.mode & MODE_STICKY != 0 && directory.mode & SHARED_DIRECTORY != 0;
     Ok(is_shared && found.inode.uid != session.user.uid)
 }
 
 /// Fails with `EACCES` if the session's user lacks the access.
-pub(crate) fn check_access(session: &MountSession, found: &Found, access: Access) -> Result<(), Errno> {
+pub(crate) fn check_access(session: &MountSession, found: &FoundInode, access: Access) -> Result<(), Errno> {
     session.fs.check_access(&session.user, found.id, access)
 }
 

@@ -20,8 +20,8 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ashlar_libfs::alone::is_alone;
-use ashlar_libfs::{LibFs, LockMode, RecordLock};
+use ashlar_libfs::single_threaded::is_single_threaded;
+use ashlar_libfs::{LibFs, LockMode, RecordLockOutcome};
 use ashlar_types::{Errno, InodeId};
 
 use crate::arch::system_call;
@@ -188,18 +188,18 @@ pub(crate) fn control_lock(descriptor: i32, command: i32, address: u64) -> Resul
     let mut has_come = false;
     loop {
         match set_session_lock(locked, Some(&file), &lock) {
-            Ok(RecordLock::Done) => return Ok(FcntlOutcome::Done),
+            Ok(RecordLockOutcome::Done) => return Ok(FcntlOutcome::Done),
             Ok(_) => {
                 // The kernel would wait for the lock that has come, which it would take for another process's.
                 if has_come {
-                    locked.fs()?.drop_awaited(locked.inode, lock.range)?;
+                    locked.fs()?.release_awaited(locked.inode, lock.range)?;
                 }
                 return lock_through_kernel(&file, &asked);
             }
             Err(Errno::EAGAIN) if command == libc::F_SETLKW => {}
             Err(errno) => {
                 if has_come {
-                    locked.fs()?.doubt_records(locked.inode);
+                    locked.fs()?.mark_records_doubtful(locked.inode);
                 }
                 return Err(errno);
             }
@@ -222,9 +222,9 @@ fn control_kernel_lock(descriptor: i32, command: i32, address: u64) -> Result<Fc
             if !allows_lock(flags, lock.mode) {
                 return Err(Errno::EBADF);
             }
-            if set_session_lock(locked, None, &lock)? == RecordLock::Done {
+            if set_session_lock(locked, None, &lock)? == RecordLockOutcome::Done {
                 // Another thread may have closed the descriptor before its closing was watched.
-                if !is_alone() && kernel_file(descriptor).is_none_or(|(file, _)| file != locked) {
+                if !is_single_threaded() && kernel_file(descriptor).is_none_or(|(file, _)| file != locked) {
                     end_locks_of_closed(locked);
                     return Err(Errno::EBADF);
                 }
@@ -246,20 +246,24 @@ fn leave_to_kernel(locked: LockedFile) -> Result<FcntlOutcome, Errno> {
 /// Sets a lock of the session, if the session has the file's locks.
 ///
 /// The lock is set through a LibFS open file, or, without one, through a kernel descriptor.
-fn set_session_lock(locked: LockedFile, file: Option<&OpenFileRef>, lock: &RequestedLock) -> Result<RecordLock, Errno> {
+fn set_session_lock(
+    locked: LockedFile,
+    file: Option<&OpenFileRef>,
+    lock: &RequestedLock,
+) -> Result<RecordLockOutcome, Errno> {
     let mut files = locked.records();
     let known = files.get_or_insert_default();
     match known.get(&locked) {
         Some(RecordLockOwner::Session) => {}
         Some(RecordLockOwner::Kernel | RecordLockOwner::Own(_) | RecordLockOwner::HandedOver(_)) => {
-            return Ok(RecordLock::OfMount);
+            return Ok(RecordLockOutcome::OfMount);
         }
         // The process has no locks that this code knows of; LibFS asks SharedFS if it can't know.
         None if lock.mode == LockMode::Unlock => {}
         // Locks from before this program are the kernel's.
         Some(RecordLockOwner::Inherited) if lock.mode == LockMode::Unlock => {
             known.insert(locked, RecordLockOwner::Kernel);
-            return Ok(RecordLock::OfMount);
+            return Ok(RecordLockOutcome::OfMount);
         }
         None | Some(RecordLockOwner::Inherited) => {
             watch_kernel_descriptors(locked);
@@ -270,10 +274,10 @@ fn set_session_lock(locked: LockedFile, file: Option<&OpenFileRef>, lock: &Reque
     let fs = locked.fs()?;
     let done = fs.lock_record(locked.inode, lock.range, lock.mode)?;
     match done {
-        RecordLock::Done => {}
+        RecordLockOutcome::Done => {}
         // A program that ran in this process before has left its locks.
-        RecordLock::OfMount => move_to_kernel(known, locked, RecordLockOwner::Kernel)?,
-        RecordLock::NoRoom => match file {
+        RecordLockOutcome::OfMount => move_to_kernel(known, locked, RecordLockOwner::Kernel)?,
+        RecordLockOutcome::NoRoom => match file {
             None => move_to_kernel(known, locked, RecordLockOwner::Kernel)?,
             Some(file) => {
                 let own = materialise::move_high(materialise::open_beside(file)?)?.into_raw_fd();
@@ -303,17 +307,17 @@ fn wait_for_lock(
     let fs = locked.fs()?;
     // If the file was handed over to the kernel meanwhile, no lock has come.
     let has_come = match fs.await_record(locked.inode, lock.range, lock.mode, &mut signals::wait_for_socket) {
-        Ok(came) => came == RecordLock::Done,
+        Ok(came) => came == RecordLockOutcome::Done,
         Err(Errno::EINTR) if hook::restarts_call() => return Ok(ControlFlow::Break(FcntlOutcome::Again)),
         Err(errno) => return Err(errno),
     };
-    let drop_awaited = || if has_come { fs.drop_awaited(locked.inode, lock.range) } else { Ok(()) };
+    let release_awaited = || if has_come { fs.release_awaited(locked.inode, lock.range) } else { Ok(()) };
     let is_sessions = locked.records().as_ref().and_then(|files| files.get(&locked)) == Some(&RecordLockOwner::Session);
     // The lock came in vain if the descriptor was closed meanwhile, or the locks moved to the kernel.
     let is_gone = file.is_kernels();
     let is_closed = !is_gone && !file.is_at(descriptor);
     if is_closed || !is_sessions {
-        drop_awaited()?;
+        release_awaited()?;
     }
     if is_closed {
         return Err(Errno::EBADF);

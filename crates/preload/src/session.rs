@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use ashlar_libfs::{ADDRESS_SPACE_LEAST, LibFs, Options, OwnDescriptors, Paths, alone};
+use ashlar_libfs::{ADDRESS_SPACE_LEAST, DescriptorPolicy, LibFs, Options, PathCache, single_threaded};
 use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::{PATIENCE_MS, SessionKind, decode_mounts};
 
@@ -63,7 +63,7 @@ pub(crate) struct MountSession {
     /// Directories on which another file system is mounted.
     pub(crate) submounts: Submounts,
     /// The paths that were resolved.
-    pub(crate) paths: Paths,
+    pub(crate) paths: PathCache,
     /// The mount's root, as an `O_PATH` descriptor: that asks nothing of the mount, and still leads to it after a lazy
     /// unmount.
     root: OwnedFd,
@@ -236,7 +236,7 @@ fn connect(number: u32, user: Credentials) -> Result<MountSession, String> {
         Ok((look, fs, device)) => {
             let submounts = Submounts::new(look, &mount.path, &fs);
             let admitted = Credentials { checked: true, ..user.clone() };
-            let (paths, opened, is_over) = (Paths::default(), AtomicI32::new(-1), AtomicBool::new(false));
+            let (paths, opened, is_over) = (PathCache::default(), AtomicI32::new(-1), AtomicBool::new(false));
             Ok(MountSession { number, fs, user, admitted, device, submounts, paths, root, opened, is_over })
         }
         Err(reason) => {
@@ -264,7 +264,7 @@ fn begin_session(mount: &AshlarMount, root: BorrowedFd<'_>) -> Result<(FirstChec
         label: process_name(),
         patience_ms: CALL_PATIENCE_MS.load(Ordering::Relaxed),
         notice: |words| write_notice(&format!("ashlar: {words}\n")),
-        descriptors: OwnDescriptors {
+        descriptors: DescriptorPolicy {
             from: lowest_internal() as i32,
             note: descriptors::record_internal,
             forget: descriptors::forget_closing_internal,
@@ -315,7 +315,7 @@ pub(crate) fn open_numbers() -> Vec<i32> {
         }
     }
     // Another thread may have opened one of the lowest meanwhile, which is none of those that were counted.
-    if count > 0 && found.len() as u64 == count && alone::is_alone() {
+    if count > 0 && found.len() as u64 == count && single_threaded::is_single_threaded() {
         return found;
     }
     numbers_in_directory(c"/proc/self/fd")
@@ -581,9 +581,9 @@ pub(crate) struct AllHeld(
     MutexGuard<'static, segment_mapping::MappingTable>,
     record_locks::HeldLockRecords,
     MutexGuard<'static, Vec<(u32, InodeId)>>,
-    alone::MutexGuard<'static, Vec<UnnamedFile>>,
-    alone::MutexGuard<'static, Option<(u32, InodeId)>>,
-    alone::MutexGuard<'static, descriptors::Inherited>,
+    single_threaded::MutexGuard<'static, Vec<UnnamedFile>>,
+    single_threaded::MutexGuard<'static, Option<(u32, InodeId)>>,
+    single_threaded::MutexGuard<'static, descriptors::Inherited>,
     HeldHeap<'static>,
 );
 

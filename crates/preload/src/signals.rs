@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ashlar_libfs::Pause;
+use ashlar_libfs::WakeReason;
 use ashlar_types::Errno;
 
 use crate::arch::system_call;
@@ -124,7 +124,7 @@ pub(crate) fn set_mask(mask: u64) {
 /// Waits for a readable socket, a signal, or the end of a time.
 ///
 /// Only signals with a handler of the program's count.
-pub(crate) fn wait_for_socket(socket: BorrowedFd<'_>, most: Duration) -> Pause {
+pub(crate) fn wait_for_socket(socket: BorrowedFd<'_>, most: Duration) -> WakeReason {
     // Block signals before the check, so that none comes between it and the wait.
     let (blocked, mut mask) = (u64::MAX, 0u64);
     let arguments = [libc::SIG_SETMASK as u64, (&raw const blocked) as u64, (&raw mut mask) as u64, 8, 0, 0];
@@ -132,7 +132,7 @@ pub(crate) fn wait_for_socket(socket: BorrowedFd<'_>, most: Duration) -> Pause {
     unsafe { system_call(libc::SYS_rt_sigprocmask as u64, arguments) };
     if hook::has_pending_signal() {
         // `deliver` has blocked all others, and recorded the program's mask.
-        return Pause::Interrupted;
+        return WakeReason::Interrupted;
     }
     let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let mut time = libc::timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
@@ -141,10 +141,10 @@ pub(crate) fn wait_for_socket(socket: BorrowedFd<'_>, most: Duration) -> Pause {
     let ready = unsafe { system_call(libc::SYS_ppoll as u64, arguments) };
     if hook::has_pending_signal() {
         hook::record_signal(|pending| pending.set_old_mask(mask));
-        return Pause::Interrupted;
+        return WakeReason::Interrupted;
     }
     set_mask(mask);
-    if ready > 0 { Pause::Ready } else { Pause::Silent }
+    if ready > 0 { WakeReason::Ready } else { WakeReason::Silent }
 }
 
 /// The handler that the kernel knows.

@@ -2,12 +2,12 @@
 //!
 //! libc has a byte that says so, and changes it before it makes a thread. The library reads it whenever a call enters
 //! LibFS. A thread is never made in the middle of such a call, so no call without locks meets one that needs them
-//! (`ashlar_libfs::alone`).
+//! (`ashlar_libfs::single_threaded`).
 //! Threads made past libc's own functions, by calls that the library sees (`calls::process`), end the state as well.
 
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
-use ashlar_libfs::alone;
+use ashlar_libfs::single_threaded;
 
 use crate::session;
 
@@ -26,15 +26,15 @@ pub(crate) fn begin_detection() {
     if libc_says_single() {
         // SAFETY: from here on `check_threads` is called before each use of LibFS, and no signal handler enters LibFS
         // while it is in use (`hook`).
-        unsafe { alone::begin_alone() };
+        unsafe { single_threaded::begin_single_threaded() };
     }
 }
 
 /// Checks whether there may be another thread by now.
 #[inline]
 pub(crate) fn check_threads() {
-    if alone::is_alone() && !libc_says_single() {
-        alone::end_alone();
+    if single_threaded::is_single_threaded() && !libc_says_single() {
+        single_threaded::end_single_threaded();
     }
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn check_threads() {
 ///
 /// A thread that has just ended may still count.
 pub(crate) fn is_single_thread() -> bool {
-    alone::is_alone() || thread_ids().len() == 1
+    single_threaded::is_single_threaded() || thread_ids().len() == 1
 }
 
 /// Returns the ids of its threads.

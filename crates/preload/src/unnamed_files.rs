@@ -6,8 +6,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ashlar_libfs::Found;
-use ashlar_libfs::alone::{Mutex, MutexGuard};
+use ashlar_libfs::FoundInode;
+use ashlar_libfs::single_threaded::{Mutex, MutexGuard};
 use ashlar_types::{InodeId, Timestamp};
 
 use crate::session::{self, MountSession};
@@ -35,7 +35,7 @@ static UNNAMED: Mutex<Vec<UnnamedFile>> = Mutex::new(Vec::new());
 static IS_ANY: AtomicBool = AtomicBool::new(false);
 
 /// Records a file that was made without a name.
-pub(crate) fn record_unnamed(session: &MountSession, made: &Found) {
+pub(crate) fn record_unnamed(session: &MountSession, made: &FoundInode) {
     let file = UnnamedFile {
         mount: session.number,
         device: session.device,
@@ -71,16 +71,16 @@ pub(crate) fn is_any_known() -> bool {
 }
 
 /// Returns whether a file was made without a name, and has got none.
-pub(crate) fn is_nameless(session: &MountSession, found: &Found) -> bool {
+pub(crate) fn is_nameless(session: &MountSession, found: &FoundInode) -> bool {
     is_any_such(session, found, |file| !file.is_named)
 }
 
 /// Returns whether another process has made a file without a name.
-pub(crate) fn is_of_another_process(session: &MountSession, found: &Found) -> bool {
+pub(crate) fn is_of_another_process(session: &MountSession, found: &FoundInode) -> bool {
     is_any_such(session, found, |file| file.maker != std::process::id())
 }
 
-fn is_any_such(session: &MountSession, found: &Found, is_such: fn(&UnnamedFile) -> bool) -> bool {
+fn is_any_such(session: &MountSession, found: &FoundInode, is_such: fn(&UnnamedFile) -> bool) -> bool {
     let is_it = |file: &UnnamedFile| {
         (file.device, file.inode, file.born) == (session.device, found.id, found.inode.born) && is_such(file)
     };

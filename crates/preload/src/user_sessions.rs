@@ -288,7 +288,7 @@ fn end_sessions(gone: Vec<&'static MountSession>) {
 fn leave_session(session: &MountSession) {
     if !session.is_over() {
         session.mark_over();
-        session.fs.leave();
+        session.fs.leave_session();
     }
 }
 
@@ -300,7 +300,7 @@ pub(crate) fn forget_user_sessions() {
     let all = take_all_sessions(&mut others).into_iter().chain(others.ended.drain(..));
     for session in all.filter(|session| !session.is_over()) {
         session.mark_over();
-        session.fs.hang_up();
+        session.fs.close_connections();
     }
     // The new process has one thread, and thus one user.
     IS_REAL_USER.store(0, Ordering::Relaxed);

@@ -11,7 +11,7 @@
 use std::io::Write;
 
 use ashlar_types::Errno;
-use ashlar_wire::loads_library;
+use ashlar_wire::can_load_library;
 
 use crate::arch::system_call;
 use crate::environment::{self, PreloadText};
@@ -54,7 +54,7 @@ pub(crate) fn execute(number: i64, a: [u64; 6]) -> Option<i64> {
 ///
 /// Such a program has another libc or another word size, or the library is not there (`chroot`).
 pub(crate) fn execute_foreign(number: i64, a: [u64; 6]) -> Option<i64> {
-    if is_library_readable() && loads_library(|path, offset, buffer| read_program(number, a, path, offset, buffer)) {
+    if is_library_readable() && can_load_library(|path, offset, buffer| read_program(number, a, path, offset, buffer)) {
         return None;
     }
     let (mut variables, mut others) = ([0; VARIABLES], PreloadText::new());

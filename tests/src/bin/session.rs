@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use ashlar_libfs::{LibFs, Options, OwnDescriptors};
+use ashlar_libfs::{DescriptorPolicy, LibFs, Options};
 use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::SessionKind;
 
@@ -43,7 +43,7 @@ fn run(socket: &Path, directory: &Path) -> Result<(), Box<dyn std::error::Error>
         label: "ashlar-session".into(),
         patience_ms: 30_000,
         notice: |_| {},
-        descriptors: OwnDescriptors::KNOWN,
+        descriptors: DescriptorPolicy::ANY,
         beside: 0,
         yields_to_kernel: false,
     };
@@ -54,7 +54,7 @@ fn run(socket: &Path, directory: &Path) -> Result<(), Box<dyn std::error::Error>
         println!("{answer}");
         io::stdout().flush()?;
     }
-    session.end();
+    session.close_session();
     Ok(())
 }
 

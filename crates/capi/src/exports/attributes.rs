@@ -2,8 +2,8 @@
 
 use std::ffi::c_int;
 
-use ashlar_libfs::Last::{Follow, Keep};
-use ashlar_libfs::{Last, Outcome, Purpose};
+use ashlar_libfs::FinalLink::{Follow, Keep};
+use ashlar_libfs::{FinalLink, Outcome, PathPurpose};
 use libc::{gid_t, mode_t, stat, statvfs, uid_t};
 
 use super::call_for_success;
@@ -59,7 +59,7 @@ extern "C" fn ashlar_access(fs: SessionPointer, path: TextPointer, mode: c_int) 
 extern "C" fn ashlar_chmod(fs: SessionPointer, path: TextPointer, mode: mode_t) -> c_int {
     call_for_success(|| {
         let session = fs.session()?;
-        session.act_on(path.path()?, Follow.to(Purpose::Change), |found| session.set_mode(found, mode))
+        session.act_on(path.path()?, Follow.to(PathPurpose::SetAttributes), |found| session.set_mode(found, mode))
     })
 }
 
@@ -75,7 +75,8 @@ extern "C" fn ashlar_fchmod(fs: SessionPointer, file: c_int, mode: mode_t) -> c_
 extern "C" fn ashlar_chown(fs: SessionPointer, path: TextPointer, owner: uid_t, group: gid_t) -> c_int {
     call_for_success(|| {
         let session = fs.session()?;
-        session.act_on(path.path()?, Follow.to(Purpose::Change), |found| session.set_owner(found, owner, group))
+        session
+            .act_on(path.path()?, Follow.to(PathPurpose::SetAttributes), |found| session.set_owner(found, owner, group))
     })
 }
 
@@ -83,7 +84,8 @@ extern "C" fn ashlar_chown(fs: SessionPointer, path: TextPointer, owner: uid_t, 
 extern "C" fn ashlar_lchown(fs: SessionPointer, path: TextPointer, owner: uid_t, group: gid_t) -> c_int {
     call_for_success(|| {
         let session = fs.session()?;
-        session.act_on(path.path()?, Keep.to(Purpose::Change), |found| session.set_owner(found, owner, group))
+        session
+            .act_on(path.path()?, Keep.to(PathPurpose::SetAttributes), |found| session.set_owner(found, owner, group))
     })
 }
 
@@ -101,12 +103,12 @@ fn is_nothing_to_set(times: Option<&[libc::timespec; 2]>) -> bool {
 }
 
 /// Sets the times of the inode at a path.
-fn set_times(session: &CapiSession, path: TextPointer, last: Last, times: Times) -> Outcome<()> {
+fn set_times(session: &CapiSession, path: TextPointer, last: FinalLink, times: Times) -> Outcome<()> {
     let times = times.load();
     if is_nothing_to_set(times.as_ref()) {
         return Ok(());
     }
-    session.act_on(path.path()?, last.to(Purpose::Change), |found| session.set_times(found, times.as_ref()))
+    session.act_on(path.path()?, last.to(PathPurpose::SetAttributes), |found| session.set_times(found, times.as_ref()))
 }
 
 #[unsafe(no_mangle)]

@@ -2,8 +2,8 @@
 
 use std::ffi::c_int;
 
-use ashlar_libfs::Last::{self, Follow, Keep};
-use ashlar_libfs::{Outcome, Purpose, XattrFlags};
+use ashlar_libfs::FinalLink::{self, Follow, Keep};
+use ashlar_libfs::{Outcome, PathPurpose, XattrFlags};
 use ashlar_types::{Errno, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
 use super::{call, call_for_success, store_sized};
@@ -18,7 +18,7 @@ fn check_name(name: &TextPointer) -> Outcome<&[u8]> {
 fn value(
     fs: &SessionPointer,
     path: &TextPointer,
-    last: Last,
+    last: FinalLink,
     name: &TextPointer,
     room: &mut Output,
     bytes: usize,
@@ -30,7 +30,7 @@ fn value(
     })
 }
 
-fn list(fs: &SessionPointer, path: &TextPointer, last: Last, room: &mut Output, bytes: usize) -> isize {
+fn list(fs: &SessionPointer, path: &TextPointer, last: FinalLink, room: &mut Output, bytes: usize) -> isize {
     call(|| {
         let session = fs.session()?;
         let names = session.act_on(path.path()?, last, |found| session.xattr_list(found.id))?;
@@ -54,17 +54,19 @@ impl NewXattr<'_> {
     }
 }
 
-fn set(fs: &SessionPointer, path: &TextPointer, last: Last, given: &NewXattr<'_>) -> c_int {
+fn set(fs: &SessionPointer, path: &TextPointer, last: FinalLink, given: &NewXattr<'_>) -> c_int {
     call_for_success(|| {
         let (session, (flags, name, value)) = (fs.session()?, given.check()?);
-        session.act_on(path.path()?, last.to(Purpose::Change), |found| session.set_xattr(found.id, name, value, flags))
+        session.act_on(path.path()?, last.to(PathPurpose::SetAttributes), |found| {
+            session.set_xattr(found.id, name, value, flags)
+        })
     })
 }
 
-fn remove(fs: &SessionPointer, path: &TextPointer, last: Last, name: &TextPointer) -> c_int {
+fn remove(fs: &SessionPointer, path: &TextPointer, last: FinalLink, name: &TextPointer) -> c_int {
     call_for_success(|| {
         let (session, name) = (fs.session()?, check_name(name)?);
-        session.act_on(path.path()?, last.to(Purpose::Change), |found| session.remove_xattr(found.id, name))
+        session.act_on(path.path()?, last.to(PathPurpose::SetAttributes), |found| session.remove_xattr(found.id, name))
     })
 }
 

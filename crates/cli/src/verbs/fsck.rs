@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use ashlar_store::{Report, Store};
+use ashlar_store::{CheckReport, Store};
 use ashlar_wire::{Reply, Request};
 use serde::Serialize;
 
@@ -72,7 +72,7 @@ fn check_offline(place: &ArenaLocation, repair: bool) -> Result<Findings, CliErr
     let mut store = Store::open(Arc::clone(&arena)).map_err(|error| place.store_error(error))?;
     let logs = ashlar_daemon::check_logs(&arena, &store)?;
     let found = check(&mut store, place, "checking")?;
-    let sentences = |report: &Report| report.problems.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let sentences = |report: &CheckReport| report.problems.iter().map(ToString::to_string).collect::<Vec<_>>();
     let (before, mut remaining) = (sentences(&found), Vec::new());
     let mut last = found;
     if !repair {
@@ -96,7 +96,7 @@ fn check_offline(place: &ArenaLocation, repair: bool) -> Result<Findings, CliErr
     })
 }
 
-fn check(store: &mut Store, place: &ArenaLocation, what: &str) -> Result<Report, CliError> {
+fn check(store: &mut Store, place: &ArenaLocation, what: &str) -> Result<CheckReport, CliError> {
     let bar = progress::bar(what, 0);
     let result = store.check(&mut |progress| {
         bar.set_length(progress.total);
@@ -106,7 +106,7 @@ fn check(store: &mut Store, place: &ArenaLocation, what: &str) -> Result<Report,
     result.map_err(|error| place.store_error(error))
 }
 
-fn counts(report: &Report) -> serde_json::Map<String, serde_json::Value> {
+fn counts(report: &CheckReport) -> serde_json::Map<String, serde_json::Value> {
     let counts = &report.counts;
     let named = [
         ("inodes", counts.inodes),

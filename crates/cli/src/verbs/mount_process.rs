@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use ashlar_fuse::{FuseMount, MountOptions};
 use ashlar_launch::MountRecord;
-use ashlar_libfs::{LibFs, Options, OwnDescriptors};
+use ashlar_libfs::{DescriptorPolicy, LibFs, Options};
 use ashlar_types::MOUNT_SOURCE;
 use ashlar_wire::{PATIENCE_VARIABLE, SessionKind, patience_ms};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -23,7 +23,7 @@ use crate::verbs::daemon;
 
 /// Serves a mount in the background: reports on standard output, once, and runs until it is unmounted.
 pub fn run(arguments: &MountProcessArguments) -> Result<ExitCode, CliError> {
-    ashlar_wire::Watch::respect_quota();
+    ashlar_wire::BusyWait::respect_quota();
     daemon::start_log();
     leave_terminal()?;
     let ready = || {
@@ -45,7 +45,7 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
         label: directory.display().to_string(),
         patience_ms: patience_ms(said.as_deref().map(OsStr::as_bytes)),
         notice: |words| tracing::warn!("{words}"),
-        descriptors: OwnDescriptors::KNOWN,
+        descriptors: DescriptorPolicy::ANY,
         beside: 0,
         yields_to_kernel: false,
     })?;
@@ -63,7 +63,7 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
     unmount_on_signal(directory)?;
     ready();
     let result = mount.run();
-    session.end();
+    session.close_session();
     record.remove();
     result?;
     Ok(ExitCode::SUCCESS)

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use ashlar_libfs::{
-    Aim, Found, Last, LibFs, Make, Options, OwnDescriptors, Paths, Place as Spot, Surroundings, Walked,
+    DescriptorPolicy, FinalLink, FoundInode, LibFs, NewInode, Options, PathCache, PathContext, PathIntent,
+    ResolvedPath as Spot, WalkOutcome,
 };
 use ashlar_types::{Credentials, Errno, FileKind, InodeId};
 use ashlar_wire::SessionKind;
@@ -25,7 +26,7 @@ pub fn connect_as(site: &Site, kind: SessionKind) -> Arc<LibFs> {
         label: "test".into(),
         patience_ms: 20_000,
         notice: |_| {},
-        descriptors: OwnDescriptors::KNOWN,
+        descriptors: DescriptorPolicy::ANY,
         beside: 0,
         yields_to_kernel: kind == SessionKind::Process,
     };
@@ -33,8 +34,8 @@ pub fn connect_as(site: &Site, kind: SessionKind) -> Arc<LibFs> {
 }
 
 /// Returns what to make if only the kind matters.
-pub fn make(kind: FileKind) -> Make<'static> {
-    Make { kind, mode: 0o755, umask: 0, device: 0, target: &[] }
+pub fn make(kind: FileKind) -> NewInode<'static> {
+    NewInode { kind, mode: 0o755, umask: 0, device: 0, target: &[] }
 }
 
 /// Returns how many requests SharedFS has served, this one included.
@@ -42,32 +43,35 @@ pub fn requests(site: &Site) -> u64 {
     site.status().counters.iter().find(|(name, _)| name == "requests").expect("a counter").1
 }
 
-/// Surroundings of one user, without other mounts.
+/// PathContext of one user, without other mounts.
 pub struct SingleUser {
     pub credentials: Credentials,
-    pub paths: Paths,
+    pub paths: PathCache,
 }
 
 impl SingleUser {
     pub fn of(uid: u32) -> Self {
-        Self { credentials: Credentials { uid, gid: uid, groups: Vec::new(), checked: false }, paths: Paths::default() }
+        Self {
+            credentials: Credentials { uid, gid: uid, groups: Vec::new(), checked: false },
+            paths: PathCache::default(),
+        }
     }
 
     /// Returns the inode to which a path leads, or the error.
-    pub fn walk(&self, fs: &LibFs, path: &str, last: Last) -> Result<Option<InodeId>, Errno> {
+    pub fn walk(&self, fs: &LibFs, path: &str, last: FinalLink) -> Result<Option<InodeId>, Errno> {
         self.place(fs, path, last).map(|place| place.found.map(|found| found.id))
     }
 
-    pub fn place(&self, fs: &LibFs, path: &str, aim: impl Into<Aim>) -> Result<Spot, Errno> {
+    pub fn place(&self, fs: &LibFs, path: &str, aim: impl Into<PathIntent>) -> Result<Spot, Errno> {
         match fs.walk(self, InodeId::ROOT, path.as_bytes(), aim)? {
-            Walked::Inside(place) => Ok(place),
-            Walked::Outside => Err(Errno::EXDEV),
+            WalkOutcome::Inside(place) => Ok(place),
+            WalkOutcome::Outside => Err(Errno::EXDEV),
         }
     }
 }
 
-impl Surroundings for SingleUser {
-    fn who(&self) -> &Credentials {
+impl PathContext for SingleUser {
+    fn user(&self) -> &Credentials {
         &self.credentials
     }
     fn inside<'a>(&self, _: &'a [u8]) -> Option<&'a [u8]> {
@@ -79,10 +83,10 @@ impl Surroundings for SingleUser {
     fn submount_version(&self) -> u64 {
         0
     }
-    fn paths(&self) -> &Paths {
+    fn paths(&self) -> &PathCache {
         &self.paths
     }
-    fn may_follow(&self, _: InodeId, _: &Found) -> Result<bool, Errno> {
+    fn may_follow(&self, _: InodeId, _: &FoundInode) -> Result<bool, Errno> {
         Ok(true)
     }
 }

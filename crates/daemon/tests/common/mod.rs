@@ -16,8 +16,8 @@ use ashlar_pmem::{Arena, ArenaOptions, Mapping, MappingAccess, Medium};
 use ashlar_types::{Errno, FileKind, InodeId, LogPosition, SealCount, Timestamp};
 use ashlar_update::{Create, Update};
 use ashlar_wire::{
-    CONTROL_BYTES, Connection, ControlPage, Credit, CreditKind, GrantReply, Hello, LEASE_TABLE_BYTES, LeaseTable, Need,
-    PROTOCOL_VERSION, Peer, Reply, Request, ScopeKind, SessionKind, Want, Welcome, WireError,
+    CONTROL_BYTES, Connection, ControlPage, Credit, CreditKind, GrantReply, Hello, LEASE_TABLE_BYTES, LeaseRequest,
+    LeaseTable, Need, PROTOCOL_VERSION, Peer, Reply, Request, ScopeKind, SessionKind, Welcome, WireError,
 };
 
 /// Names the directory of the hidden test that runs a daemon.
@@ -351,9 +351,9 @@ impl Client {
         }
     }
 
-    pub fn want(inode: InodeId, write: bool) -> Want {
+    pub fn want(inode: InodeId, write: bool) -> LeaseRequest {
         let need = Need { contents: true, entries: true, children: true, xattrs: true };
-        Want { inode, write, scope: ScopeKind::Node, need }
+        LeaseRequest { inode, write, scope: ScopeKind::Node, need }
     }
 
     pub fn acquire(&mut self, wants: &[(InodeId, bool)]) -> Result<Vec<GrantReply>, Errno> {

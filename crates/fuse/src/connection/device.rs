@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use ashlar_wire::Watch;
+use ashlar_wire::BusyWait;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -43,15 +43,15 @@ impl FuseDevice {
 
     /// Waits for a request; returns `None` when the mount is gone. While it watches for one, it yields the core to any
     /// other thread: it may be bound to its client's core.
-    pub(crate) fn receive(&self, buffer: &mut [u8], watch: &mut Watch) -> Result<Option<usize>, Errno> {
-        watch.begin(None);
+    pub(crate) fn receive(&self, buffer: &mut [u8], watch: &mut BusyWait) -> Result<Option<usize>, Errno> {
+        watch.begin_wait(None);
         loop {
             match rustix::io::read(&self.0, &mut *buffer) {
                 Ok(count) => {
-                    watch.end();
+                    watch.end_wait();
                     return Ok(Some(count));
                 }
-                Err(Errno::AGAIN) if watch.goes_on() => rustix::thread::sched_yield(),
+                Err(Errno::AGAIN) if watch.check_again() => rustix::thread::sched_yield(),
                 Err(Errno::AGAIN) => self.sleep()?,
                 // ENOENT: the request was interrupted before it could be read.
                 Err(Errno::INTR | Errno::NOENT) => {}

@@ -1,7 +1,7 @@
 //! INIT: the mount and the kernel agree on the protocol's version and flags.
 
 use ashlar_types::Errno;
-use ashlar_wire::Watch;
+use ashlar_wire::BusyWait;
 use zerocopy::IntoBytes;
 
 use crate::connection::device::{FuseDevice, REQUEST_BYTES, TRANSFER_BYTES};
@@ -96,7 +96,7 @@ impl Agreement {
 pub(crate) fn negotiate(device: &FuseDevice, without_rings: bool) -> Result<(Agreement, RingWorkers), MountError> {
     let mut buffer = vec![0; REQUEST_BYTES];
     let protocol = |reason: &str| MountError::Protocol { reason: reason.to_owned() };
-    let count = device.receive(&mut buffer, &mut Watch::default()).map_err(|errno| protocol(&errno.to_string()))?;
+    let count = device.receive(&mut buffer, &mut BusyWait::default()).map_err(|errno| protocol(&errno.to_string()))?;
     let count = count.ok_or_else(|| protocol("the mount ended at once"))?;
     let request = buffer.get(..count).unwrap_or_default();
     let (header, asked, flags) = parse_init(request).map_err(|_| protocol("the first request was malformed"))?;

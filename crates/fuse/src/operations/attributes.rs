@@ -1,6 +1,6 @@
 //! Attributes: GETATTR, SETATTR, STATX, STATFS, and the kernel's forms of them.
 
-use ashlar_libfs::{Change, Found, SetTime};
+use ashlar_libfs::{AttributeChange, FoundInode, SetTime};
 use ashlar_types::{BLOCK_BYTES, Errno, FileKind, Inode, InodeId, NAME_MAX, Timestamp};
 
 use crate::connection::reply_buffer::CachedItem;
@@ -50,7 +50,7 @@ fn sx_time(time: Timestamp) -> SxTime {
     SxTime { seconds: time.seconds, nanoseconds: time.nanoseconds, reserved: 0 }
 }
 
-fn fuse_statx(found: &Found) -> Statx {
+fn fuse_statx(found: &FoundInode) -> Statx {
     let inode = &found.inode;
     let device = inode.st_rdev();
     Statx {
@@ -85,10 +85,10 @@ fn requested_time(valid: u32, set: u32, now: u32, seconds: u64, nanoseconds: u32
 }
 
 /// Returns the change that SETATTR asks for.
-fn requested_change(asked: &SetattrIn) -> Change {
+fn requested_change(asked: &SetattrIn) -> AttributeChange {
     let has = |bit: u32| asked.valid & bit != 0;
     let owner = has(fattr::UID | fattr::GID);
-    Change {
+    AttributeChange {
         mode: has(fattr::MODE).then_some(asked.mode & ashlar_types::MODE_PERMISSIONS),
         uid: has(fattr::UID).then_some(asked.uid),
         gid: has(fattr::GID).then_some(asked.gid),
@@ -109,7 +109,7 @@ const fn asks_for_nothing(valid: u32) -> bool {
 
 impl<F: FileSystem> Server<F> {
     /// Returns an inode as `fuse_attr`, with the number of blocks that may be shown.
-    fn shown_attr(&self, found: &Found) -> Attr {
+    fn shown_attr(&self, found: &FoundInode) -> Attr {
         let attr = fuse_attr(found.id, &found.inode);
         Attr { blocks: self.mappable.shown_blocks(found.id, attr.size, attr.blocks), ..attr }
     }
@@ -117,7 +117,7 @@ impl<F: FileSystem> Server<F> {
 
 impl<F: FileSystem> FuseRequest<'_, F> {
     /// Replies with one inode's attributes.
-    pub(crate) fn reply_attributes(&mut self, found: &Found) -> RequestResult {
+    pub(crate) fn reply_attributes(&mut self, found: &FoundInode) -> RequestResult {
         let ttl_ms = self.fs().cache_ttl_ms(found.id);
         let (attr_valid, attr_valid_nsec) = validity(ttl_ms);
         let attr = self.server.shown_attr(found);
@@ -153,7 +153,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
         &mut self,
         directory: InodeId,
         name: &RequestText<'_>,
-        found: &Found,
+        found: &FoundInode,
         attr_ttl_ms: u64,
     ) -> Result<(), Errno> {
         let entry_ttl_ms = self.name_ttl_ms(directory);
@@ -230,7 +230,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
 }
 
 /// Whether the inode is a regular file, whose content OPEN opens.
-pub(crate) fn is_regular(found: &Found) -> bool {
+pub(crate) fn is_regular(found: &FoundInode) -> bool {
     found.inode.kind == FileKind::Regular
 }
 
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn device_numbers_split_as_linux_does() {
-        let found = Found {
+        let found = FoundInode {
             id: InodeId(20),
             inode: Inode {
                 device: libc::makedev(0xabc, 0xf_edcb),

@@ -1,6 +1,6 @@
 //! Names: looking up, making, removing, moving and linking.
 
-use ashlar_libfs::{Found, Make, RenameFlags};
+use ashlar_libfs::{FoundInode, NewInode, RenameFlags};
 use ashlar_types::{Errno, FileKind, InodeId, MODE_PERMISSIONS};
 
 use crate::connection::reply_buffer::CachedItem;
@@ -16,8 +16,8 @@ const RENAME_EXCHANGE: u32 = 2;
 const RENAME_WHITEOUT: u32 = 4;
 
 /// Returns the attributes of an inode to be made, without the special ones of its kind.
-const fn new_inode(kind: FileKind, mode: u32, umask: u32) -> Make<'static> {
-    Make { kind, mode: mode & MODE_PERMISSIONS, umask, device: 0, target: &[] }
+const fn new_inode(kind: FileKind, mode: u32, umask: u32) -> NewInode<'static> {
+    NewInode { kind, mode: mode & MODE_PERMISSIONS, umask, device: 0, target: &[] }
 }
 
 impl<F: FileSystem> FuseRequest<'_, F> {
@@ -40,7 +40,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     }
 
     /// Looks a name up. If the caller retries after `ESTALE`, the found inode is held.
-    fn look_up_held(&self, name: &[u8]) -> Result<Found, Errno> {
+    fn look_up_held(&self, name: &[u8]) -> Result<FoundInode, Errno> {
         let find = || self.fs().lookup(&self.credentials(), self.inode(), name);
         let mut answer = find();
         for _ in 0..LOOKUPS_MAX {
@@ -76,7 +76,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
         Ok(ReplyAction::Send)
     }
 
-    fn reply_entry(&mut self, name: &RequestText<'_>, found: &Found) -> RequestResult {
+    fn reply_entry(&mut self, name: &RequestText<'_>, found: &FoundInode) -> RequestResult {
         let directory = self.inode();
         let ttl_ms = self.fs().cache_ttl_ms(found.id);
         self.put_entry(directory, name, found, ttl_ms)?;
@@ -94,7 +94,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     pub(crate) fn symlink(mut self) -> RequestResult {
         let name = self.arguments.text()?;
         let target = self.arguments.text()?.bytes;
-        let made = Make { target, ..new_inode(FileKind::Symlink, 0o777, 0) };
+        let made = NewInode { target, ..new_inode(FileKind::Symlink, 0o777, 0) };
         let found = self.fs().make(&self.credentials(), self.inode(), name.bytes, &made)?;
         self.reply_entry(&name, &found)
     }
@@ -104,7 +104,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
         let asked: MknodIn = self.arguments.structure()?;
         let name = self.arguments.text()?;
         let kind = FileKind::from_mode(asked.mode).ok_or(Errno::EINVAL)?;
-        let made = Make { device: u64::from(asked.rdev), ..new_inode(kind, asked.mode, asked.umask) };
+        let made = NewInode { device: u64::from(asked.rdev), ..new_inode(kind, asked.mode, asked.umask) };
         let found = self.fs().make(&self.credentials(), self.inode(), name.bytes, &made)?;
         self.reply_entry(&name, &found)
     }
@@ -141,7 +141,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
         self.reply_opened(&name, &found, asked.flags)
     }
 
-    fn reply_opened(&mut self, name: &RequestText<'_>, found: &Found, flags: u32) -> RequestResult {
+    fn reply_opened(&mut self, name: &RequestText<'_>, found: &FoundInode, flags: u32) -> RequestResult {
         debug_assert!(is_regular(found), "make_open makes regular files");
         let directory = self.inode();
         self.server.page_fills.record_new_file(found.id);

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use ashlar_helper::{Helper, Line};
 use ashlar_types::{Errno, InodeId};
-use ashlar_wire::Watch;
+use ashlar_wire::BusyWait;
 
 use crate::callers::report_runs::ReportRuns;
 use crate::callers::watches::Watches;
@@ -212,7 +212,7 @@ impl<F: FileSystem> Server<F> {
                     server.watches.search_all(&*file_system, device_number);
                     server.drop_mappable_pages();
                     if server.forget_names() {
-                        file_system.forgot_names(company);
+                        file_system.confirm_names_dropped(company);
                     }
                 }
             }
@@ -326,7 +326,7 @@ struct DeviceWorker<'a, F> {
     reply: ReplyBuffer,
     /// How many requests in a row left others behind them in the queue.
     queued: Cell<u32>,
-    watch: Watch,
+    watch: BusyWait,
     follower: ClientFollower,
 }
 
@@ -338,7 +338,7 @@ impl<'a, F: FileSystem> DeviceWorker<'a, F> {
             reply: ReplyBuffer::new(TRANSFER_BYTES),
             queued: Cell::new(0),
             // If the mount has rings, no process waits for the requests that come from the device.
-            watch: if server.ring_workers.are_any() { Watch::never() } else { Watch::default() },
+            watch: if server.ring_workers.are_any() { BusyWait::never() } else { BusyWait::default() },
             follower: ClientFollower::new(),
         }
     }

@@ -9,8 +9,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use ashlar_fuse::notify::{self, Pages};
 use ashlar_libfs::{
-    Allocation, Change, Found, Listed, LockKind, LockMode, Make, Outcome, RenameFlags, ReserveReason, Seek, SetTime,
-    Space, WriteAt, Written, XattrFlags,
+    Allocation, AttributeChange, FoundInode, Listed, LockKind, LockMode, NewInode, Outcome, RenameFlags, ReserveReason,
+    Seek, SetTime, Space, WriteAt, Written, XattrFlags,
 };
 use ashlar_types::{Credentials, Errno, FileKind, Inode, InodeId, Timestamp, blocks_for, name_cookie};
 
@@ -151,8 +151,8 @@ impl State {
         self.nodes.get_mut(&id).ok_or(Errno::ESTALE)
     }
 
-    fn found(&self, id: InodeId) -> Outcome<Found> {
-        Ok(Found { id, inode: self.node(id)?.inode.clone() })
+    fn found(&self, id: InodeId) -> Outcome<FoundInode> {
+        Ok(FoundInode { id, inode: self.node(id)?.inode.clone() })
     }
 
     fn child(&self, directory: InodeId, name: &[u8]) -> Outcome<InodeId> {
@@ -177,7 +177,7 @@ impl State {
         }
     }
 
-    fn add(&mut self, credentials: &Credentials, directory: InodeId, make: &Make<'_>) -> InodeId {
+    fn add(&mut self, credentials: &Credentials, directory: InodeId, make: &NewInode<'_>) -> InodeId {
         let id = InodeId(self.next);
         self.next += 1;
         let mut made = node(make.kind, make.mode & !make.umask, credentials, directory);
@@ -281,7 +281,7 @@ impl ashlar_fuse::FileSystem for Fake {
         drop(self.shared.changed.wait_timeout_while(state, pause, |state| state.company == company).unwrap());
     }
 
-    fn forgot_names(&self, company: u64) {
+    fn confirm_names_dropped(&self, company: u64) {
         self.state().forgotten = company;
         self.shared.changed.notify_all();
     }
@@ -290,7 +290,7 @@ impl ashlar_fuse::FileSystem for Fake {
         self.state().valid[self.number].contains(&inode)
     }
 
-    fn lookup(&self, _: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found> {
+    fn lookup(&self, _: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<FoundInode> {
         let mut state = self.state();
         self.see(&mut state, directory);
         let id = state.child(directory, name)?;
@@ -298,13 +298,13 @@ impl ashlar_fuse::FileSystem for Fake {
         state.found(id)
     }
 
-    fn attributes(&self, inode: InodeId) -> Outcome<Found> {
+    fn attributes(&self, inode: InodeId) -> Outcome<FoundInode> {
         let mut state = self.state();
         self.see(&mut state, inode);
         state.found(inode)
     }
 
-    fn set_attributes(&self, _: &Credentials, inode: InodeId, change: &Change) -> Outcome<Found> {
+    fn set_attributes(&self, _: &Credentials, inode: InodeId, change: &AttributeChange) -> Outcome<FoundInode> {
         let mut state = self.state();
         let node = state.node_mut(inode)?;
         if let Some(size) = change.size {
@@ -337,7 +337,13 @@ impl ashlar_fuse::FileSystem for Fake {
         Ok(self.state().node(inode)?.inode.target.clone())
     }
 
-    fn make(&self, credentials: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found> {
+    fn make(
+        &self,
+        credentials: &Credentials,
+        directory: InodeId,
+        name: &[u8],
+        make: &NewInode<'_>,
+    ) -> Outcome<FoundInode> {
         let mut state = self.state();
         if state.child(directory, name).is_ok() {
             return Err(Errno::EEXIST);
@@ -353,12 +359,18 @@ impl ashlar_fuse::FileSystem for Fake {
         Ok(found)
     }
 
-    fn make_open(&self, credentials: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found> {
+    fn make_open(
+        &self,
+        credentials: &Credentials,
+        directory: InodeId,
+        name: &[u8],
+        make: &NewInode<'_>,
+    ) -> Outcome<FoundInode> {
         let found = self.make(credentials, directory, name, make)?;
         self.open(found.id)
     }
 
-    fn make_unnamed(&self, credentials: &Credentials, directory: InodeId, make: &Make<'_>) -> Outcome<Found> {
+    fn make_unnamed(&self, credentials: &Credentials, directory: InodeId, make: &NewInode<'_>) -> Outcome<FoundInode> {
         let mut state = self.state();
         let id = state.add(credentials, directory, make);
         state.node_mut(id)?.inode.links = 0;
@@ -366,7 +378,7 @@ impl ashlar_fuse::FileSystem for Fake {
         self.open(id)
     }
 
-    fn link(&self, _: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found> {
+    fn link(&self, _: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<FoundInode> {
         let mut state = self.state();
         if state.child(directory, name).is_ok() {
             return Err(Errno::EEXIST);
@@ -427,7 +439,7 @@ impl ashlar_fuse::FileSystem for Fake {
             state.drop_if_unused(target);
         }
         if flags.whiteout {
-            let make = Make { kind: FileKind::CharDevice, mode: 0, umask: 0, device: 0, target: &[] };
+            let make = NewInode { kind: FileKind::CharDevice, mode: 0, umask: 0, device: 0, target: &[] };
             let whiteout = state.add(credentials, from.0, &make);
             state.node_mut(from.0)?.entries.insert(from.1.to_vec(), whiteout);
         }
@@ -439,7 +451,7 @@ impl ashlar_fuse::FileSystem for Fake {
         Ok(())
     }
 
-    fn open(&self, inode: InodeId) -> Outcome<Found> {
+    fn open(&self, inode: InodeId) -> Outcome<FoundInode> {
         let mut state = self.state();
         state.node(inode)?;
         *state.open.entry(inode).or_default() += 1;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ashlar_pmem::Mapping;
 use ashlar_types::Errno;
-use ashlar_wire::{Connection, ControlPage, Progress, Question, Reply, Request, WireError};
+use ashlar_wire::{Connection, ControlPage, Question, QuestionProgress, Reply, Request, WireError};
 
 /// How long SharedFS may take to notice a request: it usually answers another session meanwhile.
 const NOTICE_MAX: Duration = Duration::from_micros(30);
@@ -55,21 +55,21 @@ impl SlotClient {
             self.skips -= 1;
             return Ok(None);
         }
-        let Some(question) = request_slot.ask(request, &mut self.buffer) else { return Ok(None) };
+        let Some(question) = request_slot.ask_question(request, &mut self.buffer) else { return Ok(None) };
         let waited = self.wait_for_answer(control, question, connection, silence, on_silence);
         let answer = match waited {
-            Ok(Progress::Answered) => request_slot.read(&mut self.buffer).map(Some),
+            Ok(QuestionProgress::Answered) => request_slot.read_answer(&mut self.buffer).map(Some),
             // The answer is fetched before another thread asks: SharedFS keeps one answer for a session.
-            Ok(Progress::Kept) => match connection.call_watched(&Request::Kept(question), &[], on_silence) {
+            Ok(QuestionProgress::Kept) => match connection.call_watched(&Request::Kept(question), &[], on_silence) {
                 Ok((Reply::Error(Errno::EPROTO), _)) => Ok(None),
                 fetched => fetched.map(|(reply, _)| Some(reply)),
             },
             // It was taken back.
-            Ok(Progress::Asked) => return Ok(None),
-            Ok(Progress::Taken | Progress::Declined) => Ok(None),
+            Ok(QuestionProgress::Asked) => return Ok(None),
+            Ok(QuestionProgress::Taken | QuestionProgress::Declined) => Ok(None),
             Err(error) => Err(error),
         };
-        request_slot.end(question);
+        request_slot.end_question(question);
         answer
     }
 
@@ -80,20 +80,20 @@ impl SlotClient {
         connection: &Connection,
         silence: Duration,
         on_silence: &mut dyn FnMut() -> Result<(), WireError>,
-    ) -> Result<Progress, WireError> {
+    ) -> Result<QuestionProgress, WireError> {
         let request_slot = control.request_slot();
         let asked = Instant::now();
         let mut silent_since = asked;
         let mut pause = PAUSE_MIN;
         loop {
             match request_slot.progress(question) {
-                Progress::Asked if !request_slot.is_listened_to() || asked.elapsed() > NOTICE_MAX => {
+                QuestionProgress::Asked if !request_slot.is_listened_to() || asked.elapsed() > NOTICE_MAX => {
                     if request_slot.take_back(question) {
                         self.skips = SKIPS_AFTER_UNNOTICED;
-                        return Ok(Progress::Asked);
+                        return Ok(QuestionProgress::Asked);
                     }
                 }
-                Progress::Taken if asked.elapsed() > WATCH => {
+                QuestionProgress::Taken if asked.elapsed() > WATCH => {
                     std::thread::sleep(pause);
                     pause = (2 * pause).min(PAUSE_MAX);
                     if connection.is_closed() {
@@ -104,7 +104,7 @@ impl SlotClient {
                         silent_since = Instant::now();
                     }
                 }
-                Progress::Asked | Progress::Taken => std::hint::spin_loop(),
+                QuestionProgress::Asked | QuestionProgress::Taken => std::hint::spin_loop(),
                 done => return Ok(done),
             }
         }

@@ -15,7 +15,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use ashlar_types::{FileKind, InodeId};
-use ashlar_update::{Update, XATTR_CAPABILITY, note_written, write_fields, written_size};
+use ashlar_update::{Update, XATTR_CAPABILITY, record_written, write_fields, written_size};
 use ashlar_wire::{Credit, CreditKind, OperationKind};
 
 use crate::LibFs;
@@ -164,7 +164,7 @@ impl LibFs {
         // stall the processor.
         let change = || DataChange::Write { offset, length, record: appended.position, body };
         let blocks = content.apply(&change());
-        note_written(inode, size, blocks, at, strip);
+        record_written(inode, size, blocks, at, strip);
         state.note_change(appended.position, NodeChange::Data(change()));
         *state.is_unseen.get_mut() = true;
         self.list_if_dirty(open.id, state);

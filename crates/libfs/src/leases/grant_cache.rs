@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use ashlar_pmem::Mapping;
 use ashlar_types::{Inode, InodeId, LogPosition, SessionId};
-use ashlar_wire::{ControlPage, LeaseWord, ScopeKind, Want};
+use ashlar_wire::{ControlPage, LeaseRequest, LeaseWord, ScopeKind};
 
 use crate::cache::node::{GrantContext, Lease};
 use crate::leases::grants::Claim;
@@ -77,7 +77,7 @@ impl GrantCacheReader {
 
 impl LibFs {
     /// Installs a wanted grant from the grant cache, if it holds all of it. The caller checks the node again.
-    pub(crate) fn read_grant_cache(&self, want: &Want, revision: u64) -> bool {
+    pub(crate) fn read_grant_cache(&self, want: &LeaseRequest, revision: u64) -> bool {
         let Some(grant_cache) = &self.grant_cache else { return false };
         if want.write
             || want.scope == ScopeKind::Subtree
@@ -124,7 +124,7 @@ impl LibFs {
     }
 
     /// Returns whether this session has no changes of an inode that SharedFS has not committed, as far as it knows.
-    fn is_clean(&self, want: &Want) -> bool {
+    fn is_clean(&self, want: &LeaseRequest) -> bool {
         self.nodes.existing(want.inode).is_none_or(|node| {
             let state = node.read();
             state.is_clean() && !state.is_gone

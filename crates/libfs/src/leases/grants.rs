@@ -6,7 +6,9 @@ use ashlar_types::{
     Access, Credentials, Errno, FileKind, InodeId, LogPosition, Name, SealCount, SessionId, name_cookie,
 };
 use ashlar_update::{Entry, Update};
-use ashlar_wire::{Credit, GrantReply, InodeState, LeaseWord, Need, QuotaWant, Reply, Request, ScopeKind, Want};
+use ashlar_wire::{
+    Credit, GrantReply, InodeState, LeaseRequest, LeaseWord, Need, QuotaRequest, Reply, Request, ScopeKind,
+};
 use smallvec::SmallVec;
 
 use crate::LibFs;
@@ -110,7 +112,7 @@ pub(crate) enum Stop {
     /// Credit has run out, for an update that replaces existing blocks or for another one.
     Credit { want: Credit, replaces: bool },
     /// A user, group or subtree with a limit would use more than is granted so far.
-    Quota(Vec<QuotaWant>),
+    Quota(Vec<QuotaRequest>),
     /// An entry that was looked up before has changed.
     Changed,
 }
@@ -243,7 +245,7 @@ impl LibFs {
     }
 
     /// Returns the parts of a claim that a node's state lacks; `None` if it has all.
-    pub(crate) fn find_missing(&self, state: &NodeState, claim: &Claim) -> Option<Want> {
+    pub(crate) fn find_missing(&self, state: &NodeState, claim: &Claim) -> Option<LeaseRequest> {
         let held = state.inode.is_some() && self.holds_lease(state, claim.write);
         let covered = !claim.subtree || state.lease.is_some_and(|lease| lease.word.scope() == ScopeKind::Subtree);
         let is_directory = state.inode.as_ref().is_none_or(ashlar_types::Inode::is_directory);
@@ -263,7 +265,7 @@ impl LibFs {
             // A lease to write replaces this lease, and all state that is known under it.
             return self.find_missing(state, &Claim { write: true, ..*claim });
         }
-        Some(Want {
+        Some(LeaseRequest {
             inode: claim.id,
             write: claim.write,
             scope: if claim.subtree { ScopeKind::Subtree } else { ScopeKind::Node },
@@ -397,7 +399,7 @@ impl LibFs {
     }
 
     /// Requests leases and state that the grant cache lacks, and installs them. The caller checks the nodes again.
-    fn acquire_leases(&self, wants: &[(Want, u64)]) -> Outcome<()> {
+    fn acquire_leases(&self, wants: &[(LeaseRequest, u64)]) -> Outcome<()> {
         if let [(want, revision)] = wants
             && self.read_grant_cache(want, *revision)
         {
@@ -547,7 +549,8 @@ impl LibFs {
                 None => {
                     // The lease that is there becomes a lease to write, if the operation needs one.
                     let need = Need { xattrs: true, ..Need::default() };
-                    let again = Want { inode: claim.id, write: claim.soon_written, scope: ScopeKind::Node, need };
+                    let again =
+                        LeaseRequest { inode: claim.id, write: claim.soon_written, scope: ScopeKind::Node, need };
                     let changes = claim.soon_written || claim.makes;
                     self.request_entry(&claim, found, name, changes.then_some(again), revision)?;
                 }
@@ -574,7 +577,7 @@ impl LibFs {
         claim: &Claim,
         found: &dyn Fn(InodeId) -> Claim,
         name: &[u8],
-        within: Option<Want>,
+        within: Option<LeaseRequest>,
         revision: u64,
     ) -> Outcome<()> {
         self.begin_use();

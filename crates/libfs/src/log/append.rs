@@ -217,7 +217,7 @@ impl LibFs {
         }
         // After one round, all of the log is ready.
         let is_all = ready.0 - self.log_began.0 >= self.log.capacity();
-        self.log.note_ready(if is_all { LogPosition(u64::MAX) } else { ready });
+        self.log.record_ready(if is_all { LogPosition(u64::MAX) } else { ready });
         Ok(())
     }
 
@@ -239,7 +239,7 @@ impl LibFs {
 
     /// Forgets changes that SharedFS has committed: the log may overwrite them, and SharedFS may reuse freed blocks.
     pub(crate) fn forget_committed(&self, _turn: &MutexGuard<'_, ()>) {
-        let bound = self.log.before_held(self.control.committed());
+        let bound = self.log.end_before_held(self.control.committed());
         // The bound is raised before anything is forgotten: no state without these changes is installed from now on.
         self.tidied.fetch_max(bound.0, Ordering::AcqRel);
         let (mut finished, mut again) = (Vec::new(), Vec::new());

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 use ashlar_types::{BLOCK_BYTES, Errno, InodeId, QuotaAmount, QuotaId, QuotaKey, blocks_for, quota_keys};
 use ashlar_update::{Allocation, Create, Update};
-use ashlar_wire::{QuotaGrant, QuotaVersion, QuotaWant, Reply, Request};
+use ashlar_wire::{QuotaGrant, QuotaRequest, QuotaVersion, Reply, Request};
 
 use crate::LibFs;
 use crate::api::Outcome;
@@ -60,13 +60,14 @@ impl QuotaBalances {
     /// Pays all amounts or none.
     ///
     /// `false` if a balance is too small or not known for this version.
-    pub(crate) fn pay(&self, version: QuotaVersion, wants: &[QuotaWant]) -> bool {
+    pub(crate) fn pay(&self, version: QuotaVersion, wants: &[QuotaRequest]) -> bool {
         if wants.is_empty() {
             return true;
         }
         let mut inner = self.0.lock();
-        let covers =
-            |want: &QuotaWant| inner.quota_balances.get(&want.key).is_some_and(|balance| balance.covers(want.amount));
+        let covers = |want: &QuotaRequest| {
+            inner.quota_balances.get(&want.key).is_some_and(|balance| balance.covers(want.amount))
+        };
         if inner.version != version || !wants.iter().all(covers) {
             return false;
         }
@@ -79,7 +80,7 @@ impl QuotaBalances {
     }
 
     /// Gives back the payment for an update that was not appended.
-    pub(crate) fn give_back(&self, version: QuotaVersion, wants: &[QuotaWant]) {
+    pub(crate) fn give_back(&self, version: QuotaVersion, wants: &[QuotaRequest]) {
         let mut inner = self.0.lock();
         if inner.version != version {
             return;
@@ -112,7 +113,7 @@ impl QuotaBalances {
 
 impl LockedNodes<'_> {
     /// Returns the amounts that an update will use, by owner, group and subtree: never less than SharedFS will count.
-    pub(crate) fn quota_wants(&self, update: &Update<'_>) -> Result<Vec<QuotaWant>, Stop> {
+    pub(crate) fn quota_wants(&self, update: &Update<'_>) -> Result<Vec<QuotaRequest>, Stop> {
         let wants = match *update {
             Update::Write { inode, offset, data, .. } => self.wants_of_range(inode, offset, data.len() as u64)?,
             Update::Allocate { inode, how, offset, length, .. } => match how {
@@ -136,7 +137,7 @@ impl LockedNodes<'_> {
                 let inode = self.inode(inode)?;
                 let is_new = quota != inode.quota && quota != QuotaId::NONE;
                 // Only the super-user does this. A tree that is too large already is counted, and grows no further.
-                let want = QuotaWant { key: QuotaKey::Subtree(quota), amount: inode.quota_amount(), exempt: true };
+                let want = QuotaRequest { key: QuotaKey::Subtree(quota), amount: inode.quota_amount(), exempt: true };
                 is_new.then_some(want).into_iter().collect()
             }
             _ => Vec::new(),
@@ -145,13 +146,13 @@ impl LockedNodes<'_> {
     }
 
     /// Returns the amounts for a new inode.
-    fn wants_of_new(&self, create: &Create<'_>) -> Result<Vec<QuotaWant>, Stop> {
+    fn wants_of_new(&self, create: &Create<'_>) -> Result<Vec<QuotaRequest>, Stop> {
         let keys = quota_keys(create.uid, create.gid, self.inode(create.parent)?.quota);
         Ok(keys.map(|key| self.build_want(key, QuotaAmount { blocks: 0, inodes: 1 })).collect())
     }
 
     /// Returns the amounts for taking up all blocks of a range.
-    fn wants_of_range(&self, id: InodeId, offset: u64, length: u64) -> Result<Vec<QuotaWant>, Stop> {
+    fn wants_of_range(&self, id: InodeId, offset: u64, length: u64) -> Result<Vec<QuotaRequest>, Stop> {
         let state = self.state(id)?;
         let (Some(inode), Some(content)) = (&state.inode, &state.content) else { return Err(Errno::EIO.into()) };
         let range = offset / BLOCK_BYTES..blocks_for(offset + length);
@@ -163,14 +164,14 @@ impl LockedNodes<'_> {
     }
 
     /// Returns a want. Only the limits of subtrees bind the super-user.
-    fn build_want(&self, key: QuotaKey, amount: QuotaAmount) -> QuotaWant {
-        QuotaWant { key, amount, exempt: self.is_exempt && !matches!(key, QuotaKey::Subtree(_)) }
+    fn build_want(&self, key: QuotaKey, amount: QuotaAmount) -> QuotaRequest {
+        QuotaRequest { key, amount, exempt: self.is_exempt && !matches!(key, QuotaKey::Subtree(_)) }
     }
 }
 
 impl LibFs {
     /// Requests amounts that an update will use.
-    pub(crate) fn request_quota(&self, wants: Vec<QuotaWant>) -> Outcome<()> {
+    pub(crate) fn request_quota(&self, wants: Vec<QuotaRequest>) -> Outcome<()> {
         match self.call(&Request::Quota(wants))? {
             Reply::Quota { version, grants } => {
                 self.quota_balances.fill(version, &grants);
@@ -187,8 +188,8 @@ mod tests {
 
     const VERSION: QuotaVersion = QuotaVersion(3);
 
-    fn want(uid: u32, blocks: u64, inodes: u64) -> QuotaWant {
-        QuotaWant { key: QuotaKey::User(uid), amount: QuotaAmount { blocks, inodes }, exempt: false }
+    fn want(uid: u32, blocks: u64, inodes: u64) -> QuotaRequest {
+        QuotaRequest { key: QuotaKey::User(uid), amount: QuotaAmount { blocks, inodes }, exempt: false }
     }
 
     fn grant(uid: u32, blocks: Option<u64>, inodes: Option<u64>) -> QuotaGrant {

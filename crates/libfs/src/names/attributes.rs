@@ -107,7 +107,7 @@ impl LibFs {
     /// Returns the access with which `user` may have an inode open.
     pub(crate) fn held_access(&self, state: &NodeState, user: &Credentials) -> Access {
         let acl = state.xattrs.as_ref().and_then(|all| all.get(XATTR_ACL_ACCESS)).and_then(|value| Acl::parse(value));
-        state.inode.as_ref().map_or(Access::NONE, |inode| permission::held(inode, acl.as_ref(), user))
+        state.inode.as_ref().map_or(Access::NONE, |inode| permission::granted_access(inode, acl.as_ref(), user))
     }
 
     /// Sets attributes: chmod, chown, truncate and utimens in one.

@@ -2,11 +2,11 @@
 
 use std::mem::zeroed;
 
-use ashlar_libfs::{Change, Found, SetTime, stat_of};
+use ashlar_libfs::{AttributeChange, FoundInode, SetTime, stat_of};
 use ashlar_types::{Access, BLOCK_BYTES, Errno, FileKind, Inode, InodeId, Timestamp};
 
 use super::Served;
-use crate::path::{self, Aim, Last, Purpose, Walked};
+use crate::path::{self, FinalLink, PathIntent, PathPurpose, WalkOutcome};
 use crate::program_memory::{self, MemoryUse, PathBuffer, Plain};
 use crate::session::MountSession;
 use crate::{deferred_session, descriptors, user_sessions};
@@ -19,7 +19,7 @@ const STATX_MASK: u32 = 0x7ff | 0x800;
 /// The file that a call is about.
 pub(super) struct CallFile {
     pub(super) session: &'static MountSession,
-    pub(super) found: Found,
+    pub(super) found: FoundInode,
 }
 
 /// Serves `stat` and `access` on the fast path.
@@ -61,19 +61,19 @@ fn store_known<T: Plain>(
     of: impl FnOnce(InodeId, &Inode, u64) -> T,
 ) -> Option<i64> {
     let last = match flags {
-        0 => Last::Follow,
-        libc::AT_SYMLINK_NOFOLLOW => Last::Keep,
+        0 => FinalLink::Follow,
+        libc::AT_SYMLINK_NOFOLLOW => FinalLink::Keep,
         // libc's `fstat` is this call.
         libc::AT_EMPTY_PATH if path == 0 || program_memory::load::<u8>(path) == Ok(0) => {
             let file = descriptors::file(directory as i32)?;
             let session = file.session().ok()?;
-            let found = session.fs.look_at_open(file.opened()?, |id, inode| of(id, inode, session.device))?;
+            let found = session.fs.inspect_open(file.opened()?, |id, inode| of(id, inode, session.device))?;
             return program_memory::store(to, &found).ok().map(|()| 0);
         }
         _ => return None,
     };
     let found = with_known_start(directory, path, |session, start| {
-        session.fs.look_at_known(session, start, last, |id, inode| of(id, inode, session.device))
+        session.fs.inspect_cached_path(session, start, last, |id, inode| of(id, inode, session.device))
     })?;
     program_memory::store(to, &found).ok().map(|()| 0)
 }
@@ -98,7 +98,7 @@ fn access_fast(directory: u64, path: u64, mode: u64) -> Option<i64> {
     }
     let access = Access(mode as u32);
     let may = with_known_start(directory, path, |session, start| {
-        session.fs.access_known(session, start, Last::Follow, access)
+        session.fs.check_cached_access(session, start, FinalLink::Follow, access)
     })?;
     Some(may.map_or_else(|errno| -i64::from(errno.0), |()| 0))
 }
@@ -107,53 +107,61 @@ fn access_fast(directory: u64, path: u64, mode: u64) -> Option<i64> {
 pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     match number {
         libc::SYS_fstat => with_file(a[0], |subject| store_stat(subject, a[1])),
-        libc::SYS_stat => with_path(libc::AT_FDCWD, a[0], Last::Follow, |subject| store_stat(subject, a[1])),
-        libc::SYS_lstat => with_path(libc::AT_FDCWD, a[0], Last::Keep, |subject| store_stat(subject, a[1])),
+        libc::SYS_stat => with_path(libc::AT_FDCWD, a[0], FinalLink::Follow, |subject| store_stat(subject, a[1])),
+        libc::SYS_lstat => with_path(libc::AT_FDCWD, a[0], FinalLink::Keep, |subject| store_stat(subject, a[1])),
         libc::SYS_newfstatat => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT;
-            with_named(a[0], a[1], a[3], allowed, Purpose::Look, |subject| store_stat(subject, a[2]))
+            with_named(a[0], a[1], a[3], allowed, PathPurpose::Look, |subject| store_stat(subject, a[2]))
         }
         libc::SYS_statx if has_invalid_flags(a) => Err(Errno::EINVAL),
         libc::SYS_statx => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | STATX_SYNC_FLAGS;
-            with_named(a[0], a[1], a[2], allowed, Purpose::Look, |subject| store_statx(subject, a[4]))
+            with_named(a[0], a[1], a[2], allowed, PathPurpose::Look, |subject| store_statx(subject, a[4]))
         }
         // The kernel checks the mode before it looks at the path.
         libc::SYS_access if a[1] as i32 & !7 != 0 => Err(Errno::EINVAL),
         libc::SYS_faccessat | libc::SYS_faccessat2 if a[2] as i32 & !7 != 0 => Err(Errno::EINVAL),
         libc::SYS_access => {
-            with_path(libc::AT_FDCWD, a[0], Last::Follow, |subject| check_real_access(subject, a[1], 0))
+            with_path(libc::AT_FDCWD, a[0], FinalLink::Follow, |subject| check_real_access(subject, a[1], 0))
         }
         libc::SYS_faccessat => {
-            with_path(a[0] as i32, a[1], Last::Follow, |subject| check_real_access(subject, a[2], 0))
+            with_path(a[0] as i32, a[1], FinalLink::Follow, |subject| check_real_access(subject, a[2], 0))
         }
         libc::SYS_faccessat2 => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_EACCESS;
-            with_named(a[0], a[1], a[3], allowed, Purpose::Look, |subject| {
+            with_named(a[0], a[1], a[3], allowed, PathPurpose::Look, |subject| {
                 check_real_access(subject, a[2], a[3] as i32)
             })
         }
         libc::SYS_fchmod => with_file(a[0], |subject| set_mode(subject, a[1])),
         libc::SYS_chmod => {
-            with_path(libc::AT_FDCWD, a[0], Last::Follow.to(Purpose::Change), |subject| set_mode(subject, a[1]))
+            with_path(libc::AT_FDCWD, a[0], FinalLink::Follow.to(PathPurpose::SetAttributes), |subject| {
+                set_mode(subject, a[1])
+            })
         }
         libc::SYS_fchmodat => {
-            with_path(a[0] as i32, a[1], Last::Follow.to(Purpose::Change), |subject| set_mode(subject, a[2]))
+            with_path(a[0] as i32, a[1], FinalLink::Follow.to(PathPurpose::SetAttributes), |subject| {
+                set_mode(subject, a[2])
+            })
         }
         libc::SYS_fchmodat2 => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
-            with_named(a[0], a[1], a[3], allowed, Purpose::Change, |subject| set_mode(subject, a[2]))
+            with_named(a[0], a[1], a[3], allowed, PathPurpose::SetAttributes, |subject| set_mode(subject, a[2]))
         }
         libc::SYS_fchown => with_file(a[0], |subject| set_owner(subject, a[1], a[2])),
         libc::SYS_chown => {
-            with_path(libc::AT_FDCWD, a[0], Last::Follow.to(Purpose::Change), |subject| set_owner(subject, a[1], a[2]))
+            with_path(libc::AT_FDCWD, a[0], FinalLink::Follow.to(PathPurpose::SetAttributes), |subject| {
+                set_owner(subject, a[1], a[2])
+            })
         }
         libc::SYS_lchown => {
-            with_path(libc::AT_FDCWD, a[0], Last::Keep.to(Purpose::Change), |subject| set_owner(subject, a[1], a[2]))
+            with_path(libc::AT_FDCWD, a[0], FinalLink::Keep.to(PathPurpose::SetAttributes), |subject| {
+                set_owner(subject, a[1], a[2])
+            })
         }
         libc::SYS_fchownat => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
-            with_named(a[0], a[1], a[4], allowed, Purpose::Change, |subject| set_owner(subject, a[2], a[3]))
+            with_named(a[0], a[1], a[4], allowed, PathPurpose::SetAttributes, |subject| set_owner(subject, a[2], a[3]))
         }
         // If there is nothing to change, the kernel checks nothing.
         libc::SYS_utimensat if a[2] != 0 && changes_no_time(a[2])? => Ok(Some(0)),
@@ -163,7 +171,7 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
         libc::SYS_utimensat if a[1] == 0 => with_file(a[0], |subject| set_times(subject, a[2])),
         libc::SYS_utimensat => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
-            with_named(a[0], a[1], a[3], allowed, Purpose::Change, |subject| set_times(subject, a[2]))
+            with_named(a[0], a[1], a[3], allowed, PathPurpose::SetAttributes, |subject| set_times(subject, a[2]))
         }
         _ => Ok(None),
     }
@@ -186,7 +194,7 @@ pub(super) fn with_file(descriptor: u64, then: impl FnOnce(&CallFile) -> Served)
 pub(super) fn with_path(
     directory: i32,
     address: u64,
-    aim: impl Into<Aim>,
+    aim: impl Into<PathIntent>,
     then: impl FnOnce(&CallFile) -> Served,
 ) -> Served {
     let aim = aim.into();
@@ -197,7 +205,7 @@ pub(super) fn with_path(
     }
     let Some(start) = path::find_start(directory, text)? else { return Ok(None) };
     let session = start.session;
-    let Walked::Inside(place) = path::resolve(session, start.directory, start.rest, aim)? else { return Ok(None) };
+    let WalkOutcome::Inside(place) = path::resolve(session, start.directory, start.rest, aim)? else { return Ok(None) };
     then(&CallFile { session, found: place.found.ok_or(Errno::ENOENT)? })
 }
 
@@ -207,7 +215,7 @@ fn with_named(
     address: u64,
     flags: u64,
     allowed: i32,
-    purpose: Purpose,
+    purpose: PathPurpose,
     then: impl FnOnce(&CallFile) -> Served,
 ) -> Served {
     let flags = flags as i32;
@@ -219,7 +227,7 @@ fn with_named(
         // Only the kernel knows the working directory.
         return if directory as i32 == libc::AT_FDCWD { Ok(None) } else { with_file(directory, then) };
     }
-    let last = if flags & libc::AT_SYMLINK_NOFOLLOW != 0 { Last::Keep } else { Last::Follow };
+    let last = if flags & libc::AT_SYMLINK_NOFOLLOW != 0 { FinalLink::Keep } else { FinalLink::Follow };
     with_path(directory as i32, address, last.to(purpose), then)
 }
 
@@ -229,7 +237,7 @@ fn store_stat(subject: &CallFile, address: u64) -> Served {
 }
 
 fn store_statx(subject: &CallFile, address: u64) -> Served {
-    let Found { id, inode } = &subject.found;
+    let FoundInode { id, inode } = &subject.found;
     program_memory::store(address, &statx_of(*id, inode, subject.session.device))?;
     Ok(Some(0))
 }
@@ -276,7 +284,7 @@ fn check_real_access(subject: &CallFile, mode: u64, flags: i32) -> Served {
     Ok(Some(0))
 }
 
-fn apply_change(subject: &CallFile, change: &Change) -> Served {
+fn apply_change(subject: &CallFile, change: &AttributeChange) -> Served {
     subject.session.fs.set_attributes(&subject.session.user, subject.found.id, change)?;
     Ok(Some(0))
 }
@@ -286,13 +294,16 @@ fn set_mode(subject: &CallFile, mode: u64) -> Served {
         return Ok(None);
     }
     let mode = mode as u32 & ashlar_types::MODE_PERMISSIONS;
-    apply_change(subject, &Change { mode: Some(mode), ..Change::default() })
+    apply_change(subject, &AttributeChange { mode: Some(mode), ..AttributeChange::default() })
 }
 
 fn set_owner(subject: &CallFile, uid: u64, gid: u64) -> Served {
     let given = |id: u64| Some(id as u32).filter(|id| *id != u32::MAX);
     // A call that changes neither owner nor group still updates the change time.
-    apply_change(subject, &Change { uid: given(uid), gid: given(gid), strip: true, ..Change::default() })
+    apply_change(
+        subject,
+        &AttributeChange { uid: given(uid), gid: given(gid), strip: true, ..AttributeChange::default() },
+    )
 }
 
 fn set_times(subject: &CallFile, address: u64) -> Served {
@@ -305,7 +316,7 @@ fn set_times(subject: &CallFile, address: u64) -> Served {
     if accessed.is_none() && modified.is_none() {
         return Ok(Some(0));
     }
-    apply_change(subject, &Change { accessed, modified, ..Change::default() })
+    apply_change(subject, &AttributeChange { accessed, modified, ..AttributeChange::default() })
 }
 
 /// Returns whether a call leaves both times as they are.

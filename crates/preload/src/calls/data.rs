@@ -216,7 +216,7 @@ fn read_parts(session: &MountSession, inode: InodeId, offset: u64, parts: &[libc
     for part in parts {
         let at = offset + done as u64;
         // The file fills no more of the buffer than this: the rest of the buffer need not be mapped.
-        let length = session.fs.readable(inode, at, part.iov_len)?;
+        let length = session.fs.readable_bytes(inode, at, part.iov_len)?;
         let count = match program_memory::first_bytes_mut(part.iov_base as u64, length) {
             Ok(buffer) => session.fs.read(inode, at, buffer),
             Err(errno) => Err(errno),

@@ -2,13 +2,13 @@
 
 use std::os::fd::AsRawFd;
 
-use ashlar_libfs::{Allocation, Change, Found, Make, Opening, access_of, allocation_of};
+use ashlar_libfs::{Allocation, AttributeChange, FoundInode, NewInode, OpenAction, access_of, allocation_of};
 use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, QuotaId};
 
 use super::{Served, descriptor};
 use crate::descriptors::{self, OpenFileRef, TMPFILE};
 use crate::materialise;
-use crate::path::{self, Aim, Last, PathStart, Place, Purpose, Walked};
+use crate::path::{self, FinalLink, PathIntent, PathPurpose, PathStart, ResolvedPath, WalkOutcome};
 use crate::program_memory::{self, PathBuffer};
 use crate::recycled_descriptor;
 use crate::segment_mapping;
@@ -67,8 +67,8 @@ pub(super) fn open_fast(number: i64, a: &[u64; 6]) -> Option<i64> {
             || materialise::is_mapped_shared(session.number, id);
         !is_kernels && (flags & libc::O_DIRECTORY == 0 || inode.is_directory())
     };
-    let aim = Aim::of_opening(flags);
-    let (way, kind) = session.fs.open_known(session, (start.directory, start.rest), aim, access, admits)?;
+    let aim = PathIntent::of_open_flags(flags);
+    let (way, kind) = session.fs.open_cached_path(session, (start.directory, start.rest), aim, access, admits)?;
     let cloexec = flags & libc::O_CLOEXEC != 0;
     let Ok(descriptor) = descriptors::reserve_number(0, cloexec) else {
         session.fs.close_open(way);
@@ -111,10 +111,12 @@ pub(super) fn open(number: i64, a: &[u64; 6]) -> Served {
             None => open_by_kernel(number, directory, a).map(Some),
         };
     }
-    let aim = Aim::of_opening(flags);
+    let aim = PathIntent::of_open_flags(flags);
     let cloexec = flags & libc::O_CLOEXEC != 0;
     for _ in 0..OPENING_TRIES {
-        let Walked::Inside(place) = path::resolve(session, start.directory, start.rest, aim)? else { return Ok(None) };
+        let WalkOutcome::Inside(place) = path::resolve(session, start.directory, start.rest, aim)? else {
+            return Ok(None);
+        };
         // Reserve a number before the file is created or truncated: if no number is free, nothing happens.
         let descriptor = descriptors::reserve_number(0, cloexec)?;
         let opened = open_resolved(session, &place, flags, mode);
@@ -123,7 +125,7 @@ pub(super) fn open(number: i64, a: &[u64; 6]) -> Served {
             return Ok(Some(descriptor.into()));
         }
         descriptors::give_back_number(descriptor, cloexec);
-        let is_mapped = |found: &Found| materialise::is_mapped_shared(session.number, found.id);
+        let is_mapped = |found: &FoundInode| materialise::is_mapped_shared(session.number, found.id);
         match opened {
             // Another process created, removed or replaced the file first: resolve the path again.
             Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => {}
@@ -161,8 +163,10 @@ const fn needs_kernel(flags: i32) -> bool {
 /// Returns `None` if the path leaves the mount.
 fn open_o_path(start: &PathStart<'_>, flags: i32) -> Result<Option<i32>, Errno> {
     let session = start.session;
-    let last = if flags & libc::O_NOFOLLOW != 0 { Last::Keep } else { Last::Follow };
-    let Walked::Inside(place) = path::resolve(session, start.directory, start.rest, last)? else { return Ok(None) };
+    let last = if flags & libc::O_NOFOLLOW != 0 { FinalLink::Keep } else { FinalLink::Follow };
+    let WalkOutcome::Inside(place) = path::resolve(session, start.directory, start.rest, last)? else {
+        return Ok(None);
+    };
     let found = place.found.ok_or(Errno::ENOENT)?;
     if flags & libc::O_DIRECTORY != 0 && !found.inode.is_directory() {
         return Err(Errno::ENOTDIR);
@@ -211,7 +215,7 @@ fn open_by_kernel(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errn
 /// Opens the file that a path leads to; `None` if the kernel must.
 fn open_resolved(
     session: &'static MountSession,
-    place: &Place,
+    place: &ResolvedPath,
     flags: i32,
     mode: u32,
 ) -> Result<Option<OpenFileRef>, Errno> {
@@ -221,9 +225,9 @@ fn open_resolved(
         opening => opening?,
     };
     let (found, access) = match opening {
-        Opening::Make => return make(session, place, flags, mode),
-        Opening::MakeUnnamed(directory) => return make_unnamed(session, directory, flags, mode),
-        Opening::Existing(found, access) => (found, access),
+        OpenAction::Create => return make(session, place, flags, mode),
+        OpenAction::CreateUnnamed(directory) => return make_unnamed(session, directory, flags, mode),
+        OpenAction::Existing(found, access) => (found, access),
     };
     if flags & libc::O_CREAT != 0 && path::is_guarded(session, place.directory, found)? {
         return Ok(None);
@@ -245,7 +249,11 @@ fn open_resolved(
     let file = enter_opened(session, found.id, found.inode.kind, flags)?;
     if flags & libc::O_TRUNC != 0 && found.inode.kind == FileKind::Regular {
         let strip = session.strips_set_id();
-        session.fs.set_attributes(&session.user, found.id, &Change { size: Some(0), strip, ..Change::default() })?;
+        session.fs.set_attributes(
+            &session.user,
+            found.id,
+            &AttributeChange { size: Some(0), strip, ..AttributeChange::default() },
+        )?;
     }
     Ok(Some(file))
 }
@@ -333,7 +341,7 @@ pub(crate) fn adopt_inherited(descriptor: i32) -> Result<(), Errno> {
 /// it was opened with; SharedFS trusts no client's claim about them.
 fn reopen_in_session(session: &MountSession, id: InodeId, flags: i32) -> Result<(), Errno> {
     let opened = match flags & libc::O_PATH {
-        0 => session.fs.open_again(&session.user, id, access_of(flags & libc::O_ACCMODE)),
+        0 => session.fs.open_adopted(&session.user, id, access_of(flags & libc::O_ACCMODE)),
         _ => session.fs.open(id),
     };
     opened.map(drop)
@@ -353,12 +361,17 @@ fn enter_opened(session: &'static MountSession, id: InodeId, kind: FileKind, fla
     descriptors::open_in_session(session, id, kind, flags & KEPT_FLAGS).inspect_err(|_| session.fs.close(id))
 }
 
-fn regular_make(mode: u32) -> Make<'static> {
+fn regular_make(mode: u32) -> NewInode<'static> {
     let umask = session::UMASK.load(std::sync::atomic::Ordering::Relaxed);
-    Make { kind: FileKind::Regular, mode: mode & 0o7777, umask, device: 0, target: &[] }
+    NewInode { kind: FileKind::Regular, mode: mode & 0o7777, umask, device: 0, target: &[] }
 }
 
-fn make(session: &'static MountSession, place: &Place, flags: i32, mode: u32) -> Result<Option<OpenFileRef>, Errno> {
+fn make(
+    session: &'static MountSession,
+    place: &ResolvedPath,
+    flags: i32,
+    mode: u32,
+) -> Result<Option<OpenFileRef>, Errno> {
     let made = session.fs.make_open(&session.user, place.directory, &place.name, &regular_make(mode))?;
     let file = enter_opened(session, made.id, FileKind::Regular, flags)?;
     file.set_flags(libc::O_CREAT, libc::O_CREAT);
@@ -402,8 +415,8 @@ pub(super) fn truncate(number: i64, a: &[u64; 6]) -> Served {
         return Err(Errno::EINVAL);
     }
     let session = start.session;
-    let aim = Last::Follow.to(Purpose::Write);
-    let Walked::Inside(place) = path::resolve(session, start.directory, start.rest, aim)? else { return Ok(None) };
+    let aim = FinalLink::Follow.to(PathPurpose::Write);
+    let WalkOutcome::Inside(place) = path::resolve(session, start.directory, start.rest, aim)? else { return Ok(None) };
     let found = place.found.ok_or(Errno::ENOENT)?;
     if may_be_running(&found.inode)
         || size as u64 > session::file_limit()
@@ -416,7 +429,7 @@ pub(super) fn truncate(number: i64, a: &[u64; 6]) -> Served {
 
 fn resize(session: &MountSession, user: &Credentials, id: InodeId, size: u64) -> Served {
     let strip = session.strips_set_id();
-    session.fs.set_attributes(user, id, &Change { size: Some(size), strip, ..Change::default() })?;
+    session.fs.set_attributes(user, id, &AttributeChange { size: Some(size), strip, ..AttributeChange::default() })?;
     Ok(Some(0))
 }
 

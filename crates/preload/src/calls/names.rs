@@ -1,11 +1,11 @@
 //! Names: makes, removes, moves and links them, and symbolic links.
 
-use ashlar_libfs::{Found, Make, RenameFlags};
+use ashlar_libfs::{FoundInode, NewInode, RenameFlags};
 use ashlar_types::{Errno, FileKind};
 
 use super::Served;
 use crate::arch::system_call;
-use crate::path::{self, Aim, Last, Place, Purpose, Walked};
+use crate::path::{self, FinalLink, PathIntent, PathPurpose, ResolvedPath, WalkOutcome};
 use crate::program_memory::{self, PathBuffer};
 use crate::session::{self, MountSession};
 use crate::{descriptors, unnamed_files};
@@ -42,8 +42,8 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
 fn resolve_name(
     directory: u64,
     address: u64,
-    aim: impl Into<Aim>,
-) -> Result<Option<(&'static MountSession, Place)>, Errno> {
+    aim: impl Into<PathIntent>,
+) -> Result<Option<(&'static MountSession, ResolvedPath)>, Errno> {
     let mut buffer = PathBuffer::new();
     let text = program_memory::copy_path(address, &mut buffer)?;
     if let Some(descriptor) = path::descriptor_named(text) {
@@ -51,8 +51,8 @@ fn resolve_name(
     }
     let Some(start) = path::find_start(directory as i32, text)? else { return Ok(None) };
     match path::resolve(start.session, start.directory, start.rest, aim)? {
-        Walked::Inside(place) => Ok(Some((start.session, place))),
-        Walked::Outside => Ok(None),
+        WalkOutcome::Inside(place) => Ok(Some((start.session, place))),
+        WalkOutcome::Outside => Ok(None),
     }
 }
 
@@ -61,8 +61,9 @@ fn resolve_new(
     directory: u64,
     address: u64,
     makes_directory: bool,
-) -> Result<Option<(&'static MountSession, Place)>, Errno> {
-    let Some((session, place)) = resolve_name(directory, address, Last::Keep.to(Purpose::Look).making())? else {
+) -> Result<Option<(&'static MountSession, ResolvedPath)>, Errno> {
+    let Some((session, place)) = resolve_name(directory, address, FinalLink::Keep.to(PathPurpose::Look).making())?
+    else {
         return Ok(None);
     };
     place.check_new(makes_directory)?;
@@ -79,7 +80,7 @@ fn make(directory: u64, address: u64, kind: FileKind, mode: u64) -> Served {
     };
     // A new directory takes its set-id bits from its parent.
     let allowed = if kind == FileKind::Directory { 0o1777 } else { 0o7777 };
-    let make = Make { kind, mode: mode as u32 & allowed, umask: umask(), device: 0, target: &[] };
+    let make = NewInode { kind, mode: mode as u32 & allowed, umask: umask(), device: 0, target: &[] };
     session.fs.make(&session.user, place.directory, &place.name, &make)?;
     Ok(Some(0))
 }
@@ -99,7 +100,7 @@ fn symlink(target: u64, directory: u64, address: u64) -> Served {
         return Err(Errno::ENOENT);
     }
     let Some((session, place)) = resolve_new(directory, address, false)? else { return Ok(None) };
-    let make = Make { kind: FileKind::Symlink, mode: 0o777, umask: 0, device: 0, target };
+    let make = NewInode { kind: FileKind::Symlink, mode: 0o777, umask: 0, device: 0, target };
     session.fs.make(&session.user, place.directory, &place.name, &make)?;
     Ok(Some(0))
 }
@@ -108,7 +109,7 @@ fn remove(directory: u64, address: u64, flags: u64) -> Served {
     if flags & !(libc::AT_REMOVEDIR as u64) != 0 {
         return Err(Errno::EINVAL);
     }
-    let Some((session, place)) = resolve_name(directory, address, Last::Keep.to(Purpose::Name))? else {
+    let Some((session, place)) = resolve_name(directory, address, FinalLink::Keep.to(PathPurpose::Name))? else {
         return Ok(None);
     };
     let removes_directory = flags != 0;
@@ -125,7 +126,7 @@ fn remove(directory: u64, address: u64, flags: u64) -> Served {
 /// Returns whether the kernel must remove or rename a directory.
 ///
 /// Another file system may be mounted on it, in another namespace.
-fn may_be_mount_point(session: &MountSession, found: &Found) -> bool {
+fn may_be_mount_point(session: &MountSession, found: &FoundInode) -> bool {
     session.refresh_submounts(true);
     session.submounts.contains(found.id)
 }
@@ -143,7 +144,7 @@ fn read_link(directory: u64, address: u64, buffer: u64, length: u64) -> Served {
     if text.is_empty() {
         return Ok(None);
     }
-    let Some((_, place)) = resolve_name(directory, address, Last::Keep)? else { return Ok(None) };
+    let Some((_, place)) = resolve_name(directory, address, FinalLink::Keep)? else { return Ok(None) };
     let found = place.found.ok_or(Errno::ENOENT)?;
     if found.inode.kind != FileKind::Symlink {
         return Err(Errno::EINVAL);
@@ -162,7 +163,7 @@ fn rename(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
     if exchange && flags & (RENAME_NOREPLACE | RENAME_WHITEOUT) != 0 {
         return Err(Errno::EINVAL);
     }
-    let aim = Last::Keep.to(Purpose::Name);
+    let aim = FinalLink::Keep.to(PathPurpose::Name);
     let Some((session, source)) = resolve_name(from.0, from.1, aim)? else { return Ok(None) };
     let Some((other, target)) = resolve_name(to.0, to.1, aim)? else { return Ok(None) };
     if session.number != other.number {
@@ -182,10 +183,10 @@ fn rename(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
 /// Finds the file that is to get another name.
 ///
 /// That is the file of a path, or an open file, which may have no name.
-fn link_source(from: (u64, u64), flags: u64) -> Result<Option<(&'static MountSession, Found)>, Errno> {
+fn link_source(from: (u64, u64), flags: u64) -> Result<Option<(&'static MountSession, FoundInode)>, Errno> {
     let mut buffer = PathBuffer::new();
     let text = program_memory::copy_path(from.1, &mut buffer)?;
-    let last = if flags & libc::AT_SYMLINK_FOLLOW as u64 != 0 { Last::Follow } else { Last::Keep };
+    let last = if flags & libc::AT_SYMLINK_FOLLOW as u64 != 0 { FinalLink::Follow } else { FinalLink::Keep };
     if text.is_empty() && flags & libc::AT_EMPTY_PATH as u64 != 0 {
         return match open_source(from.0 as i32)? {
             // The super-user may name any file in this way; others may name only what they have opened.
@@ -198,19 +199,21 @@ fn link_source(from: (u64, u64), flags: u64) -> Result<Option<(&'static MountSes
             source => Ok(source),
         };
     }
-    if let Some(descriptor) = path::number_named(text).filter(|_| last == Last::Follow)
+    if let Some(descriptor) = path::number_named(text).filter(|_| last == FinalLink::Follow)
         && let Some(source) = open_source(descriptor)?
     {
         return Ok(Some(source));
     }
-    let Some((session, source)) = resolve_name(from.0, from.1, last.to(Purpose::Change))? else { return Ok(None) };
+    let Some((session, source)) = resolve_name(from.0, from.1, last.to(PathPurpose::SetAttributes))? else {
+        return Ok(None);
+    };
     Ok(Some((session, source.found.ok_or(Errno::ENOENT)?)))
 }
 
 /// Returns the open file of a descriptor that is to get a name.
 ///
 /// It is a LibFS descriptor, or a kernel descriptor whose file may get a name without the kernel knowing it.
-fn open_source(descriptor: i32) -> Result<Option<(&'static MountSession, Found)>, Errno> {
+fn open_source(descriptor: i32) -> Result<Option<(&'static MountSession, FoundInode)>, Errno> {
     let (session, inode) = match descriptors::file(descriptor) {
         Some(file) if file.is_in_current_session() => (file.session()?, file.inode()),
         Some(_) => return Ok(None),

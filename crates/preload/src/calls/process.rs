@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ashlar_libfs::alone::end_alone;
+use ashlar_libfs::single_threaded::end_single_threaded;
 use ashlar_types::Errno;
 
 use super::call_shape::changes_user;
@@ -185,7 +185,7 @@ pub(crate) fn give_up_sessions() {
 /// between threads.
 pub(super) fn leave_to_kernel() {
     // From here on the library doesn't see when another thread is made.
-    end_alone();
+    end_single_threaded();
     hand_over_files();
     hand_over_inherited(|_| true);
     user_sessions::end_all_sessions();
@@ -272,7 +272,7 @@ fn make_process(call: &Frame) -> Served {
             // Files adopted while other threads use them could be lost to those threads. A process with threads runs
             // for long.
             deferred_session::end_deferral();
-            end_alone();
+            end_single_threaded();
             Ok(None)
         }
     }

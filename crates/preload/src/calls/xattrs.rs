@@ -12,7 +12,7 @@ use super::Served;
 use super::attributes::{CallFile, with_file, with_path};
 use crate::arch::system_call;
 use crate::descriptors::OpenFileRef;
-use crate::path::{Last, Purpose};
+use crate::path::{FinalLink, PathPurpose};
 use crate::{descriptors, program_memory, record_locks};
 
 /// Lists that the kernel interprets, and returns as it has interpreted them.
@@ -56,13 +56,13 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
 }
 
 fn answer_xattr(number: i64, a: &[u64; 6]) -> Served {
-    let at = |last: Last, purpose, then: &dyn Fn(&CallFile) -> Served| {
+    let at = |last: FinalLink, purpose, then: &dyn Fn(&CallFile) -> Served| {
         with_path(libc::AT_FDCWD, a[0], last.to(purpose), |subject| then(subject))
     };
     let list = |subject: &CallFile| list_xattrs(subject, (a[1], a[2]));
     match number {
-        libc::SYS_listxattr => return at(Last::Follow, Purpose::Look, &list),
-        libc::SYS_llistxattr => return at(Last::Keep, Purpose::Look, &list),
+        libc::SYS_listxattr => return at(FinalLink::Follow, PathPurpose::Look, &list),
+        libc::SYS_llistxattr => return at(FinalLink::Keep, PathPurpose::Look, &list),
         libc::SYS_flistxattr => return with_file(a[0], list),
         _ => {}
     }
@@ -77,14 +77,14 @@ fn answer_xattr(number: i64, a: &[u64; 6]) -> Served {
     let set = |subject: &CallFile| set_xattr(subject, name, (a[2], a[3]), a[4] as i32);
     let remove = |subject: &CallFile| remove_xattr(subject, name);
     match number {
-        libc::SYS_getxattr => at(Last::Follow, Purpose::Look, &get),
-        libc::SYS_lgetxattr => at(Last::Keep, Purpose::Look, &get),
+        libc::SYS_getxattr => at(FinalLink::Follow, PathPurpose::Look, &get),
+        libc::SYS_lgetxattr => at(FinalLink::Keep, PathPurpose::Look, &get),
         libc::SYS_fgetxattr => with_file(a[0], get),
-        libc::SYS_setxattr => at(Last::Follow, Purpose::Change, &set),
-        libc::SYS_lsetxattr => at(Last::Keep, Purpose::Change, &set),
+        libc::SYS_setxattr => at(FinalLink::Follow, PathPurpose::SetAttributes, &set),
+        libc::SYS_lsetxattr => at(FinalLink::Keep, PathPurpose::SetAttributes, &set),
         libc::SYS_fsetxattr => with_file(a[0], set),
-        libc::SYS_removexattr => at(Last::Follow, Purpose::Change, &remove),
-        libc::SYS_lremovexattr => at(Last::Keep, Purpose::Change, &remove),
+        libc::SYS_removexattr => at(FinalLink::Follow, PathPurpose::SetAttributes, &remove),
+        libc::SYS_lremovexattr => at(FinalLink::Keep, PathPurpose::SetAttributes, &remove),
         libc::SYS_fremovexattr => with_file(a[0], remove),
         _ => Ok(None),
     }

@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use ashlar_libfs::{OpenInode, alone};
+use ashlar_libfs::{OpenInode, single_threaded};
 use ashlar_types::{Errno, FileKind, InodeId};
 
 use super::{TABLE, highest, is_file, record_path_base, table_entry};
@@ -60,7 +60,7 @@ pub(super) struct OpenDescription {
     pub(super) opened: UnsafeCell<Option<OpenInode>>,
     /// The state that it shares with other processes, or null. It lives as long as there are references.
     pub(super) shared: AtomicPtr<SharedFile>,
-    pub(super) place: alone::Mutex<FilePlace>,
+    pub(super) place: single_threaded::Mutex<FilePlace>,
 }
 
 // SAFETY: `opened` is written by a thread that has taken a free slot, before others can find it, and by the thread that
@@ -70,7 +70,7 @@ unsafe impl Sync for OpenDescription {}
 /// The place of an open file, held by one call.
 #[derive(Debug)]
 pub(crate) struct PlaceGuard {
-    place: alone::MutexGuard<'static, FilePlace>,
+    place: single_threaded::MutexGuard<'static, FilePlace>,
     /// The lock against other processes.
     held: Option<HeldPlace>,
 }
@@ -145,7 +145,7 @@ impl OpenDescription {
         on_exec: AtomicU8::new(OnExec::Unknown as u8),
         opened: UnsafeCell::new(None),
         shared: AtomicPtr::new(ptr::null_mut()),
-        place: alone::Mutex::new(FilePlace { offset: 0, is_gone: false }),
+        place: single_threaded::Mutex::new(FilePlace { offset: 0, is_gone: false }),
     };
 
     /// Returns the session that it is open in; `None` if that has ended.
@@ -175,7 +175,7 @@ impl OpenDescription {
         let mut before = self.references.load(Ordering::Relaxed);
         loop {
             let Some(after) = next(before) else { return Err(before) };
-            match alone::exchange(&self.references, before, after) {
+            match single_threaded::exchange(&self.references, before, after) {
                 Ok(_) => return Ok(before),
                 Err(found) => before = found,
             }
@@ -361,8 +361,8 @@ impl OpenFileRef {
         });
         let known = if is_shared { OnExec::Unknown } else { on_exec };
         self.description().on_exec.store(known as u8, Ordering::Relaxed);
-        alone::add(&self.description().references, 1, Ordering::AcqRel);
-        let old = table_entry(descriptor).map_or(0, |entry| alone::swap(entry, self.number));
+        single_threaded::add(&self.description().references, 1, Ordering::AcqRel);
+        let old = table_entry(descriptor).map_or(0, |entry| single_threaded::swap(entry, self.number));
         drop(_one_at_a_time);
         drop(is_file(old).then(|| Self { number: old }));
     }
@@ -488,7 +488,7 @@ pub(crate) fn open_known_inode(
 fn take_slot() -> Option<usize> {
     let take = |index: &usize| {
         let references = &OPEN[*index].references;
-        references.load(Ordering::Relaxed) == 0 && alone::exchange(references, 0, 1).is_ok()
+        references.load(Ordering::Relaxed) == 0 && single_threaded::exchange(references, 0, 1).is_ok()
     };
     let freed = FREED_SLOT.load(Ordering::Relaxed) as usize;
     if take(&freed) {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ashlar_libfs::{LibFs, Make, Options, OwnDescriptors, RenameFlags, WriteAt};
+use ashlar_libfs::{DescriptorPolicy, LibFs, NewInode, Options, RenameFlags, WriteAt};
 use ashlar_tests::command::{eventually, run};
 use ashlar_tests::harness::{Test, Verdict, passed};
 use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, obstacle, program};
@@ -66,7 +66,7 @@ fn connect(site: &TestArena) -> Outcome<Arc<LibFs>> {
         label: "suite".into(),
         patience_ms: 60_000,
         notice: |_| {},
-        descriptors: OwnDescriptors::KNOWN,
+        descriptors: DescriptorPolicy::ANY,
         beside: 0,
         yields_to_kernel: false,
     };
@@ -86,7 +86,7 @@ impl SessionBesideMount {
     }
 
     fn make(&self, name: &str, kind: FileKind) -> Outcome<InodeId> {
-        let make = Make { kind, mode: 0o755, umask: 0, device: 0, target: &[] };
+        let make = NewInode { kind, mode: 0o755, umask: 0, device: 0, target: &[] };
         let made = match kind {
             FileKind::Regular => self.session.make_open(&ROOT, InodeId::ROOT, name.as_bytes(), &make),
             _ => self.session.make(&ROOT, InodeId::ROOT, name.as_bytes(), &make),
@@ -577,7 +577,7 @@ fn renamed(site: &TestArena, names: &[PathBuf]) -> Outcome<Duration> {
         ensure!(fs::symlink_metadata(name).is_err(), "{old} is still there");
         fs::symlink_metadata(name.with_file_name(&new)).map_err(tried(&new))?;
     }
-    session.end();
+    session.close_session();
     Ok(took)
 }
 
@@ -612,7 +612,7 @@ fn descriptors() -> Outcome<Verdict> {
     ensure!(read(&kept)? == "by bothkernel.", "a descriptor from before the kill reads {}", read(&kept)?);
     nameless(&beside)?;
     beside.session.close(file);
-    beside.session.end();
+    beside.session.close_session();
     drop((beside, kept));
     site.check()?;
     site.umount(0)?;
@@ -631,7 +631,7 @@ fn flags_hold(beside: &SessionBesideMount, id: InodeId) -> Outcome {
     ensure!(has.contains(OFlags::WRONLY | OFlags::APPEND), "its flags are {has:?}");
     let has = rustix::io::fcntl_getfd(&append).map_err(tried("F_GETFD"))?;
     ensure!(has.contains(rustix::io::FdFlags::CLOEXEC), "it stays open on exec");
-    let change = ashlar_libfs::Change { size: Some(0), ..Default::default() };
+    let change = ashlar_libfs::AttributeChange { size: Some(0), ..Default::default() };
     beside.session.set_attributes(&ROOT, id, &change).map(drop).map_err(tried("truncating"))
 }
 
@@ -640,7 +640,7 @@ fn nameless(beside: &SessionBesideMount) -> Outcome {
     let session = &beside.session;
     let removed = beside.make("removed", FileKind::Regular)?;
     session.unlink(&ROOT, InodeId::ROOT, b"removed").map_err(tried("unlink"))?;
-    let make = Make { kind: FileKind::Regular, mode: 0o600, umask: 0, device: 0, target: &[] };
+    let make = NewInode { kind: FileKind::Regular, mode: 0o600, umask: 0, device: 0, target: &[] };
     let unnamed = session.make_unnamed(&ROOT, InodeId::ROOT, &make).map_err(tried("O_TMPFILE"))?.id;
     for id in [removed, unnamed] {
         beside.check_both_ways(id)?;
@@ -657,7 +657,7 @@ fn nameless(beside: &SessionBesideMount) -> Outcome {
 
 fn directories(site: &TestArena, beside: &SessionBesideMount) -> Outcome {
     let outer = beside.make("outer", FileKind::Directory)?;
-    let make = Make { kind: FileKind::Directory, mode: 0o700, umask: 0, device: 0, target: &[] };
+    let make = NewInode { kind: FileKind::Directory, mode: 0o700, umask: 0, device: 0, target: &[] };
     let inner = beside.session.make(&ROOT, outer, b"inner", &make).map_err(tried("making a directory"))?.id;
     for (id, path) in [(inner, "outer/inner"), (outer, "outer"), (InodeId::ROOT, "")] {
         let directory = beside.materialise(id, OFlags::RDONLY | OFlags::DIRECTORY)?;
@@ -854,7 +854,7 @@ fn kills() -> Outcome<Verdict> {
         }
         killed
     })?;
-    beside.session.end();
+    beside.session.close_session();
     let sum = made.into_inner();
     drop(beside);
     site.check()?;

@@ -32,7 +32,7 @@ impl FloorLog {
         // The same as for a log.
         if huge::is_allowed() {
             let used = HugePages::new(bytes);
-            used.note_used(0..bytes);
+            used.record_used(0..bytes);
             // If the kernel makes none, a log has none either.
             while used.make_one(&memory).is_some() {}
         }
