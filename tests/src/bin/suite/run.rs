@@ -327,7 +327,7 @@ def refused(environment):
     return errno.errorcode[ctypes.get_errno()]
 bad = (ctypes.c_uint64 * 2)(1, 0)
 print(refused(-1), refused(8), refused(ctypes.addressof(bad)), flush=True)
-# Of two that are named alike the last one counts.
+# If two variables have the same name, the last one counts.
 libc.execve(program[0].encode(), listed(*program), listed('LD_PRELOAD=' + os.environ['LD_PRELOAD'], 'LD_PRELOAD=libm.so.6'))
 ";
 

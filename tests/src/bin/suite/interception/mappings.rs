@@ -54,7 +54,8 @@ def by(address):
         if low <= address < high:
             name = words[5] if len(words) == 6 else ''
             return 'segment' if '/segments/' in name else 'memory' if name.startswith('/memfd') or not name.strip() else 'kernel'
-# The kernel closes what it had mapped when it gets to it, and a file that is open through a mount is mapped for sharing by the kernel.
+# The kernel closes unmapped files only later. While a file is open through a mount, the kernel serves its shared
+# mappings.
 def segment(file, length, kind, offset=0):
     stop = time.time() + 10
     while True:
@@ -229,7 +230,8 @@ fn finish_test(site: &TestArena) -> Outcome<Verdict> {
 fn mapped() -> Outcome<Verdict> {
     let script = "
 length = os.stat('large').st_size
-# Each has a file of its own: where the kernel has not closed one yet that it had mapped, a shared mapping makes that the kernel's for good.
+# Each has a file of its own: if the kernel has not yet closed one that it had mapped, a shared mapping hands that file
+# over to the kernel for good.
 for name, kind in (('large', PRIVATE), ('shared', SHARED)):
     file = os.open(name, os.O_RDONLY)
     data = os.pread(file, length, 0)
@@ -238,11 +240,11 @@ for name, kind in (('large', PRIVATE), ('shared', SHARED)):
     assert seen(whole, length) == data
     part = segment(file, 10000, kind, 5 * PAGE)
     assert seen(part, 10000) == data[5 * PAGE:5 * PAGE + 10000]
-    # Parts of it go, and the rest stays.
+    # Parts of it are unmapped, and the rest stays.
     done(libc.munmap(whole + 16 * PAGE, 16 * PAGE))
     assert by(whole + 16 * PAGE) is None and by(whole) == by(whole + 32 * PAGE) == 'segment'
     assert seen(whole + 32 * PAGE, PAGE) == data[32 * PAGE:33 * PAGE]
-    # What is there already can take its place, or have it taken.
+    # An existing mapping can replace it, or be replaced.
     over = map(-1, PAGE, PRIVATE | ANONYMOUS | FIXED, at=whole + 8 * PAGE)
     assert seen(over, PAGE) == bytes(PAGE) and by(whole) == 'kernel' and seen(whole, 8 * PAGE) == data[:8 * PAGE]
     assert seen(whole + 9 * PAGE, 7 * PAGE) == data[9 * PAGE:16 * PAGE]
@@ -251,11 +253,11 @@ for name, kind in (('large', PRIVATE), ('shared', SHARED)):
     assert again == over and seen(again, PAGE) == data[PAGE:2 * PAGE]
     for address, size in ((whole, 16 * PAGE), (whole + 32 * PAGE, length - 32 * PAGE)):
         done(libc.munmap(address, size))
-    # It grows over what is behind it in the file.
+    # It grows over the following part of the file.
     moved = done(libc.mremap(part, 10000, 40000, MAYMOVE))
     assert by(moved) == 'kernel' and seen(moved, 40000) == data[5 * PAGE:5 * PAGE + 40000]
     done(libc.munmap(moved, 40000))
-# A private one can be written, and the file does not change.
+# A private mapping can be written, and the file does not change.
 file = os.open('second', os.O_RDONLY)
 both = os.open('second', os.O_RDWR)
 data = os.pread(file, length, 0)
@@ -265,7 +267,7 @@ ctypes.memset(private, 1, PAGE)
 assert by(private) == 'kernel' and seen(private, 2 * PAGE) == b'\\1' * PAGE + data[PAGE:2 * PAGE]
 assert os.pread(file, PAGE, 0) == data[:PAGE]
 done(libc.munmap(private, length))
-# A shared one that may be written, or may come to be, is the kernel's, and all of the file's are from then on.
+# The kernel serves a shared mapping that may be written now or later, and from then on all mappings of the file.
 file = os.open('third', os.O_RDONLY)
 both = os.open('third', os.O_RDWR)
 reader = segment(file, length, SHARED)
@@ -273,16 +275,16 @@ writer = map(both, length, SHARED, protection=READ | WRITE)
 assert by(writer) == 'kernel' and by(reader) == 'kernel'
 ctypes.memset(writer, 2, PAGE)
 assert seen(reader, PAGE) == b'\\2' * PAGE == os.pread(file, PAGE, 0)
-# So is what is no data in a segment.
+# It also serves mappings of content that is no data in a segment.
 hole = os.open('hole', os.O_RDWR | os.O_CREAT)
 os.pwrite(hole, b'end', 1 << 20)
 hole = os.open('hole', os.O_RDONLY)
 there = map(hole, 1 << 20, SHARED)
 assert by(there) == 'kernel' and seen(there, 1 << 20) == bytes(1 << 20)
-# Too long a one faults behind the file's end and not before.
+# A mapping that is too long faults behind the file's end and not before.
 tail = map(os.open('tail', os.O_RDONLY), 1 << 20, SHARED)
 assert seen(tail, 5000) == open('tail', 'rb').read()[:5000]
-# Mapped before it was digested, and written after.
+# Mapped before the digest, and written after it.
 fresh = os.open('fresh', os.O_RDWR | os.O_CREAT)
 os.write(fresh, data)
 read = os.open('fresh', os.O_RDONLY)
@@ -294,7 +296,7 @@ for number in range(100):
 os.ftruncate(fresh, 4 * PAGE + 1)
 assert seen(early + 4 * PAGE, PAGE)[1:] == bytes(PAGE - 1)
 done(libc.munmap(early, length))
-# Unlinked and closed, it stays what it was.
+# After unlink and close, the mapping keeps its content.
 gone = os.open('gone', os.O_RDWR | os.O_CREAT)
 os.write(gone, data)
 last = segment(os.open('gone', os.O_RDONLY), length, PRIVATE)
@@ -474,7 +476,7 @@ stop = time.time() + 10
 while True:
     file = os.open('file', os.O_RDWR)
     assert os.pread(file, 1, 0)
-    # A number of ours leads to a path alone.
+    # A descriptor of LibFS's is an O_PATH one.
     flags = [line.split()[1] for line in open(f'/proc/self/fdinfo/{file}') if line.startswith('flags')][0]
     if int(flags, 8) & os.O_PATH:
         break
@@ -632,7 +634,7 @@ def guarded(work, pause):
             try:
                 work()
             except OSError:
-                # A call in the moment in which the session ends may fail.
+                # A call at the moment of the session's end may fail.
                 pass
             except BaseException as error:
                 failures.append(repr(error))

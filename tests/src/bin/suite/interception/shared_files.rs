@@ -197,7 +197,7 @@ for line in lines:
 assert of.pop('parent') == list(range(WRITERS, WRITERS + KILLS))
 for number, count in enumerate(counts):
     found = of.pop('%05d' % number, [])
-    # The one that was under way may be there, or may be what another one has taken the place of.
+    # The line under way may be there, or another one may have overwritten it.
     assert found in (list(range(count)), list(range(count + 1))), (number, count, len(found), found[:3], found[-3:])
 assert not of and sum(counts) > 1000, sum(counts)
 print(sum(counts))
@@ -226,7 +226,7 @@ for turn in range(100):
     assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
     os.write(file, b'parent\\n')
     os.kill(child, signal.SIGCONT)
-# What it was about to write when it was stopped it writes now.
+# It now writes the bytes that it was about to write when it was stopped.
 count = done[:8]
 while done[:8] == count: pass
 os.kill(child, signal.SIGKILL)
@@ -234,7 +234,7 @@ os.waitpid(child, 0)
 count = int.from_bytes(done[:8], 'little')
 lines = open('file', 'rb').read().split(b'\\n')
 assert lines.count(b'parent') == 100, lines.count(b'parent')
-# The last one may have been written in part of its size, or not at all.
+# The last one may have been written in part, or not at all.
 assert count * 2000 <= lines.count(b'child') <= count * 2000 + 2000, (count, lines.count(b'child'))
 print(count)
 ";
@@ -298,7 +298,7 @@ os.fstatvfs(second)
 assert is_locked()
 os.close(second)
 assert not is_locked()
-# A child that has a session, and closes what it was forked with of a file that it has locked otherwise.
+# A child that has a session closes an inherited descriptor of a file that it has locked by another one.
 wait, done = os.pipe()
 child = os.fork()
 if child == 0:
