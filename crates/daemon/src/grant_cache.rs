@@ -1,10 +1,10 @@
 //! Publishes grants into the grant cache ([`ashlar_wire::GrantCache`]).
 //!
 //! All sessions read them there. SharedFS publishes each grant that a session only reads. The grant cache must be able
-//! to hold a read lease beside that session, without taking a lease from another one ([`LeaseManager::join_readers`]). So
-//! nothing is published where one process writes in a tree under a lease on all of it. Where many processes access the
-//! same directories and files, the first one asks for all of them. Programs of a build do so, or commands that follow
-//! each other.
+//! to hold a read lease beside that session, without taking a lease from another one ([`LeaseManager::join_readers`]).
+//! So nothing is published where one process writes in a tree under a lease on all of it. Where many processes access
+//! the same directories and files, the first one asks for all of them. Programs of a build do so, or commands that
+//! follow each other.
 //!
 //! - A published grant is true while its lease stands. SharedFS takes that lease like any other: by a store, with no
 //!   process to wait for.

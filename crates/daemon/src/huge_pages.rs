@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_pmem::{HugePages, Mapping, MediumKind, huge};
-use ashlar_store::MappedSegment;
+use ashlar_store::StoreSegment;
 
 use crate::shared_state::SharedState;
 use crate::state::State;
@@ -46,7 +46,7 @@ pub fn huge_thread(shared: &SharedState) {
 /// The holder of memory that is worth a huge page.
 enum HugePageHolder {
     Log(Arc<Mapping>, Arc<HugePages>),
-    Segment(Arc<MappedSegment>),
+    Segment(Arc<StoreSegment>),
 }
 
 impl HugePageHolder {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ashlar_pmem::{Mapping, MediumKind, Persistent};
 use ashlar_types::{BlockAddress, LogPosition, SessionId};
 
-use crate::blocks::segment::MappedSegment;
+use crate::blocks::segment::StoreSegment;
 use crate::metadata::batch::Batch;
 use crate::metadata::database::{Database, Writer};
 use crate::metadata::rows::{self, EntryKey, StoredCounters, kind};
@@ -44,7 +44,7 @@ impl Frozen {
 /// Blocks of a segment that were written since the freeze before.
 #[derive(Debug)]
 struct Written {
-    segment: Arc<MappedSegment>,
+    segment: Arc<StoreSegment>,
     /// First blocks and counts.
     runs: Vec<(u32, u32)>,
 }

@@ -49,7 +49,7 @@ mod store;
 mod tree;
 
 pub use blocks::allocator::NO_SESSION;
-pub use blocks::segment::MappedSegment;
+pub use blocks::segment::StoreSegment;
 pub use checking::checker::Checker;
 pub use checking::problem::{CheckProgress, CheckReport, PROBLEMS_MAX, Problem, TreeCounts};
 pub use commit::{CommitDone, CommitJob};

@@ -13,7 +13,7 @@ use ashlar_update::Entry;
 
 use crate::StoreError;
 use crate::blocks::allocator::{Allocator, Freer, NO_SESSION};
-use crate::blocks::segment::MappedSegment;
+use crate::blocks::segment::StoreSegment;
 use crate::commit::Frozen;
 use crate::files::mapped::Mapped;
 use crate::metadata::batch::{Batch, LayerValue};
@@ -45,7 +45,7 @@ pub struct Store {
     pub(crate) active: Batch,
     /// Changes that are being committed, or whose commit has failed and must be tried again.
     pub(crate) frozen: Option<Arc<Frozen>>,
-    pub(crate) segments: BTreeMap<u32, Arc<MappedSegment>>,
+    pub(crate) segments: BTreeMap<u32, Arc<StoreSegment>>,
     pub(crate) allocator: Allocator,
     pub(crate) mapped: Mapped,
     pub(crate) sessions: HashMap<SessionId, SessionState>,
@@ -616,18 +616,18 @@ impl Store {
         if self.segments.contains_key(&info.number) {
             return Err(StoreError::Segment(info.number));
         }
-        let segment = MappedSegment::open(&self.arena, info)?;
+        let segment = StoreSegment::open(&self.arena, info)?;
         self.segments.insert(info.number, Arc::new(segment));
         self.allocator.add_segment(info.number, info.blocks);
         Ok(())
     }
 
     /// The segments, mapped.
-    pub fn segments(&self) -> impl Iterator<Item = &Arc<MappedSegment>> {
+    pub fn segments(&self) -> impl Iterator<Item = &Arc<StoreSegment>> {
         self.segments.values()
     }
 
-    pub(crate) fn segment(&self, address: BlockAddress) -> Result<&MappedSegment, StoreError> {
+    pub(crate) fn segment(&self, address: BlockAddress) -> Result<&StoreSegment, StoreError> {
         let segment = self.segments.get(&address.segment());
         segment.map(|segment| &**segment).ok_or(StoreError::Corrupt("an extent lies in a segment that does not exist"))
     }

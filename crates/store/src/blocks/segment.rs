@@ -18,13 +18,13 @@ pub fn checksum(bytes: &[u8]) -> u32 {
 
 /// A mapped segment.
 #[derive(Debug)]
-pub struct MappedSegment {
+pub struct StoreSegment {
     info: SegmentInfo,
     mapping: Mapping,
     used: HugePages,
 }
 
-impl MappedSegment {
+impl StoreSegment {
     /// Maps a segment of the arena.
     pub fn open(arena: &Arena, info: SegmentInfo) -> Result<Self, StoreError> {
         let file = arena.segment_file(info.number, true)?;

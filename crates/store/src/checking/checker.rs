@@ -10,7 +10,7 @@ use ashlar_types::{BlockAddress, FileKind, Inode, InodeId, Name, QuotaAmount, Qu
 use ashlar_update::Entry;
 
 use crate::blocks::allocator::{PIECE_BLOCKS, PIECE_BYTES};
-use crate::blocks::segment::{Block, MappedSegment};
+use crate::blocks::segment::{Block, StoreSegment};
 use crate::checking::problem::{CheckProgress, CheckReport, Problem};
 use crate::metadata::batch::InodeMap;
 use crate::metadata::chunk::{CHUNK_BLOCKS, ExtentChunk};
@@ -25,7 +25,7 @@ const PROGRESS_STEP: u64 = 4096;
 /// A check that is ready to run.
 pub struct Checker {
     snapshot: Snapshot,
-    segments: BTreeMap<u32, Arc<MappedSegment>>,
+    segments: BTreeMap<u32, Arc<StoreSegment>>,
     hash_key: [u8; 16],
     _hold: Arc<()>,
 }
@@ -108,7 +108,7 @@ impl Checker {
         with_checksums: bool,
         tell: &'a mut dyn FnMut(CheckProgress),
     ) -> Result<Scan<'a>, StoreError> {
-        let words = |segment: &Arc<MappedSegment>| vec![0; (segment.info().blocks as usize).div_ceil(64)];
+        let words = |segment: &Arc<StoreSegment>| vec![0; (segment.info().blocks as usize).div_ceil(64)];
         let empty: BTreeMap<u32, Vec<u64>> = self.segments.iter().map(|(&n, segment)| (n, words(segment))).collect();
         let total = self.snapshot.rows()?;
         let mut scan = Scan {

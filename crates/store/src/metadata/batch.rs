@@ -18,9 +18,9 @@ const ROW_OVERHEAD_BYTES: usize = 32;
 
 /// A hasher for inode numbers, which no program outside can choose: they come from ranges that SharedFS grants.
 #[derive(Default)]
-pub struct InodeHasher(u64);
+pub struct RowHasher(u64);
 
-impl Hasher for InodeHasher {
+impl Hasher for RowHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -35,7 +35,7 @@ impl Hasher for InodeHasher {
 }
 
 /// A map by inode number.
-pub type InodeMap<T> = HashMap<u64, T, BuildHasherDefault<InodeHasher>>;
+pub type InodeMap<T> = HashMap<u64, T, BuildHasherDefault<RowHasher>>;
 
 /// A layer's content for a row: `None`: nothing; `Some(None)`: it is deleted.
 pub type LayerValue<T> = Option<Option<T>>;
