@@ -27,13 +27,15 @@ use ashlar_libfs::single_threaded;
 use ashlar_types::Errno;
 
 use self::call_shape::{INTERESTS, INTERESTS_COUNTED, Shape, paths_of, shape_of};
-use crate::arch::{ASHLAR_INTEREST, Frame, INTEREST_ALWAYS, INTEREST_NONE};
-use crate::descriptors::OpenFileRef;
-use crate::record_locks::FcntlOutcome;
-use crate::{
-    deferred_session, descriptors, hook, materialise, path, program_memory, program_profile, recycled_descriptor,
-    report, segment_mapping, session, shared_file, snapshot_mapping, submounts, user_sessions,
-};
+use crate::entry::arch::{ASHLAR_INTEREST, Frame, INTEREST_ALWAYS, INTEREST_NONE};
+use crate::entry::hook;
+use crate::files::descriptors::OpenFileRef;
+use crate::files::record_locks::FcntlOutcome;
+use crate::files::{descriptors, materialise, path, recycled_descriptor, shared_file};
+use crate::memory::{program_memory, segment_mapping, snapshot_mapping};
+use crate::programs::program_profile;
+use crate::report;
+use crate::sessions::{deferred_session, session, submounts, user_sessions};
 
 /// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -385,7 +387,7 @@ fn prepare_shared(call: &Frame) -> Option<i64> {
             let is_put_off =
                 is_transfer && session::of_mount(shared.file().mount).is_none() && deferred_session::is_active();
             // SAFETY: the program's own call.
-            let kernel = || unsafe { crate::arch::system_call(call.rax, call.arguments) };
+            let kernel = || unsafe { crate::entry::arch::system_call(call.rax, call.arguments) };
             let writes = (call.rax as i64 == libc::SYS_write).then_some(call.arguments[2]);
             if is_put_off && let Some(result) = shared.lend_to_kernel(descriptor, writes, kernel) {
                 hook::record_kernel_served();
@@ -613,7 +615,7 @@ fn dispatch_call(call: &mut Frame) -> Served {
                 .try_for_each(|(address, length)| segment_mapping::hand_over_part(address, length))?;
             if snapshot_mapping::may_be_at(a[0]) { Ok(Some(snapshot_mapping::serve_remap(*a))) } else { Ok(None) }
         }
-        libc::SYS_rt_sigaction => crate::signals::serve_sigaction(*a).map(Some),
+        libc::SYS_rt_sigaction => crate::entry::signals::serve_sigaction(*a).map(Some),
         _ => process::serve(call),
     }
 }

@@ -1,7 +1,7 @@
 //! LibFS inside unmodified programs: the library that `ashlar run` loads into them.
 //!
 //! Purpose: file operations under a mount become calls of LibFS in the program's own process. libc's system calls are
-//! patched to jump here first (`patch`, `arch`). The library serves those on LibFS files (`calls`), and passes all
+//! patched to jump here first (`patch`, `entry`). The library serves those on LibFS files (`calls`), and passes all
 //! others to the kernel.
 //!
 //! Invariants:
@@ -19,37 +19,22 @@
 //!
 //! Source: `docs/interception.md`, `docs/design.md`.
 
-mod arch;
-mod call_stack;
 mod calls;
-mod deferred_session;
-mod descriptors;
-mod environment;
-mod exec_files;
-mod heap;
-mod hook;
-mod imports;
-mod materialise;
-mod memory_reserve;
+mod entry;
+mod files;
+mod memory;
 mod patch;
-mod path;
-mod program_memory;
-mod program_profile;
-mod record_locks;
-mod recycled_descriptor;
+mod programs;
 mod report;
-mod segment_mapping;
-mod session;
-mod shared_file;
-mod signals;
-mod single_thread;
-mod snapshot_mapping;
-mod submounts;
-mod unnamed_files;
-mod user_sessions;
-mod without_library;
+mod sessions;
 
 use std::ffi::{c_char, c_int};
+
+use crate::entry::{hook, single_thread};
+use crate::files::path;
+use crate::memory::heap;
+use crate::programs::{environment, exec_files, program_profile};
+use crate::sessions::{deferred_session, session};
 
 #[global_allocator]
 static HEAP: heap::Heap = heap::Heap::new();

@@ -36,7 +36,7 @@ pub(crate) use self::loader_watch::watch_loader;
 pub(crate) use self::objects::{catch_later_objects, catch_objects};
 use self::plan::{PatchSite, Plan, WINDOW_MAX};
 use self::scan::scan;
-use crate::arch::ashlar_entry;
+use crate::entry::arch::ashlar_entry;
 
 /// A program or a library in memory.
 #[derive(Debug, Default)]

@@ -16,8 +16,11 @@ use ashlar_wire::{
     REPORT_ROW, REPORT_THREADS, REPORT_THREADS_MAX, THREAD_COUNTED, THREAD_HAS_LIBRARY,
 };
 
-use crate::arch::{After, Frame, system_call};
-use crate::{calls, descriptors, hook, path, program_memory};
+use crate::calls;
+use crate::entry::arch::{After, Frame, system_call};
+use crate::entry::hook;
+use crate::files::{descriptors, path};
+use crate::memory::program_memory;
 
 /// The address of the mapped file.
 static PAGE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
@@ -194,7 +197,7 @@ impl ReportPage {
             return false;
         }
         descriptors::is_ours(descriptor)
-            || crate::session::device_of(descriptor).is_some_and(|device| {
+            || crate::sessions::session::device_of(descriptor).is_some_and(|device| {
                 let devices = (0..REPORT_DEVICES_MAX).map(|index| self.word(REPORT_DEVICES + index * 8));
                 device != 0 && devices.into_iter().any(|known| known.load(Ordering::Relaxed) == device)
             })

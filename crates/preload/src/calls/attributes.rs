@@ -6,10 +6,11 @@ use ashlar_libfs::{AttributeChange, FoundInode, SetTime, stat_of};
 use ashlar_types::{Access, BLOCK_BYTES, Errno, FileKind, Inode, InodeId, Timestamp};
 
 use super::Served;
-use crate::path::{self, FinalLink, PathIntent, PathPurpose, WalkOutcome};
-use crate::program_memory::{self, MemoryUse, PathBuffer, Plain};
-use crate::session::MountSession;
-use crate::{deferred_session, descriptors, user_sessions};
+use crate::files::descriptors;
+use crate::files::path::{self, PathIntent, FinalLink, PathPurpose, WalkOutcome};
+use crate::memory::program_memory::{self, MemoryUse, PathBuffer, Plain};
+use crate::sessions::session::MountSession;
+use crate::sessions::{deferred_session, user_sessions};
 
 /// Flags that say how `statx` gets its answer, which is always up to date.
 const STATX_SYNC_FLAGS: i32 = libc::AT_NO_AUTOMOUNT | libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC;

@@ -2,7 +2,7 @@
 //!
 //! They also decide which calls the entry catches.
 
-use crate::arch::{CALLS, INTEREST_ALWAYS, INTEREST_DESCRIPTOR, INTEREST_IGNORES_FREE, INTEREST_NONE};
+use crate::entry::arch::{CALLS, INTEREST_ALWAYS, INTEREST_DESCRIPTOR, INTEREST_IGNORES_FREE, INTEREST_NONE};
 
 /// The places of a call's paths and descriptors among its arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,10 +4,12 @@ use ashlar_libfs::{Seek, WriteAt};
 use ashlar_types::{Errno, FILE_SIZE_MAX, InodeId};
 
 use super::Served;
-use crate::arch::system_call;
-use crate::descriptors::{self, OpenFileRef, PlaceGuard};
-use crate::session::{self, MountSession};
-use crate::{deferred_session, materialise, program_memory, user_sessions};
+use crate::entry::arch::system_call;
+use crate::files::descriptors::{self, OpenFileRef, PlaceGuard};
+use crate::files::materialise;
+use crate::memory::program_memory;
+use crate::sessions::session::{self, MountSession};
+use crate::sessions::{deferred_session, user_sessions};
 
 /// The most bytes that one call transfers, as in the kernel.
 const TRANSFER_MAX: usize = 0x7fff_f000;

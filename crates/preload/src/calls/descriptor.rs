@@ -5,10 +5,13 @@ use std::sync::atomic::Ordering;
 use ashlar_types::Errno;
 
 use super::{F_CREATED_QUERY, F_DUPFD_QUERY, Served, data, process};
-use crate::arch::system_call;
-use crate::descriptors::{self, CHANGEABLE, OnExec, OpenFileRef};
-use crate::record_locks::FcntlOutcome;
-use crate::{program_memory, record_locks, recycled_descriptor, session, single_thread};
+use crate::entry::arch::system_call;
+use crate::entry::single_thread;
+use crate::files::descriptors::{self, CHANGEABLE, OnExec, OpenFileRef};
+use crate::files::record_locks::FcntlOutcome;
+use crate::files::{record_locks, recycled_descriptor};
+use crate::memory::program_memory;
+use crate::sessions::session;
 
 /// The flag for files larger than 2 GiB: always set on 64 bits, and shown by `F_GETFL`.
 const LARGE_FILE: i32 = 0o100_000;
@@ -131,7 +134,7 @@ fn duplicate_real(file: &OpenFileRef, descriptor: i32, from: i32, cloexec: bool)
     recycled_descriptor::close_recycled();
     let made = kernel_duplicate(descriptor, from, cloexec);
     if made >= 0 {
-        if made as usize >= crate::arch::DESCRIPTORS {
+        if made as usize >= crate::entry::arch::DESCRIPTORS {
             descriptors::close_number(made as i32);
             return Err(Errno::EMFILE);
         }
@@ -206,7 +209,7 @@ fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
         record_duplicate(old, new);
     }
     if let Some(file) = &file {
-        if new as usize >= crate::arch::DESCRIPTORS {
+        if new as usize >= crate::entry::arch::DESCRIPTORS {
             descriptors::close_number(new);
             return Err(Errno::EMFILE);
         }
@@ -243,7 +246,7 @@ fn close_range(a: &[u64; 6]) -> Served {
     let _closes = LocksEndingOnDrop(named);
     // Close around the descriptors that the program does not know of.
     let mut from = first;
-    let highest = last.min(crate::arch::DESCRIPTORS as u32);
+    let highest = last.min(crate::entry::arch::DESCRIPTORS as u32);
     for internal in (first..=highest).filter(|&number| descriptors::is_internal(number as i32)) {
         if from < internal {
             close_kernel_range(from, internal - 1);

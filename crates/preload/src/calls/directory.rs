@@ -4,8 +4,8 @@ use ashlar_libfs::ListedName;
 use ashlar_types::Errno;
 
 use super::Served;
-use crate::descriptors;
-use crate::program_memory;
+use crate::files::descriptors;
+use crate::memory::program_memory;
 
 /// Bytes of `linux_dirent64` before the name: inode:8 offset:8 length:2 kind:1.
 const HEAD_BYTES: usize = 19;

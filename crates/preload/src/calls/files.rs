@@ -6,15 +6,16 @@ use ashlar_libfs::{Allocation, AttributeChange, FoundInode, NewInode, OpenAction
 use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, QuotaId};
 
 use super::{Served, descriptor};
-use crate::descriptors::{self, OpenFileRef, TMPFILE};
-use crate::materialise;
-use crate::path::{self, FinalLink, PathIntent, PathPurpose, PathStart, ResolvedPath, WalkOutcome};
-use crate::program_memory::{self, PathBuffer};
-use crate::recycled_descriptor;
-use crate::segment_mapping;
-use crate::session::{self, MountSession};
-use crate::shared_file::SharedFile;
-use crate::{snapshot_mapping, unnamed_files};
+use crate::files::descriptors::{self, OpenFileRef, TMPFILE};
+use crate::files::materialise;
+use crate::files::path::{self, PathIntent, FinalLink, PathStart, ResolvedPath, PathPurpose, WalkOutcome};
+use crate::files::recycled_descriptor;
+use crate::files::shared_file::SharedFile;
+use crate::files::unnamed_files;
+use crate::memory::program_memory::{self, PathBuffer};
+use crate::memory::segment_mapping;
+use crate::memory::snapshot_mapping;
+use crate::sessions::session::{self, MountSession};
 
 /// Flags that an open file keeps and that `F_GETFL` shows.
 ///
@@ -193,7 +194,7 @@ fn open_by_kernel(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errn
     recycled_descriptor::close_recycled();
     let open = |arguments: [u64; 6]| {
         // SAFETY: the program's own call, but for the number of the directory.
-        unsafe { crate::arch::system_call(number as u64, arguments) }
+        unsafe { crate::entry::arch::system_call(number as u64, arguments) }
     };
     // The kernel resolves a descriptor that the path names.
     let address = if number == libc::SYS_openat { a[1] } else { a[0] };
@@ -201,9 +202,9 @@ fn open_by_kernel(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errn
         materialise::hand_over(descriptor)?;
     }
     let opened = match descriptors::file(directory).filter(|_| number == libc::SYS_openat) {
-        Some(file) => {
-            crate::record_locks::with_real_file(&file, false, |real| Ok(open([real as u64, a[1], a[2], a[3], 0, 0])))?
-        }
+        Some(file) => crate::files::record_locks::with_real_file(&file, false, |real| {
+            Ok(open([real as u64, a[1], a[2], a[3], 0, 0]))
+        })?,
         None => open(*a),
     };
     if opened >= 0 {
@@ -464,12 +465,12 @@ pub(super) fn stat_file_system(descriptor: i32, to: u64) -> Served {
     let ask = |descriptor: i32| {
         let arguments = [descriptor as u64, to, 0, 0, 0, 0];
         // SAFETY: the program's own call, but for the number of the descriptor.
-        Ok(Some(unsafe { crate::arch::system_call(libc::SYS_fstatfs as u64, arguments) }))
+        Ok(Some(unsafe { crate::entry::arch::system_call(libc::SYS_fstatfs as u64, arguments) }))
     };
     if session.fs.attributes(file.inode())?.inode.quota == QuotaId::NONE {
         return ask(session.root().as_raw_fd());
     }
-    crate::record_locks::with_real_file(&file, false, ask)
+    crate::files::record_locks::with_real_file(&file, false, ask)
 }
 
 /// Serves `posix_fadvise`, `readahead`: all data is in memory, and the kernel reports errors.
@@ -491,7 +492,7 @@ pub(super) fn map_file(a: &[u64; 6]) -> Served {
     }
     if a[3] & libc::MAP_ANONYMOUS as u64 != 0 {
         // SAFETY: the program's own call, which names no file.
-        return Ok(Some(unsafe { crate::arch::system_call(libc::SYS_mmap as u64, *a) }));
+        return Ok(Some(unsafe { crate::entry::arch::system_call(libc::SYS_mmap as u64, *a) }));
     }
     let Some(file) = descriptors::file(a[4] as i32) else { return Ok(None) };
     if a[3] & libc::MAP_TYPE as u64 == libc::MAP_PRIVATE as u64
@@ -505,13 +506,13 @@ pub(super) fn map_file(a: &[u64; 6]) -> Served {
     if a[3] & libc::MAP_TYPE as u64 != libc::MAP_PRIVATE as u64 {
         materialise::hand_over_mapped(&file)?;
         // SAFETY: the program's own call.
-        let mapped = unsafe { crate::arch::system_call(libc::SYS_mmap as u64, *a) };
+        let mapped = unsafe { crate::entry::arch::system_call(libc::SYS_mmap as u64, *a) };
         materialise::refresh_size(a[4] as i32, &file);
         return Ok(Some(mapped));
     }
-    crate::record_locks::with_real_file(&file, false, |real| {
+    crate::files::record_locks::with_real_file(&file, false, |real| {
         let arguments = [a[0], a[1], a[2], a[3], real as u64, a[5]];
         // SAFETY: the program's own call, but for the number of the descriptor.
-        Ok(Some(unsafe { crate::arch::system_call(libc::SYS_mmap as u64, arguments) }))
+        Ok(Some(unsafe { crate::entry::arch::system_call(libc::SYS_mmap as u64, arguments) }))
     })
 }

@@ -4,11 +4,11 @@ use ashlar_libfs::{FoundInode, NewInode, RenameFlags};
 use ashlar_types::{Errno, FileKind};
 
 use super::Served;
-use crate::arch::system_call;
-use crate::path::{self, FinalLink, PathIntent, PathPurpose, ResolvedPath, WalkOutcome};
-use crate::program_memory::{self, PathBuffer};
-use crate::session::{self, MountSession};
-use crate::{descriptors, unnamed_files};
+use crate::entry::arch::system_call;
+use crate::files::path::{self, PathIntent, FinalLink, ResolvedPath, PathPurpose, WalkOutcome};
+use crate::files::{descriptors, unnamed_files};
+use crate::memory::program_memory::{self, PathBuffer};
+use crate::sessions::session::{self, MountSession};
 
 const RENAME_NOREPLACE: u64 = 1;
 const RENAME_EXCHANGE: u64 = 2;
@@ -47,7 +47,7 @@ fn resolve_name(
     let mut buffer = PathBuffer::new();
     let text = program_memory::copy_path(address, &mut buffer)?;
     if let Some(descriptor) = path::descriptor_named(text) {
-        return crate::materialise::hand_over(descriptor).map(|()| None);
+        return crate::files::materialise::hand_over(descriptor).map(|()| None);
     }
     let Some(start) = path::find_start(directory as i32, text)? else { return Ok(None) };
     match path::resolve(start.session, start.directory, start.rest, aim)? {
@@ -139,7 +139,7 @@ fn read_link(directory: u64, address: u64, buffer: u64, length: u64) -> Served {
     let text = program_memory::copy_path(address, &mut text)?;
     if let Some(descriptor) = path::descriptor_named(text) {
         // The kernel reads the link, once it has the open file.
-        return crate::materialise::hand_over(descriptor).map(|()| None);
+        return crate::files::materialise::hand_over(descriptor).map(|()| None);
     }
     if text.is_empty() {
         return Ok(None);

@@ -6,8 +6,9 @@
 use ashlar_types::Errno;
 
 use super::descriptor::{FICLONE, FICLONERANGE, FIDEDUPERANGE};
-use crate::arch::Frame;
-use crate::{path, program_memory};
+use crate::entry::arch::Frame;
+use crate::files::path;
+use crate::memory::program_memory;
 
 const LANDLOCK_RULE_PATH_BENEATH: u64 = 1;
 /// The offset of the path in the address of a socket (`sockaddr_un`).

@@ -7,8 +7,9 @@
 use ashlar_types::Errno;
 
 use super::Served;
-use crate::program_memory;
-use crate::{descriptors, materialise, session};
+use crate::files::{descriptors, materialise};
+use crate::memory::program_memory;
+use crate::sessions::session;
 
 /// Descriptors in one word of a set.
 const WORD_BITS: u64 = 64;

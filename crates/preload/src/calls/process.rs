@@ -7,15 +7,17 @@ use ashlar_types::Errno;
 
 use super::call_shape::changes_user;
 use super::{CallVerdict, Served};
-use crate::arch::{Frame, system_call};
-use crate::environment::PreloadText;
-use crate::exec_files::{self, ExecFiles};
-use crate::program_memory;
-use crate::shared_file::BorrowerFiles;
-use crate::{
-    deferred_session, descriptors, environment, hook, materialise, memory_reserve, path, program_profile, record_locks,
-    recycled_descriptor, report, segment_mapping, session, shared_file, single_thread, user_sessions, without_library,
-};
+use crate::entry::arch::{Frame, system_call};
+use crate::entry::{hook, single_thread};
+use crate::files::shared_file::BorrowerFiles;
+use crate::files::{descriptors, materialise, path, record_locks, recycled_descriptor, shared_file};
+use crate::memory::program_memory;
+use crate::memory::{memory_reserve, segment_mapping};
+use crate::programs::environment::PreloadText;
+use crate::programs::exec_files::{self, ExecFiles};
+use crate::programs::{environment, program_profile, without_library};
+use crate::report;
+use crate::sessions::{deferred_session, session, user_sessions};
 
 /// Namespaces in which paths or users have another meaning.
 const NAMESPACES: u64 = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER) as u64;

@@ -6,9 +6,11 @@
 
 use super::Served;
 use super::call_shape::{Shape, paths_of, shape_of};
-use crate::arch::{Frame, system_call};
-use crate::descriptors::{self, OpenFileRef};
-use crate::{hook, materialise, program_memory, record_locks};
+use crate::entry::arch::{Frame, system_call};
+use crate::entry::hook;
+use crate::files::descriptors::{self, OpenFileRef};
+use crate::files::{materialise, record_locks};
+use crate::memory::program_memory;
 
 /// Commands for the process that gets an open file's signals, the signal, and the user that set it.
 const F_GETOWN_EX: i32 = 16;

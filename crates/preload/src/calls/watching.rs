@@ -9,10 +9,10 @@ use ashlar_types::Errno;
 use ashlar_wire::{WATCH_ALL_ATTRIBUTE, WATCH_ATTRIBUTE};
 
 use super::Served;
-use crate::arch::system_call;
-use crate::program_memory::{self, PathBuffer};
-use crate::session::MountSession;
-use crate::{descriptors, materialise, path};
+use crate::entry::arch::system_call;
+use crate::files::{descriptors, materialise, path};
+use crate::memory::program_memory::{self, PathBuffer};
+use crate::sessions::session::MountSession;
 
 /// `FAN_MARK_ADD`, `FAN_MARK_DONT_FOLLOW`, `FAN_MARK_MOUNT` and `FAN_MARK_FILESYSTEM`.
 const MARK_ADD: u64 = 0x1;

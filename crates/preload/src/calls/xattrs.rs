@@ -10,10 +10,11 @@ use ashlar_types::{Errno, FileKind, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
 use super::Served;
 use super::attributes::{CallFile, with_file, with_path};
-use crate::arch::system_call;
-use crate::descriptors::OpenFileRef;
-use crate::path::{FinalLink, PathPurpose};
-use crate::{descriptors, program_memory, record_locks};
+use crate::entry::arch::system_call;
+use crate::files::descriptors::OpenFileRef;
+use crate::files::path::{FinalLink, PathPurpose};
+use crate::files::{descriptors, record_locks};
+use crate::memory::program_memory;
 
 /// Lists that the kernel interprets, and returns as it has interpreted them.
 const LISTS: [&[u8]; 2] = [XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT];

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::ptr;
 
 use super::{Library, PatchSite, Plan};
-use crate::arch::{ashlar_entry, system_call};
+use crate::entry::arch::{ashlar_entry, system_call};
 
 pub(super) const PAGE: usize = 4096;
 /// The reach of a jump, less the room for the trampolines themselves.

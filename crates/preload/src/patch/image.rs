@@ -16,7 +16,7 @@ use std::ptr;
 use super::apply::{PAGE, PatchLayout, TRAMPOLINES_AT};
 use super::kept_file::KeptFile;
 use super::{Library, PatchSite};
-use crate::arch::{ashlar_entry, system_call};
+use crate::entry::arch::{ashlar_entry, system_call};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ASHLIMG1");
 /// Distance of the trampolines from the library's base.

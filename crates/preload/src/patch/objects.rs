@@ -9,7 +9,7 @@ use std::sync::{Mutex, OnceLock};
 
 use super::kept_file::KeptFile;
 use super::{Library, apply, known_plan, loader_watch, scan, visit_objects};
-use crate::arch::{ashlar_entry, keep_wide_registers};
+use crate::entry::arch::{ashlar_entry, keep_wide_registers};
 
 /// A loaded object.
 #[derive(Debug)]
