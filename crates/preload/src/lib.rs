@@ -17,6 +17,9 @@
 //!
 //! Non-goals: static programs, Go's, and code that is made at run time and calls the kernel itself; they use FUSE.
 //!
+//! Names: *ours* are the descriptors and files that LibFS serves, *kernels* those that the kernel serves. *Leave* and
+//! *hand over* mean from LibFS to the kernel. Functions named *fast* serve a call on the fast path.
+//!
 //! Source: `docs/interception.md`, `docs/design.md`.
 
 mod calls;
