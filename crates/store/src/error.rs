@@ -26,7 +26,7 @@ pub enum StoreError {
     FullMetadata {
         /// Bytes used.
         used: u64,
-        /// Bytes to be had.
+        /// The bytes available.
         total: u64,
     },
     /// A block's content does not match its checksum.
@@ -39,7 +39,7 @@ pub enum StoreError {
         /// The block in the arena.
         address: BlockAddress,
     },
-    /// A row cannot be what the store has written.
+    /// A row differs from everything that the store writes.
     #[error("damaged metadata: {0}; run `ashlar fsck`")]
     Corrupt(&'static str),
     /// The arena holds no shared area.
@@ -100,7 +100,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Turns an I/O error into a store error that says what was tried.
+    /// Turns an I/O error into a store error that names the failed action.
     pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { what, source }
     }

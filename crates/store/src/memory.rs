@@ -112,7 +112,7 @@ impl MemoryStore {
     }
 }
 
-/// Zeroes the bytes in a range, where there are any.
+/// Zeroes the existing bytes in a range.
 fn zero_bytes(file: &mut Blocks, from: u64, to: u64) {
     for (&block, content) in file.range_mut(from / BLOCK_BYTES..blocks_for(to)) {
         let Some(content) = content else { continue };

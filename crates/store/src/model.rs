@@ -9,12 +9,12 @@ pub struct StoredExtent {
     pub logical_block: u64,
     /// How many blocks.
     pub blocks: u64,
-    /// Where the first one lies, the others behind it in the same segment; `None`: reserved, and read as zeros.
+    /// The address of the first block; the others follow it in the same segment. `None`: reserved, and read as zeros.
     pub address: Option<BlockAddress>,
 }
 
 impl StoredExtent {
-    /// Whether `next` goes on where this one ends, in the file and in the arena.
+    /// Whether `next` continues this extent, in the file and in the arena.
     pub(crate) fn continues(&self, next: &Self) -> bool {
         self.logical_block + self.blocks == next.logical_block
             && match (self.address, next.address) {
@@ -30,7 +30,7 @@ impl StoredExtent {
 pub enum StoredContents {
     /// The bytes themselves, of a small file. There may be fewer than the file's size; zeros follow.
     Inline(Vec<u8>),
-    /// Extents, in order; what lies between and behind them is a hole.
+    /// Extents, in order; gaps between and behind them are holes.
     Extents(Vec<StoredExtent>),
 }
 
@@ -47,19 +47,21 @@ pub struct MappedRun {
     pub logical_block: u64,
     /// How many blocks.
     pub blocks: u64,
-    /// Where the first one lies, the others behind it in the same segment.
+    /// The address of the first block; the others follow it in the same segment.
     pub address: BlockAddress,
 }
 
 /// The result for blocks that a process wants to map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MapBlocks {
-    /// They stay where they are.
+    /// The blocks stay in place.
     Done(Vec<MappedRun>),
     /// Their content must be committed first.
     CommitFirst,
-    /// They can't be mapped: holes, reservations, bytes that stand with the metadata, a segment that is to be emptied,
-    /// too many pieces, or too much that is mapped already.
+    /// The blocks can't be mapped.
+    ///
+    /// They are holes, reservations, inline bytes or in a segment that is being emptied; or the pieces or the mapped
+    /// blocks are too many.
     Impossible,
 }
 
@@ -80,7 +82,7 @@ pub struct SessionState {
 /// The result of a commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Committed {
-    /// The sessions whose logs are committed further than before, and up to where.
+    /// The sessions whose logs are committed further than before, with their new positions.
     pub sessions: Vec<(SessionId, LogPosition)>,
     /// The newest batch that is committed ([`crate::Store::next_batch`]); `None` where this commit had none.
     pub batch: Option<u64>,
@@ -100,6 +102,6 @@ pub struct ArenaSpace {
     /// Bytes of metadata that updates may use up in all: a quarter of the database's map, since a commit that touches
     /// every page needs room for three copies.
     pub metadata_bytes_total: u64,
-    /// Bytes of metadata used, with what waits for a commit estimated from above.
+    /// Bytes of metadata used, with an upper estimate of the rows that wait for a commit.
     pub metadata_bytes_used: u64,
 }

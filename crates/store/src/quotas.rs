@@ -28,7 +28,7 @@ impl Holding {
 /// By how much an account has grown, or shrunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// Whose account.
+    /// The account.
     pub key: QuotaKey,
     /// Blocks more, or less.
     pub blocks: i64,
@@ -97,7 +97,7 @@ impl Quotas {
         account.limits = limits;
     }
 
-    /// A directory is gone: if a subtree's quota was set on it, its limits go too.
+    /// Removes the limits of a subtree whose top directory is gone.
     pub fn forget_top(&mut self, inode: InodeId) {
         let key = QuotaKey::Subtree(QuotaId::of(inode));
         if self.limited > 0 && !self.account(key).1.is_none() {
@@ -105,7 +105,7 @@ impl Quotas {
         }
     }
 
-    /// An inode counts otherwise than before; `None`: it was not there, or is no more.
+    /// Changes the account of an inode's usage; `None`: the inode is new, or is removed.
     pub fn shift(&mut self, before: Option<Holding>, after: Option<Holding>) {
         if before == after {
             return;

@@ -24,8 +24,9 @@ use crate::metadata::rows::{self, EntryKey, StoredCounters, Superblock, kind};
 use crate::model::{ArenaSpace, SessionState, Xattrs};
 use crate::quotas::{self, Holding, Move, Quotas};
 
-/// How many numbers are set aside with one row: so many are skipped at most after a crash, and so many are given out
-/// without a commit in between.
+/// Numbers that one row sets aside.
+///
+/// At most so many are skipped after a crash, and so many are used without a commit in between.
 const INODES_AHEAD: u64 = 1 << 20;
 const SESSIONS_AHEAD: u64 = 1 << 10;
 
@@ -43,13 +44,13 @@ pub struct Store {
     pub(crate) hash_key: [u8; 16],
     /// Changes since the last freeze.
     pub(crate) active: Batch,
-    /// Changes that are being committed, or whose commit has failed and must be tried again.
+    /// Changes whose commit is under way, or has failed and must be tried again.
     pub(crate) frozen: Option<Arc<Frozen>>,
     pub(crate) segments: BTreeMap<u32, Arc<StoreSegment>>,
     pub(crate) allocator: Allocator,
     pub(crate) mapped: Mapped,
     pub(crate) sessions: HashMap<SessionId, SessionState>,
-    /// Sessions whose rows differ from the last freeze's; `false`: removed.
+    /// Sessions whose rows differ from those of the last freeze; `false`: removed.
     pub(crate) changed_sessions: BTreeMap<SessionId, bool>,
     /// The next numbers, and the reserved blocks of the applied state.
     pub(crate) counters: StoredCounters,
@@ -57,7 +58,7 @@ pub struct Store {
     pub(crate) stored: StoredCounters,
     /// The use of each account, as applied.
     pub(crate) quotas: Quotas,
-    /// The use of the inodes that the current update has read, so that none is looked up again when it changes.
+    /// The usage of the inodes that the current update has read, so that none is read again when it changes.
     pub(crate) holdings: std::cell::RefCell<Vec<(InodeId, Option<Holding>)>>,
     /// Cloned by each checker, which needs freed blocks to stay as they are.
     pub(crate) hold: Arc<()>,
@@ -261,7 +262,7 @@ impl Store {
         self.changed_sessions.insert(session, true);
     }
 
-    /// Forgets a session, whose log is of no more use once that is committed.
+    /// Removes a session; after the commit its log is no longer needed.
     pub fn remove_session(&mut self, session: SessionId) {
         self.sessions.remove(&session);
         self.changed_sessions.insert(session, false);
@@ -278,8 +279,10 @@ impl Store {
         self.changed_sessions.insert(session, true);
     }
 
-    /// The session reads no more by extents that its log before `upto` has changed: blocks that those records freed may
-    /// be given out again once that is committed.
+    /// Releases a session's older extents.
+    ///
+    /// The session no longer reads by extents that its log before `upto` has changed. After the commit, the blocks that
+    /// those records freed may be given out again.
     pub fn release(&mut self, session: SessionId, upto: LogPosition) {
         let held = self.is_held();
         self.allocator.release(session, upto, held);
@@ -313,10 +316,10 @@ impl Store {
 
     // ---- numbers
 
-    /// Inode numbers that were never given out before and never will be again.
+    /// Returns inode numbers that were never used before and never will be again.
     ///
     /// # Errors
-    /// Those of LMDB: more numbers are set aside when the last ones run out, which waits for a commit under way.
+    /// Those of LMDB: when the last numbers run out, more are set aside, which waits for a commit under way.
     pub fn allocate_inodes(&mut self, count: u64) -> Result<Range<u64>, StoreError> {
         self.check_sound()?;
         let first = self.counters.next_inode;
@@ -327,7 +330,7 @@ impl Store {
         Ok(first..first + count)
     }
 
-    /// A session number that was never given out before and never will be again.
+    /// Returns a session number that was never used before and never will be again.
     ///
     /// # Errors
     /// As for [`Self::allocate_inodes`].
@@ -535,7 +538,7 @@ impl Store {
         Ok(found)
     }
 
-    /// A chunk's map as applied, or `None` where it is a hole.
+    /// Returns a chunk's applied map, or `None` for a hole.
     pub(crate) fn chunk(&self, inode: InodeId, number: u64) -> Result<Option<ExtentChunk>, StoreError> {
         match self.find_in_batches(|batch| batch.chunk(inode, number)) {
             Some(said) => Ok(said.cloned()),
@@ -571,7 +574,7 @@ impl Store {
         Ok(found.into_iter().filter(|(_, there)| *there).map(|(number, _)| number).collect())
     }
 
-    /// The bytes of a small file as applied, or `None` where it has none, or blocks.
+    /// Returns the applied bytes of a small file, or `None` if it has none, or has blocks.
     pub(crate) fn inline(&self, inode: InodeId) -> Result<Option<Vec<u8>>, StoreError> {
         if let Some(said) = self.find_in_batches(|batch| batch.inline(inode)) {
             return Ok(said.cloned());
@@ -608,10 +611,10 @@ impl Store {
         self.damaged_blocks
     }
 
-    /// Takes a segment that was added to the arena into use.
+    /// Takes into use a segment that was added to the arena.
     ///
     /// # Errors
-    /// [`StoreError::Arena`], [`StoreError::Map`]; [`StoreError::Segment`] where it is in use already.
+    /// [`StoreError::Arena`], [`StoreError::Map`]; [`StoreError::Segment`] if it is in use already.
     pub fn add_segment(&mut self, info: SegmentInfo) -> Result<(), StoreError> {
         if self.segments.contains_key(&info.number) {
             return Err(StoreError::Segment(info.number));

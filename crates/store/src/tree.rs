@@ -8,8 +8,9 @@ use crate::metadata::rows::{self, kind};
 use crate::quotas::Holding;
 use crate::{Store, StoreError};
 
-/// So much more than the budget is applied: credit is granted within it, but what rows take in pages is an estimate.
-/// The map has room for it.
+/// The part of the budget by which applied updates may exceed it.
+///
+/// Credit is granted within the budget, but the pages that rows take are an estimate. The map has room for it.
 const BUDGET_SLACK_PART: u64 = 4;
 
 /// The store during one update.
@@ -19,13 +20,14 @@ struct Applying<'a> {
 }
 
 impl Store {
-    /// Applies an update of a session, whose record ends at `end` in its log. `may_free` says whether an inode without
-    /// links may be freed, as no other session has it open. For what SharedFS does on its own account the session is
-    /// [`crate::NO_SESSION`], and the position means nothing.
+    /// Applies an update of a session, whose record ends at `end` in its log.
+    ///
+    /// `may_free` says whether an inode without links may be freed, since no other session has it open. For SharedFS's
+    /// own updates the session is [`crate::NO_SESSION`], and the position has no meaning.
     ///
     /// # Errors
     /// [`StoreError::Invalid`], [`StoreError::FullBlocks`] and [`StoreError::FullMetadata`] leave everything as it was.
-    /// After any other error that struck half-way the store is [`StoreError::Poisoned`].
+    /// After any other error half-way, the store is [`StoreError::Poisoned`].
     pub fn apply(
         &mut self,
         session: SessionId,
@@ -60,8 +62,9 @@ impl Store {
 }
 
 impl Store {
-    /// Has an inode count otherwise than before; `None`: it is removed. Updates look at an inode before they change it,
-    /// so what it counted is known already.
+    /// Changes the account of an inode's usage; `None`: it is removed.
+    ///
+    /// Updates read an inode before they change it, so its former usage is known already.
     fn shift_quotas(&mut self, id: InodeId, after: Option<Holding>) -> Result<(), StoreError> {
         let known = self.holdings.get_mut().iter().rposition(|(seen, _)| *seen == id);
         let before = match known {

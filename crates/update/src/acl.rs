@@ -30,7 +30,7 @@ struct AclEntry {
 pub struct Acl(Vec<AclEntry>);
 
 impl Acl {
-    /// Reads an extended attribute's value; `None` where it is no valid list.
+    /// Reads an extended attribute's value; `None` if it is not a valid list.
     #[must_use]
     pub fn parse(value: &[u8]) -> Option<Self> {
         let (version, entries) = value.split_first_chunk::<4>()?;
@@ -46,7 +46,7 @@ impl Acl {
             })
             .collect();
         for entry in list.iter_mut().filter(|e| !matches!(e.tag, TAG_USER | TAG_GROUP)) {
-            // Whatever stands there says nothing, and equal lists are to be equal.
+            // The value there has no meaning, and equal lists must be equal.
             entry.id = ID_NONE;
         }
         list.sort_by_key(|e| (e.tag, e.id));

@@ -17,8 +17,8 @@ pub struct Applied {
 /// Applies one update to a tree.
 ///
 /// # Errors
-/// An [`Invalid`] (through the tree's error) where the update does not fit the state, and then the tree is unchanged;
-/// any error of the tree itself.
+/// An [`Invalid`] (through the tree's error) if the update does not fit the state, and then the tree is unchanged; any
+/// error of the tree itself.
 pub fn apply<T: Tree>(tree: &mut T, update: &Update<'_>) -> Result<Applied, T::Error> {
     match update {
         Update::Write { inode, offset, at, strip, data } => write(tree, *inode, *offset, data, *at, *strip),
@@ -54,7 +54,7 @@ pub fn apply<T: Tree>(tree: &mut T, update: &Update<'_>) -> Result<Applied, T::E
             Ok(Applied::default())
         }
         Update::Accessed { inode, at } => {
-            // The inode may be gone by now: these records are written without a lease.
+            // The inode may be gone: these records are written without a lease.
             if let Some(mut found) = tree.inode(*inode)? {
                 if found.accessed < *at {
                     found.accessed = *at;
@@ -75,8 +75,9 @@ pub fn apply<T: Tree>(tree: &mut T, update: &Update<'_>) -> Result<Applied, T::E
     }
 }
 
-/// Whether moving directory `inode` into `new_parent` would put it below itself. Where damaged parent pointers run in a
-/// circle, it says so too: nothing is to be moved there.
+/// Whether moving directory `inode` into `new_parent` would put it below itself.
+///
+/// If damaged parent pointers form a circle, it also returns true, so that nothing moves there.
 ///
 /// # Errors
 /// Those of the tree.
@@ -102,8 +103,10 @@ pub fn would_make_cycle<T: Tree>(tree: &T, inode: InodeId, new_parent: InodeId) 
     }
 }
 
-/// Whether an inode may get a name in a directory as far as quotas of subtrees go: what counts against one must not be
-/// in another. The directory at the top of a subtree may be anywhere, since nothing counts otherwise for it.
+/// Whether quotas of subtrees allow an inode a name in a directory.
+///
+/// An inode that counts against one subtree must not be in another. The directory at the top of a subtree may be
+/// anywhere, since its move changes no account.
 #[must_use]
 pub fn quota_allows(id: InodeId, inode: &Inode, directory: &Inode) -> bool {
     inode.quota == directory.quota || inode.quota == QuotaId::of(id)
@@ -141,8 +144,10 @@ fn expect_entry<T: Tree>(tree: &T, parent: InodeId, name: &[u8], inode: InodeId)
     }
 }
 
-/// Clears what a change by an ordinary user clears: set-user-id, and set-group-id where the group may execute (without
-/// group execution the bit asks for mandatory locking, and stays).
+/// Clears the bits that a change by an ordinary user clears.
+///
+/// They are set-user-id, and set-group-id if the group may execute. Without group execution the bit asks for mandatory
+/// locking, and stays.
 fn strip_set_id(inode: &mut Inode) {
     inode.mode &= !MODE_SETUID;
     if inode.mode & 0o010 != 0 {
@@ -194,7 +199,7 @@ fn make<T: Tree>(tree: &mut T, create: &Create<'_>) -> Result<Applied, T::Error>
     Ok(Applied::default())
 }
 
-/// Stores a new inode, and its entry if it has a name. Its directory is as it is to be already, or will be.
+/// Stores a new inode, and its entry if it has a name. The caller updates its directory.
 fn put_made<T: Tree>(tree: &mut T, create: &Create<'_>, quota: QuotaId) -> Result<(), T::Error> {
     let named = !create.name.is_empty();
     let is_directory = create.kind == FileKind::Directory;
@@ -289,7 +294,8 @@ fn remove<T: Tree>(
     drop_link(tree, (inode, found), parent, release, at)
 }
 
-/// Takes one link off an inode whose entry in `parent` is gone; without links it's freed, or becomes an orphan.
+/// Removes one link of an inode whose entry in `parent` is gone. Without links the inode is freed, or becomes an
+/// orphan.
 fn drop_link<T: Tree>(
     tree: &mut T,
     (id, mut inode): (InodeId, Inode),
@@ -301,7 +307,7 @@ fn drop_link<T: Tree>(
     inode.changed = at;
     if inode.links > 0 {
         if inode.parent == parent {
-            // Where the other links are is not known, and this directory may be removed while the file stays.
+            // The places of the other links are not known, and this directory may be removed while the file stays.
             inode.parent = InodeId::ROOT;
         }
         tree.put_inode(id, inode)?;
@@ -335,7 +341,7 @@ fn parents<T: Tree>(tree: &T, rename: &Rename<'_>) -> Result<Parents, T::Error> 
     Ok((parent, if is_one { None } else { Some(directory(tree, rename.new_parent)?) }))
 }
 
-/// By how many entries and subdirectories each directory of a rename changes, summed where they are one.
+/// Returns the change in entries and subdirectories of each directory of a rename, summed if both are one.
 fn change_parents(
     (parent, new_parent): &mut Parents,
     from: (i64, i32),
@@ -412,7 +418,7 @@ fn exchange<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::Er
     let Rename { parent, name, inode, new_parent, new_name, target, at, .. } = *rename;
     let other = target.ok_or(Invalid::WrongEntry)?;
     if rename.whiteout.is_some() {
-        // The target comes to where it would stand.
+        // The target would take the place of the moved entry.
         return Err(Invalid::EntryExists.into());
     }
     let mut parents = parents(tree, rename)?;
@@ -458,7 +464,7 @@ fn write<T: Tree>(
     Ok(Applied::default())
 }
 
-/// The size of a file after a write; `None` where that is more than there can be.
+/// Returns the size of a file after a write; `None` if it exceeds the largest size.
 #[must_use]
 #[inline]
 pub fn written_size(inode: &Inode, offset: u64, length: u64) -> Option<u64> {
@@ -466,8 +472,7 @@ pub fn written_size(inode: &Inode, offset: u64, length: u64) -> Option<u64> {
     Some(if length == 0 { inode.size } else { inode.size.max(end) })
 }
 
-/// Does to a file's attributes what a write does: the size as [`written_size`] says, and the blocks that the file takes
-/// up then.
+/// Changes a file's attributes as a write does: the size by [`written_size`], and the blocks in use afterwards.
 #[inline]
 pub fn record_written(inode: &mut Inode, size: u64, blocks: u64, at: Timestamp, strip: bool) {
     inode.blocks = blocks;
@@ -509,7 +514,7 @@ fn allocate<T: Tree>(
     finish_change(tree, id, inode, at, strip)
 }
 
-/// The size of a file after an allocation, or `None` where the range does not fit the rules of `fallocate(2)`.
+/// Returns the size of a file after an allocation; `None` if the range breaks the rules of `fallocate(2)`.
 fn allocated_size(how: Allocation, size: u64, offset: u64, length: u64) -> Option<u64> {
     let end = offset.checked_add(length).filter(|&end| end <= FILE_SIZE_MAX && length > 0)?;
     let whole_blocks = offset % ashlar_types::BLOCK_BYTES == 0 && length % ashlar_types::BLOCK_BYTES == 0;

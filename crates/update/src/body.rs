@@ -41,9 +41,9 @@ pub enum Allocation {
     Zero = 3,
     /// As [`Allocation::Zero`], but keep the size.
     ZeroKeepSize = 4,
-    /// Remove the range (whole blocks) and move what follows down.
+    /// Remove the range (whole blocks) and move the following bytes down.
     Collapse = 5,
-    /// Insert a hole (whole blocks) and move what follows up.
+    /// Insert a hole (whole blocks) and move the following bytes up.
     Insert = 6,
 }
 
@@ -177,7 +177,7 @@ pub struct SetAttributes {
     pub at: Timestamp,
 }
 
-/// One update: what one record says.
+/// One update: the content of one record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Update<'a> {
@@ -293,7 +293,7 @@ impl Update<'_> {
 
 impl std::ops::AddAssign for Cost {
     fn add_assign(&mut self, other: Self) {
-        // Forged records may claim anything; what is beyond all credit stays beyond it.
+        // Forged records may claim any cost; a cost beyond all credit stays beyond it.
         self.blocks = self.blocks.saturating_add(other.blocks);
         self.metadata_bytes = self.metadata_bytes.saturating_add(other.metadata_bytes);
     }

@@ -50,7 +50,7 @@ pub enum Action<'a> {
     Replace(Update<'a>),
 }
 
-/// How far coalescing goes.
+/// The extent of coalescing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CoalesceScope {
     /// Only records that change a file's content are dropped or replaced: [`Update::Write`], [`Update::Resize`] and
@@ -73,7 +73,7 @@ pub struct Coalesced<'a> {
 }
 
 impl<'a> Coalesced<'a> {
-    /// For each record what is to be applied of it.
+    /// Returns, for each record, the update that is left to apply, if any.
     pub fn left<'b>(&'b self, batch: &'b [Update<'a>]) -> impl Iterator<Item = Option<&'b Update<'a>>> {
         self.actions.iter().zip(batch).map(|(action, update)| match action {
             Action::Keep => Some(update),
@@ -88,15 +88,15 @@ impl<'a> Coalesced<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bug {
     None,
-    /// The size is taken to be dead always.
+    /// The size is always taken for dead.
     IgnoreSize,
-    /// Blocks are taken to be dead always.
+    /// Blocks are always taken for dead.
     IgnoreBlocks,
-    /// Times that a change of content sets are taken to be dead.
+    /// Times that a change of content sets are taken for dead.
     IgnoreTimes,
     /// Stripped set-id bits are forgotten.
     IgnoreStrip,
-    /// A record that moves content does not stop what is behind it.
+    /// A record that moves content does not protect the records behind it.
     IgnoreMoves,
     /// A vanishing inode takes its directories' times along.
     IgnoreParents,
@@ -143,7 +143,7 @@ macro_rules! planted {
 }
 use planted;
 
-/// Says what of a batch need not be applied. The module's header states what the batch must be.
+/// Returns an action for each record of a batch. The module's header states the conditions on the batch.
 #[must_use]
 pub fn coalesce<'a>(batch: &[Update<'a>], scope: CoalesceScope) -> Coalesced<'a> {
     let mut actions = vec![Action::Keep; batch.len()];
@@ -217,7 +217,7 @@ impl<'a> Pass<'a> {
         self.later.entry(inode).or_default()
     }
 
-    /// The action for a record that changes only `inode`; `is_dead` also notes what the record overwrites.
+    /// Returns the action for a record that changes only `inode`; `is_dead` also records the parts that it overwrites.
     fn on_inode(&mut self, inode: InodeId, is_dead: impl FnOnce(&mut Later<'a>) -> bool) -> Action<'a> {
         if self.vanishing.holds(inode) {
             return Action::Drop;
@@ -300,7 +300,7 @@ impl<'a> Pass<'a> {
             let Some(target) = target.filter(|_| !target_vanishes) else {
                 return self.touch_only(&[parent, new_parent], at);
             };
-            // The target goes as before; what took its place has vanished. Both were in one directory.
+            // The target is removed as before; the inode that replaced it has vanished. Both were in one directory.
             self.later(target).changed = true;
             self.touch(&[new_parent]);
             let (inode, parent, name) = (target, new_parent, new_name);

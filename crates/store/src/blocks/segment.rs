@@ -72,7 +72,7 @@ impl StoreSegment {
         Ok(sums.try_for_each(|(index, sum)| set(index, sum))?)
     }
 
-    /// Puts a part of what was written into a huge page. `None` where there is nothing to do.
+    /// Puts a part of the written bytes into a huge page. `None` if nothing is to be done.
     pub fn make_huge_page(&self) -> Option<io::Result<()>> {
         self.used.make_one(&self.mapping)
     }
@@ -111,7 +111,7 @@ impl StoreSegment {
         Ok(self.mapping.flush(self.info.checksum_offset(block), u64::from(blocks) * 4)?)
     }
 
-    /// Waits for what this thread has flushed, in any segment.
+    /// Waits for everything that this thread has flushed, in any segment.
     pub fn fence(&self) {
         self.mapping.fence();
     }

@@ -1,6 +1,6 @@
-//! Checking a committed state from end to end.
+//! The check of a committed state from end to end.
 //!
-//! A checker has a view of the last committed state of its own, so it runs beside a store in use. While it lives, freed
+//! A checker has its own view of the last committed state, so it runs beside a store in use. While it lives, freed
 //! blocks are not given out again, so that the blocks of its view keep their content.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -31,7 +31,7 @@ pub struct Checker {
 }
 
 impl Store {
-    /// A check of the last committed state; what is applied since is not looked at.
+    /// Makes a check of the last committed state. Later applied updates are not checked.
     ///
     /// # Errors
     /// [`StoreError::Lmdb`].
@@ -62,7 +62,7 @@ struct Facts {
     inode: Inode,
     /// Entries that lead to it.
     references: u64,
-    /// Where the first of them is: the directory, and the row's key.
+    /// The place of the first of them: the directory, and the row's key.
     referrer: Option<(InodeId, Vec<u8>)>,
     entries: u64,
     subdirectories: u32,
@@ -76,9 +76,9 @@ struct Scan<'a> {
     with_checksums: bool,
     report: CheckReport,
     inodes: InodeMap<Facts>,
-    /// Per segment, what extents use.
+    /// The blocks that extents use, by segment.
     used: BTreeMap<u32, Vec<u64>>,
-    /// Per segment, what the bitmap rows say.
+    /// The blocks that the bitmap rows mark, by segment.
     marked: BTreeMap<u32, Vec<u64>>,
     reserved: u64,
     /// The use according to the quota rows.
@@ -91,7 +91,7 @@ impl Checker {
     /// Runs the check.
     ///
     /// # Errors
-    /// [`StoreError::Lmdb`]; what is wrong with the state itself is in the report.
+    /// [`StoreError::Lmdb`]; faults of the state itself are in the report.
     pub fn run(self, progress: &mut dyn FnMut(CheckProgress)) -> Result<CheckReport, StoreError> {
         Ok(self.scan(true, progress)?.report)
     }
@@ -358,7 +358,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Finds what no path leads to: inodes without entries, and circles of directories.
+    /// Finds unreachable inodes: those without entries, and circles of directories.
     fn check_reachable(&mut self) {
         if !self.inodes.get(&InodeId::ROOT.0).is_some_and(|root| root.inode.is_directory()) {
             return self.report.add(Problem::NoRoot);
@@ -395,7 +395,7 @@ impl Scan<'_> {
                     None => break,
                 }
             }
-            // All on the way need no second look, whatever it led to.
+            // The directories on the way need no second check, whatever the result.
             seen.extend(on_way);
         }
         for problem in found {
@@ -403,7 +403,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Compares what is said to be used with what the inodes count.
+    /// Compares the recorded usage with the sum over the inodes.
     fn check_quotas(&mut self) {
         let mut counted = BTreeMap::<QuotaKey, QuotaAmount>::new();
         for facts in self.inodes.values() {

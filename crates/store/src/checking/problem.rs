@@ -16,10 +16,10 @@ pub enum Problem {
     /// A row of a kind that this release does not know.
     #[error("row {key} is of an unknown kind")]
     UnknownRow { key: String },
-    /// A row whose bytes make no sense.
+    /// A row that can't be decoded.
     #[error("row {key} cannot be read")]
     DamagedRow { key: String, bytes: Vec<u8> },
-    /// A row that belongs to an inode that does not exist, or that can't have such rows.
+    /// A row of an inode that does not exist, or that can't have such rows.
     #[error("inode {inode} has a row {key}, but no such inode can have one")]
     StrayRow { inode: InodeId, key: String, bytes: Vec<u8> },
     /// An entry that leads nowhere.
@@ -43,7 +43,7 @@ pub enum Problem {
     /// A wrong number of blocks.
     #[error("inode {inode} says that it takes up {found} blocks, but takes up {expected}")]
     WrongBlocks { inode: InodeId, found: u64, expected: u64 },
-    /// A directory whose parent is not where its entry is.
+    /// A directory whose recorded parent does not hold its entry.
     #[error("directory {inode} says that its parent is {found}, but it is {expected}")]
     WrongParent { inode: InodeId, found: InodeId, expected: InodeId },
     /// An inode with links that no path leads to. `through`: the key of the entry that closes a circle of directories.
@@ -67,7 +67,7 @@ pub enum Problem {
     /// A block whose content does not match its checksum.
     #[error("block {block} of inode {inode} is damaged (arena block {address:?})")]
     DamagedBlock { inode: InodeId, block: u64, address: BlockAddress },
-    /// A bitmap that differs from what the files use.
+    /// A bitmap that differs from the blocks in use.
     #[error("{blocks} blocks of segment {segment} are marked wrongly as used or free")]
     WrongBitmap { segment: u32, blocks: u64 },
     /// A wrong count of reserved blocks.
@@ -76,14 +76,15 @@ pub enum Problem {
     /// The recorded use of an owner, a group or a subtree is not the sum over its inodes.
     #[error("{key} is said to use {} blocks and {} inodes, but uses {} and {}", found.blocks, found.inodes, expected.blocks, expected.inodes)]
     WrongQuota { key: QuotaKey, found: QuotaAmount, expected: QuotaAmount },
-    /// Inode numbers that might be given out a second time.
+    /// Inode numbers that might be used a second time.
     #[error("the next inode number is {found}, but number {used} is in use")]
     WrongNextInode { found: u64, used: u64 },
 }
 
 impl Problem {
-    /// Whether [`crate::Store::repair`] puts it right. Lost content it can't bring back: restore such files from a
-    /// replica or a backup.
+    /// Whether [`crate::Store::repair`] repairs it.
+    ///
+    /// Repair can't bring back lost content: restore such files from a replica or a backup.
     #[must_use]
     pub fn is_repairable(&self) -> bool {
         !matches!(self, Self::UnknownRow { .. } | Self::SharedBlock { .. } | Self::DamagedBlock { .. })
@@ -110,9 +111,9 @@ pub struct TreeCounts {
 /// How far a check has come, in rows and blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckProgress {
-    /// Looked at.
+    /// Rows and blocks checked so far.
     pub done: u64,
-    /// To be looked at, as far as is known.
+    /// Rows and blocks to check in all, as far as known.
     pub total: u64,
 }
 

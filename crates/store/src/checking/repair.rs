@@ -1,7 +1,8 @@
-//! Putting right what a check has found.
+//! The repair of problems that a check has found.
 //!
-//! Each problem has a small remedy of its own in the rows; the counts that a remedy changes are the next round's
-//! problems. So repair is rounds of check and remedy, each one transaction, until nothing is left that has a remedy.
+//! Each problem has a small remedy of its own in the rows. The counts that a remedy changes are the next round's
+//! problems. So repair runs rounds of check and remedy, each in one transaction, until no problem with a remedy is
+//! left.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +22,9 @@ const ROUNDS_MAX: usize = 8;
 const LOST_AND_FOUND: &[u8] = b"lost+found";
 
 impl Store {
-    /// Commits what is applied, puts right what can be, and returns what a check of the metadata says afterwards. No
-    /// session may be using the store: blocks and inodes change under it.
+    /// Commits the applied updates, repairs the metadata, and returns the result of a check afterwards.
+    ///
+    /// No session may be using the store: blocks and inodes change under it.
     ///
     /// # Errors
     /// [`StoreError::CommitUnderWay`] while a commit or a checker is at work; those of LMDB.
@@ -58,7 +60,7 @@ impl Store {
         remedy.writer.commit()
     }
 
-    /// Takes over what the database says now.
+    /// Reloads the state of the database.
     fn reload(&mut self) -> Result<(), StoreError> {
         self.snapshot = self.database.snapshot()?;
         self.seen.forget_all();
@@ -88,7 +90,7 @@ impl Remedy<'_> {
             Problem::UnknownRow { .. } | Problem::SharedBlock { .. } | Problem::DamagedBlock { .. } => Ok(()),
             Problem::NoRoot => self.put_inode(InodeId::ROOT, &root_directory(Timestamp::default())),
             Problem::DamagedRow { bytes, .. } if **bytes == [kind::COUNTERS] => {
-                // Numbers that were given out must stay behind; the next rounds raise what is too low all the same.
+                // Counters must stay above all used numbers. Later rounds raise a counter that is too low.
                 self.put_counters(StoredCounters { next_inode: 1 << 40, next_session: 1 << 40, reserved_blocks: 0 })
             }
             Problem::DamagedRow { bytes, .. }
@@ -187,8 +189,9 @@ impl Remedy<'_> {
         self.put_inode(id, &inode)
     }
 
-    /// The directory `/lost+found`, which is made where it is missing; `None` while there is no root, or where the name
-    /// is taken by something else.
+    /// Returns the directory `/lost+found`, and makes it if it is missing.
+    ///
+    /// Returns `None` while the root is missing, or if another file has the name.
     fn lost_and_found(&mut self) -> Result<Option<InodeId>, StoreError> {
         let Some(root) = self.inode(InodeId::ROOT)? else { return Ok(None) };
         let key = EntryKey::new(InodeId::ROOT.0, name_cookie(&self.hash_key, LOST_AND_FOUND), LOST_AND_FOUND);
@@ -521,7 +524,7 @@ mod tests {
         let mut store = Store::open(arena).unwrap();
         let is_shared = |p: &&Problem| matches!(p, Problem::SharedBlock { inode: FILE, block: 640 | 641, .. });
         let found = store.check(&mut |_| {}).unwrap().problems;
-        // The file's count is wrong with it, and so is what its owner and its group use.
+        // With it, the file's count and the usage of its owner and its group are wrong.
         assert_eq!((found.len(), found.iter().filter(is_shared).count()), (5, 2), "{found:#?}");
         let left = store.repair().unwrap().problems;
         assert_eq!((left.len(), left.iter().filter(is_shared).count()), (2, 2), "{left:#?}");

@@ -192,7 +192,7 @@ impl Store {
 
     // ---- small files
 
-    /// The bytes of a file that is kept inline: such a file takes up one block and is no longer than they may be.
+    /// Returns the bytes of an inline file, which takes up one block and is at most [`INLINE_BYTES_MAX`] long.
     pub(crate) fn inline_of(&self, id: InodeId, inode: &Inode) -> Result<Option<Vec<u8>>, StoreError> {
         if inode.blocks == 1 && inode.size <= INLINE_BYTES_MAX { self.inline(id) } else { Ok(None) }
     }
@@ -288,7 +288,7 @@ impl Store {
                 let part = part_in(logical, offset, data);
                 self.fill(id, logical, address.plus(logical - first), old, part)?;
             }
-            // Of what is replaced in part, the session may yet read the other part by its older extent.
+            // The session may still read the other part of a partly replaced block by its older extent.
             let whole = whole.start - base..whole.end - base;
             self.free_runs(chunk, block..whole.start, self.freer);
             self.free_runs(chunk, whole.clone(), Freer::NOBODY);
@@ -345,7 +345,7 @@ impl Store {
         segment.set_checksum(address.block(), if sound { sum } else { !sum })
     }
 
-    /// Takes what a range of a chunk holds out of use; the chunk still names it.
+    /// Frees the blocks in a range of a chunk; the chunk still names them.
     fn free_runs(&mut self, chunk: &ExtentChunk, range: Range<u64>, freer: Freer) -> u64 {
         let mut freed = 0;
         for run in chunk.within(range.start, range.end) {

@@ -1,10 +1,10 @@
-//! Files that processes have mapped (DAX): which of their blocks stand in which process's memory.
+//! Files that processes have mapped (DAX), with the blocks in each process's memory.
 //!
-//! A mapped block stays where it is, and is given out to no other file, until it is unmapped
-//! ([`crate::blocks::held_blocks`]). Writes to the file go to other blocks, as always: a block that a committed row
-//! refers to is never overwritten. A mapping that *follows* its file (a shared one) is shown new content by copies. A
-//! block that the file has left for good gets its copy when an update is applied. Other blocks get it with the commit
-//! by which the file leaves them. Until then the mapping *lags*.
+//! A mapped block stays in place, and is given out to no other file, until it is unmapped
+//! ([`crate::blocks::held_blocks`]). Writes to the file use other blocks, as always: a block to which a committed row
+//! refers is never overwritten. A mapping that *follows* its file (a shared one) receives new content by copies. If the
+//! file has left a block for good, the block gets its copy when an update is applied. Other blocks get it with the
+//! commit by which the file leaves them. Until then the mapping *lags*.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -45,7 +45,7 @@ impl Follower {
 pub(crate) struct Mapped {
     by_session: BTreeMap<SessionId, Vec<MappedRun>>,
     followers: HashMap<InodeId, Vec<Follower>>,
-    /// Where followers may show something older than what is applied: all that does lies within the ranges.
+    /// Ranges in which followers may show older content than the applied state.
     lagging: BTreeMap<InodeId, Vec<Range<u64>>>,
 }
 
@@ -67,7 +67,7 @@ impl Mapped {
 }
 
 impl Store {
-    /// Has blocks of a file stay where they are, as a session maps them under this number of its own.
+    /// Keeps blocks of a file in place, since a session maps them under this number of its own.
     ///
     /// # Errors
     /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
@@ -113,10 +113,11 @@ impl Store {
         Ok(MapBlocks::Done(runs))
     }
 
-    /// Takes up what a session has mapped already, after a start. Nothing may have been given out before. `false` where
-    /// there are no such blocks.
+    /// Takes over a session's existing mapping after a start.
+    ///
+    /// No block may have been given out before. Returns `false` if the blocks do not exist.
     pub fn take_up_mapped(&mut self, session: SessionId, run: &MappedRun) -> bool {
-        // Blocks that have moved within their file are followed no more.
+        // Blocks that have moved within their file are no longer followed.
         let follows = run.follows && self.is_in_place(run);
         let is_there = self.keep_mapped(session, &MappedRun { follows, ..*run });
         if is_there && follows {
@@ -160,7 +161,7 @@ impl Store {
         true
     }
 
-    /// A session has unmapped what it had mapped under a number; or all, without one.
+    /// Removes a session's mapping of this number, or all its mappings without a number.
     pub fn unmap_blocks(&mut self, session: SessionId, number: Option<u32>) {
         let Some(runs) = self.mapped.by_session.get_mut(&session) else { return };
         let (gone, left): (Vec<_>, _) = runs.iter().partition(|run| number.is_none_or(|number| run.number == number));
@@ -185,13 +186,13 @@ impl Store {
         self.mapped.followers.contains_key(&inode)
     }
 
-    /// Whether such a mapping may show something older than what is applied.
+    /// Whether such a mapping may show older content than the applied state.
     #[must_use]
     pub fn lags(&self, inode: InodeId) -> bool {
         self.mapped.lagging.contains_key(&inode)
     }
 
-    /// Shows mappings what an update has changed.
+    /// Copies the changes of an update into mappings.
     pub(crate) fn show_update(&mut self, update: &Update<'_>) {
         if self.mapped.followers.is_empty() {
             return;
@@ -216,17 +217,17 @@ impl Store {
         self.show(inode, &blocks);
     }
 
-    /// Shows mappings what they lag behind in, as far as it is committed.
+    /// Copies committed content into the mappings that lag.
     pub fn show_lagging(&mut self) {
         for (inode, ranges) in std::mem::take(&mut self.mapped.lagging) {
             ranges.iter().for_each(|blocks| self.show(inode, blocks));
         }
     }
 
-    /// Shows the mappings of a file what is in these of its blocks, as far as they don't lag then.
+    /// Copies the content of these blocks into the file's mappings, unless they still lag.
     fn show(&mut self, inode: InodeId, blocks: &Range<u64>) {
         let Some(followers) = self.mapped.followers.get(&inode) else { return };
-        // A checker reads what was committed before, and finds it damaged if it changes.
+        // A checker reads the earlier committed content, and would report a change as damage.
         let is_held = self.is_held();
         let mut lagging = Vec::new();
         for follower in followers {
@@ -243,7 +244,7 @@ impl Store {
         lagging.into_iter().for_each(|blocks| self.mapped.record_lagging(inode, blocks));
     }
 
-    /// Shows a mapping what is in these blocks, and notes where it lags.
+    /// Copies the content of these blocks into a mapping, and records the ranges that lag.
     fn show_in(
         &self,
         inode: InodeId,

@@ -12,7 +12,7 @@ use crate::model::{StoredContents, StoredExtent};
 use crate::{Store, StoreError};
 
 impl Store {
-    /// A file's content, as applied; that of what is not there is empty.
+    /// Returns a file's applied content, which is empty for a missing file.
     ///
     /// # Errors
     /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
@@ -47,10 +47,10 @@ impl Store {
         Ok(StoredContents::Extents(extents))
     }
 
-    /// Reads up to `into.len()` bytes of a file from `offset` on, and says how many there were before the file's end.
+    /// Reads up to `into.len()` bytes of a file from `offset` on; returns how many came before the file's end.
     ///
     /// # Errors
-    /// [`StoreError::Checksum`] where a block is damaged; [`StoreError::Invalid`] where there is no such inode.
+    /// [`StoreError::Checksum`] if a block is damaged; [`StoreError::Invalid`] if the inode does not exist.
     pub fn read(&self, id: InodeId, offset: u64, into: &mut [u8]) -> Result<usize, StoreError> {
         let inode = self.inode(id)?.ok_or(ashlar_update::Invalid::NoInode(id))?;
         let length = inode.size.saturating_sub(offset).min(into.len() as u64) as usize;
@@ -100,10 +100,10 @@ impl Store {
         Ok(())
     }
 
-    /// Moves all blocks out of a segment, and gives out none there any more; for an arena that shrinks.
+    /// Moves all blocks out of a segment, and gives out none there any more, so that the arena can shrink.
     ///
-    /// Commits all applied updates first. The old blocks keep their content until [`Self::remove_segment`]. Returns the
-    /// files whose extents have moved: grants with their extents must be taken back.
+    /// It commits all applied updates first. The old blocks keep their content until [`Self::remove_segment`]. Returns
+    /// the files whose extents have moved: grants with their extents must be revoked.
     ///
     /// # Errors
     /// [`StoreError::Segment`]; [`StoreError::Mapped`]; [`StoreError::FullBlocks`] if the other segments can't take the

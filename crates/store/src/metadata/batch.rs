@@ -43,7 +43,7 @@ pub type LayerValue<T> = Option<Option<T>>;
 #[derive(Debug)]
 struct InodeRow {
     value: Option<Inode>,
-    /// The layers below have no such row.
+    /// Whether the layers below have no such row.
     fresh: bool,
 }
 
@@ -226,7 +226,7 @@ impl Batch {
         self.inline.get(&inode.0).map(Option::as_ref)
     }
 
-    /// Takes a small file's bytes out of the batch, to be put back changed.
+    /// Takes a small file's bytes out of the batch; the caller puts them back changed.
     pub fn take_inline(&mut self, inode: InodeId) -> LayerValue<Vec<u8>> {
         let bytes = self.inline.get_mut(&inode.0)?.take();
         self.bytes -= bytes.as_ref().map_or(0, |bytes| bytes.len() + ROW_OVERHEAD_BYTES);
@@ -260,7 +260,7 @@ impl Batch {
         self.bytes = self.bytes + size(value) - size(old.flatten().as_deref());
     }
 
-    /// The batch's content for the other rows whose keys begin with `prefix`.
+    /// Returns the batch's other rows whose keys begin with `prefix`.
     pub fn rows<'a>(&'a self, prefix: &'a [u8]) -> impl Iterator<Item = (&'a [u8], Option<&'a [u8]>)> {
         self.rows
             .range::<[u8], _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded))

@@ -10,7 +10,7 @@ use ashlar_types::BlockAddress;
 pub const CHUNK_BLOCKS: u64 = 128;
 /// Bytes of one run in a row: first block, blocks − 1, address.
 const RUN_BYTES: usize = 10;
-/// The address that says that blocks are reserved and not written.
+/// The address of blocks that are reserved and not written.
 const RESERVED: u64 = u64::MAX;
 
 // A row of single-block runs must stay below LMDB's limit for values that share a page (about 2,000 bytes).
@@ -23,7 +23,7 @@ pub struct Run {
     pub start: u64,
     /// How many blocks.
     pub blocks: u64,
-    /// Where the first one is; `None` where they are reserved.
+    /// The address of the first block; `None` if the blocks are reserved.
     pub address: Option<BlockAddress>,
 }
 
@@ -85,7 +85,7 @@ impl ExtentChunk {
         self.within(from, to).map(|run| run.blocks).sum()
     }
 
-    /// The block's address: `None` for a hole, `Some(None)` where it is reserved.
+    /// Returns the block's address: `None` for a hole, `Some(None)` for a reserved block.
     pub fn block(&self, block: u64) -> Option<Option<BlockAddress>> {
         let run = self.runs.get(self.first_behind(block)).filter(|run| run.start <= block)?;
         Some(run.address.map(|address| address.plus(block - run.start)))
@@ -103,7 +103,7 @@ impl ExtentChunk {
         self.runs.splice(first..last, head.into_iter().chain(tail));
     }
 
-    /// Puts a run in place of what its range holds.
+    /// Puts a run in place of the content of its range.
     pub fn set(&mut self, run: Run) {
         debug_assert!(run.blocks > 0 && run.end() <= CHUNK_BLOCKS);
         self.clear(run.start, run.end());
@@ -127,7 +127,7 @@ impl ExtentChunk {
         }
     }
 
-    /// Reads a row's value; `None` where it is nothing that [`Self::encode`] writes.
+    /// Decodes a row's value; `None` if [`Self::encode`] can't have written it.
     pub fn decode(value: &[u8]) -> Option<Self> {
         let mut runs: Vec<Run> = Vec::with_capacity(value.len() / RUN_BYTES);
         if value.len() % RUN_BYTES != 0 || value.is_empty() {

@@ -27,9 +27,10 @@ const PAGE_BYTES: u64 = 4096;
 const MAP_BYTES_MIN: u64 = 256 << 20;
 /// Pages that a commit may take beside those of its rows: the free list and the tables' upper levels.
 const COMMIT_PAGES_SPARE: u64 = 1024;
-/// The part of the map that accounted metadata may fill. A commit that rewrites every page needs the tree three times:
-/// what is live, what the commit before it freed (not reusable yet), and what it writes itself. The fourth part is for
-/// deletions and half-filled pages.
+/// The part of the map that accounted metadata may fill.
+///
+/// A commit that rewrites every page needs the tree three times: the live pages, the pages that the last commit freed
+/// (not reusable yet), and the pages that it writes. The fourth part is for deletions and half-filled pages.
 const BUDGET_DIVISOR: u64 = 4;
 
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +64,7 @@ pub struct Database {
 }
 
 impl Database {
-    /// Opens the arena's metadata database, and makes it where it is not there.
+    /// Opens the arena's metadata database, and creates it if it is missing.
     pub fn open(arena: &Arena) -> Result<Self, StoreError> {
         let directory = arena.metadata_dir();
         std::fs::create_dir_all(&directory).map_err(StoreError::io("cannot make the metadata directory"))?;
@@ -106,7 +107,7 @@ impl Database {
         self.map_bytes / BUDGET_DIVISOR
     }
 
-    /// A view of what is committed now.
+    /// Returns a view of the committed state.
     pub fn snapshot(&self) -> Result<Snapshot, StoreError> {
         Ok(Snapshot { txn: self.env.clone().static_read_txn()?, tables: self.tables })
     }
@@ -226,7 +227,7 @@ impl Writer<'_> {
         Ok(self.tables.of(key).put(&mut self.txn, key, value)?)
     }
 
-    /// Writes a row with what is in [`Self::value`], and empties that. Inodes must come in order.
+    /// Writes a row with the value in [`Self::value`], and empties that. Inodes must be written in order.
     pub fn put_inode(&mut self, key: &[u8]) -> Result<(), StoreError> {
         let appends = self.last_inode.as_deref().is_none_or(|last| key > last);
         let flags = if appends { PutFlags::APPEND } else { PutFlags::empty() };
@@ -241,7 +242,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Makes it all so, durably as far as the medium goes.
+    /// Commits the transaction, as durably as the medium allows.
     pub fn commit(self) -> Result<(), StoreError> {
         #[cfg(feature = "witness")]
         if ashlar_pmem::witness::refuses_transactions() {

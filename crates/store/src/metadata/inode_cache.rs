@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use ashlar_types::{Inode, InodeId};
 
-/// Inodes that are kept: those with these last bits in their numbers, which are given out one after the other.
+/// The number of cached inodes, each in the slot of its number's last bits. Consecutive numbers use different slots.
 const SLOTS: usize = 8192;
 
 /// Decoded rows of inodes, in the snapshot that is read at present.

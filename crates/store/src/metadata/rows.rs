@@ -1,5 +1,7 @@
-//! The rows of the metadata database: one byte that says what a row is, then big-endian numbers, so that rows sort by
-//! them; values are little-endian. `docs/format-store.md` has the diagrams.
+//! The rows of the metadata database.
+//!
+//! A key is one byte for the row's kind, then big-endian numbers, so that rows sort by them. Values are little-endian.
+//! `docs/format-store.md` has the diagrams.
 
 use ashlar_types::{
     FileKind, Inode, InodeId, LogGeneration, LogPosition, MODE_PERMISSIONS, QuotaAmount, QuotaId, QuotaKey,
@@ -70,9 +72,9 @@ const _: () = {
 /// The counters that outlive the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredCounters {
-    /// No inode number from here on was ever given out.
+    /// No inode number from this one on was ever used.
     pub next_inode: u64,
-    /// No session number from here on was ever given out.
+    /// No session number from this one on was ever used.
     pub next_session: u64,
     /// Blocks that files have reserved without having written them.
     pub reserved_blocks: u64,
@@ -138,14 +140,14 @@ pub fn bitmap_key(segment: u32, piece: u32) -> [u8; 9] {
     key1(kind::BITMAP, u64::from(segment) << 32 | u64::from(piece))
 }
 
-/// The two numbers behind a key's kind, and what follows them.
+/// Returns the two numbers behind a key's kind, and the rest of the key.
 pub fn split_key2(key: &[u8]) -> Option<(u64, u64, &[u8])> {
     let (first, rest) = key.get(1..)?.split_first_chunk::<8>()?;
     let (second, rest) = rest.split_first_chunk::<8>()?;
     Some((u64::from_be_bytes(*first), u64::from_be_bytes(*second), rest))
 }
 
-/// The number behind a key's kind, and what follows it.
+/// Returns the number behind a key's kind, and the rest of the key.
 pub fn split_key1(key: &[u8]) -> Option<(u64, &[u8])> {
     let (first, rest) = key.get(1..)?.split_first_chunk::<8>()?;
     Some((u64::from_be_bytes(*first), rest))
@@ -266,7 +268,7 @@ pub const fn quota_number(key: QuotaKey) -> u64 {
     }
 }
 
-/// Whose number it is.
+/// Returns the user, group or subtree of a number.
 pub fn quota_key_of(number: u64) -> Option<QuotaKey> {
     let id = number & ((1 << QUOTA_KIND_SHIFT) - 1);
     match number >> QUOTA_KIND_SHIFT {

@@ -11,7 +11,7 @@ use crate::{Allocation, SetAttributes, Update};
 /// A write of fewer bytes is not replaced by a reservation, which would cost as much.
 const RESERVE_BYTES_MIN: u64 = BLOCK_BYTES;
 
-/// The parts of an inode's state that are dead: whatever they are, records further on overwrite them.
+/// The dead parts of an inode's state: later records overwrite them, whatever their values.
 #[derive(Debug, Default)]
 pub(super) struct Later<'a> {
     /// The time of the last change of content.
@@ -19,7 +19,7 @@ pub(super) struct Later<'a> {
     /// The time of the last change of attributes.
     pub(super) changed: bool,
     accessed: bool,
-    /// Where the access time is not dead: a record further on moves it forward to this at least.
+    /// If the access time is not dead: the time to which a later record moves it forward at least.
     accessed_least: Option<Timestamp>,
     mode: bool,
     uid: bool,
@@ -85,8 +85,10 @@ impl<'a> Later<'a> {
         self.modified |= set.modified.is_some();
     }
 
-    /// Notes a record that sets attributes: it is dropped where all of it is overwritten, and joined with the next one
-    /// where nothing in between reads what it sets.
+    /// Records an update of attributes.
+    ///
+    /// It is dropped if all of it is overwritten. It is joined with the next one if nothing in between reads its
+    /// values.
     pub(super) fn fold_attributes(&mut self, index: usize, set: &SetAttributes) -> Folded {
         let live = SetAttributes {
             mode: set.mode.filter(|_| !self.mode),
@@ -119,7 +121,7 @@ impl<'a> Later<'a> {
         Folded::Into(at, joined)
     }
 
-    /// The action for a record that changes content, and notes what it overwrites.
+    /// Returns the action for a record that changes content, and records the parts that it overwrites.
     pub(super) fn content_action(&mut self, update: &Update<'a>) -> Action<'a> {
         let (strips, action) = match *update {
             Update::Write { inode, offset, at, strip, data } => (strip, self.write(inode, offset, at, strip, data)),
@@ -218,7 +220,7 @@ impl Content {
     fn record_size(&mut self, end: u64) {
         match self.next_resize {
             None => self.size_upto = self.size_upto.max(end),
-            // So that record cuts for sure, and what is behind is freed.
+            // So that record truncates for sure, and frees the blocks behind.
             Some(size) if end >= size => {
                 self.blocks.insert(blocks_for(size), u64::MAX);
                 self.size_upto = u64::MAX;
@@ -285,7 +287,7 @@ impl Content {
                 self.bytes.insert(offset, end);
                 self.blocks.insert(blocks_for(offset), end / BLOCK_BYTES);
             }
-            // They move what is there, and read the size.
+            // These move content, and read the size.
             Allocation::Collapse | Allocation::Insert if planted!(IgnoreMoves) => {}
             Allocation::Collapse | Allocation::Insert => *self = Self::default(),
             _ => self.record_taken(offset, length, overwrites, lengthens),

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// A set of numbers, as ranges that neither overlap nor touch: start by end, so that a range that grows downwards, as
-/// they do where a log of appends is read backwards, stays where it is. `u64::MAX` as an end means without end.
+/// A set of numbers, as ranges that neither overlap nor touch: start by end.
+///
+/// A log of appends that is read backwards makes ranges grow downwards, and such a range keeps its key. `u64::MAX` as
+/// an end means without end.
 #[derive(Debug, Default)]
 pub(super) struct Ranges(BTreeMap<u64, u64>);
 

@@ -94,7 +94,7 @@ impl Vanishing {
             Update::SetAttributes(set) => {
                 self.living(set.inode);
             }
-            // Neither does anything to an inode that is gone.
+            // Neither changes an inode that is gone.
             Update::Accessed { .. } | Update::Depend { .. } => {}
         }
     }
