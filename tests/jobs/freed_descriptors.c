@@ -6,6 +6,8 @@
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -23,6 +25,7 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
+#include <time.h>
 
 #include "story.h"
 
@@ -484,10 +487,102 @@ static void threads(void)
     say("the second", open("/dev/null", O_RDONLY));
 }
 
+#define OWNERS 2
+#define GUESSERS 8
+#define GUESSING_SECONDS 2
+
+static atomic_bool is_over;
+
+/* Opens and closes a file of its own, which no other thread changes. */
+static void *own(void *which)
+{
+    char name[16], text[16];
+    long bad = 0;
+    sprintf(name, "of-%ld", (long)which);
+    while (!is_over) {
+        int file = make(name);
+        memset(text, 0, sizeof text);
+        bad += pwrite(file, name, 4, 0) != 4 || pread(file, text, 4, 0) != 4 || strncmp(text, name, 4) != 0;
+        bad += close(file) != 0;
+    }
+    return (void *)bad;
+}
+
+/* Reads by the numbers of those files. */
+static void *guess(void *nothing)
+{
+    char text[16];
+    long bad = 0;
+    while (!is_over)
+        for (int number = 3; number < 3 + OWNERS; number++)
+            bad += pread(number, text, 4, 0) < 0 && errno == EIO;
+    return (void *)bad;
+}
+
+/* A number that another thread closes at that moment leads to a file or nowhere. */
+static void guessed(void)
+{
+    pthread_t all[OWNERS + GUESSERS];
+    for (long number = 0; number < OWNERS + GUESSERS; number++)
+        pthread_create(&all[number], NULL, number < OWNERS ? own : guess, (void *)number);
+    sleep(GUESSING_SECONDS);
+    is_over = true;
+    for (int number = 0; number < OWNERS + GUESSERS; number++) {
+        void *bad;
+        pthread_join(all[number], &bad);
+        say("that went wrong", (long)bad);
+    }
+}
+
+#define USERS 8
+#define NOBODY 65534
+#define TURN_MICROSECONDS 3000
+#define TURNING_SECONDS 4
+
+/* Opens and closes one file. Those of another user may be refused it, but what is open can be used. */
+static void *use(void *nothing)
+{
+    char text[16];
+    long bad = 0;
+    while (!is_over) {
+        int file = open("shared", O_RDWR | O_CREAT, 0666);
+        if (file < 0) {
+            bad += errno != EACCES;
+            continue;
+        }
+        bad += pwrite(file, "text", 4, 0) != 4;
+        bad += pread(file, text, 4, 0) != 4;
+        bad += close(file) != 0;
+    }
+    return (void *)bad;
+}
+
+/* Threads use a file while the process becomes another user, and itself again. */
+static void users(void)
+{
+    pthread_t all[USERS];
+    umask(0);
+    for (long number = 0; number < USERS; number++)
+        pthread_create(&all[number], NULL, use, NULL);
+    for (time_t end = time(NULL) + TURNING_SECONDS; time(NULL) < end;) {
+        if (seteuid(NOBODY) || (usleep(TURN_MICROSECONDS), seteuid(0)))
+            say("another user", -1);
+        usleep(TURN_MICROSECONDS);
+    }
+    is_over = true;
+    for (int number = 0; number < USERS; number++) {
+        void *bad;
+        pthread_join(all[number], &bad);
+        say("that went wrong", (long)bad);
+    }
+}
+
 int main(int count, char **arguments)
 {
-    static const struct story stories[] = {{"next", next},     {"nowhere", nowhere}, {"others", others},           {"left", left},
-                                           {"limits", limits}, {"threads", threads}, {"interrupted", interrupted}, {"ends", ends}};
+    static const struct story stories[] = {{"next", next},     {"nowhere", nowhere}, {"others", others},
+                                           {"left", left},     {"limits", limits},   {"threads", threads},
+                                           {"ends", ends},     {"guessed", guessed}, {"interrupted", interrupted},
+                                           {"users", users}};
     self = arguments[0];
     getcwd(home, sizeof home);
     return tell(stories, sizeof stories / sizeof *stories, count == 2 ? arguments[1] : "");

@@ -7,7 +7,7 @@ use ashlar_types::{Access, BLOCK_BYTES, Errno, FileKind, Inode, InodeId, Timesta
 
 use super::Served;
 use crate::files::descriptors;
-use crate::files::path::{self, PathIntent, FinalLink, PathPurpose, WalkOutcome};
+use crate::files::path::{self, FinalLink, PathIntent, PathPurpose, WalkOutcome};
 use crate::memory::program_memory::{self, MemoryUse, PathBuffer, Plain};
 use crate::sessions::session::MountSession;
 use crate::sessions::{deferred_session, user_sessions};

@@ -8,7 +8,7 @@ use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, QuotaId
 use super::{Served, descriptor};
 use crate::files::descriptors::{self, OpenFileRef, TMPFILE};
 use crate::files::materialise;
-use crate::files::path::{self, PathIntent, FinalLink, PathStart, ResolvedPath, PathPurpose, WalkOutcome};
+use crate::files::path::{self, FinalLink, PathIntent, PathPurpose, PathStart, ResolvedPath, WalkOutcome};
 use crate::files::recycled_descriptor;
 use crate::files::shared_file::SharedFile;
 use crate::files::unnamed_files;

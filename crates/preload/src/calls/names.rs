@@ -5,7 +5,7 @@ use ashlar_types::{Errno, FileKind};
 
 use super::Served;
 use crate::entry::arch::system_call;
-use crate::files::path::{self, PathIntent, FinalLink, ResolvedPath, PathPurpose, WalkOutcome};
+use crate::files::path::{self, FinalLink, PathIntent, PathPurpose, ResolvedPath, WalkOutcome};
 use crate::files::{descriptors, unnamed_files};
 use crate::memory::program_memory::{self, PathBuffer};
 use crate::sessions::session::{self, MountSession};

@@ -100,6 +100,13 @@ impl LockedFile {
     fn fs(self) -> Result<&'static LibFs, Errno> {
         session::by_number(self.session).map(|session| &*session.fs).ok_or(Errno::EIO)
     }
+
+    /// Returns LibFS of the mount's current session, or of the session that `file` is open in.
+    ///
+    /// A process has no current session while its threads are different users.
+    fn fs_or_of(self, file: &OpenFileRef) -> Result<&'static LibFs, Errno> {
+        self.fs().or_else(|_| file.session().map(|session| &*session.fs))
+    }
 }
 
 /// A lock as a program asks for it.
@@ -279,12 +286,12 @@ fn set_session_lock(
     match done {
         RecordLockOutcome::Done => {}
         // A program that ran in this process before has left its locks.
-        RecordLockOutcome::OfMount => move_to_kernel(known, locked, RecordLockOwner::Kernel)?,
+        RecordLockOutcome::OfMount => move_to_kernel(fs, known, locked, RecordLockOwner::Kernel)?,
         RecordLockOutcome::NoRoom => match file {
-            None => move_to_kernel(known, locked, RecordLockOwner::Kernel)?,
+            None => move_to_kernel(fs, known, locked, RecordLockOwner::Kernel)?,
             Some(file) => {
                 let own = materialise::move_high(materialise::open_beside(file)?)?.into_raw_fd();
-                move_to_kernel(known, locked, RecordLockOwner::Own(own)).inspect_err(|_| close_internal(own))?;
+                move_to_kernel(fs, known, locked, RecordLockOwner::Own(own)).inspect_err(|_| close_internal(own))?;
             }
         },
     }
@@ -347,9 +354,10 @@ fn query_lock(
         return lock_through_kernel(file, &asked);
     }
     let mut answer = asked;
-    match locked.fs()?.query_record(locked.inode, lock.range, lock.mode)? {
+    let fs = locked.fs()?;
+    match fs.query_record(locked.inode, lock.range, lock.mode)? {
         Err(_) => {
-            move_to_kernel(locked.records().get_or_insert_default(), locked, RecordLockOwner::Kernel)?;
+            move_to_kernel(fs, locked.records().get_or_insert_default(), locked, RecordLockOwner::Kernel)?;
             return lock_through_kernel(file, &asked);
         }
         Ok(None) => answer.l_type = libc::F_UNLCK as i16,
@@ -419,7 +427,8 @@ pub(crate) fn with_real_file<R>(
     let locked = LockedFile::of(file)?;
     let mut guard = locked.records();
     let files = guard.get_or_insert_default();
-    match lock_owner(files, locked)? {
+    let fs = locked.fs_or_of(file)?;
+    match lock_owner(files, locked, Ok(fs))? {
         Some(RecordLockOwner::Own(descriptor)) if !hands_over || materialise::has_same_flags(descriptor, file) => {
             if hands_over {
                 files.insert(locked, RecordLockOwner::HandedOver(descriptor));
@@ -429,7 +438,7 @@ pub(crate) fn with_real_file<R>(
         }
         known => {
             let is_sessions = known == Some(RecordLockOwner::Session);
-            let moves = is_sessions && hands_over && locked.fs()?.has_records(locked.inode);
+            let moves = is_sessions && hands_over && fs.has_records(locked.inode);
             let attempt = || {
                 if moves {
                     // Open files that followed later could not be closed any more.
@@ -441,7 +450,7 @@ pub(crate) fn with_real_file<R>(
                 let result = then(real.as_raw_fd());
                 drop(real);
                 if moves && result.is_ok() {
-                    move_to_kernel(files, locked, RecordLockOwner::Kernel)?;
+                    move_to_kernel(fs, files, locked, RecordLockOwner::Kernel)?;
                 } else if is_sessions && hands_over && !moves {
                     release_locks(files, locked);
                 }
@@ -490,15 +499,19 @@ pub(crate) fn move_all_to_kernel() {
             files.iter().filter(|&(_, through)| *through == RecordLockOwner::Session).map(|(file, _)| *file).collect();
         for locked in all {
             // If SharedFS is away, the locks end with the session.
-            let _ = move_to_kernel(files, locked, RecordLockOwner::Kernel);
+            let _ = locked.fs().and_then(|fs| move_to_kernel(fs, files, locked, RecordLockOwner::Kernel));
         }
     }
 }
 
-/// Returns the owner of a file's locks, and asks SharedFS if the kernel may have inherited ones.
-fn lock_owner(files: &mut LockRecords, locked: LockedFile) -> Result<Option<RecordLockOwner>, Errno> {
+/// Returns the owner of a file's locks, and asks SharedFS by `fs` if the kernel may have inherited ones.
+fn lock_owner(
+    files: &mut LockRecords,
+    locked: LockedFile,
+    fs: Result<&LibFs, Errno>,
+) -> Result<Option<RecordLockOwner>, Errno> {
     if files.get(&locked) == Some(&RecordLockOwner::Inherited) {
-        match locked.fs()?.query_record(locked.inode, (0, LAST as u64), LockMode::Write)? {
+        match fs?.query_record(locked.inode, (0, LAST as u64), LockMode::Write)? {
             Err(_) => files.insert(locked, RecordLockOwner::Kernel),
             Ok(_) => files.remove(&locked),
         };
@@ -526,7 +539,8 @@ pub(crate) fn closing_ends_locks(descriptor: i32) -> bool {
     }
     let Some((locked, _)) = kernel_file(descriptor) else { return false };
     // If SharedFS does not answer, it may.
-    !matches!(lock_owner(locked.records().get_or_insert_default(), locked), Ok(None | Some(RecordLockOwner::Session)))
+    let owner = lock_owner(locked.records().get_or_insert_default(), locked, locked.fs());
+    !matches!(owner, Ok(None | Some(RecordLockOwner::Session)))
 }
 
 /// Records that the program locks a file through a kernel descriptor.
@@ -534,7 +548,7 @@ fn record_kernel_lock(locked: LockedFile) -> Result<(), Errno> {
     let mut guard = locked.records();
     let files = guard.get_or_insert_default();
     match files.get(&locked) {
-        Some(RecordLockOwner::Session) => move_to_kernel(files, locked, RecordLockOwner::Kernel)?,
+        Some(RecordLockOwner::Session) => move_to_kernel(locked.fs()?, files, locked, RecordLockOwner::Kernel)?,
         None | Some(RecordLockOwner::Inherited) => drop(files.insert(locked, RecordLockOwner::Kernel)),
         Some(_) => {}
     }
@@ -543,8 +557,12 @@ fn record_kernel_lock(locked: LockedFile) -> Result<(), Errno> {
 }
 
 /// Moves the locks on a file to the kernel, those that exist and those to come, through this owner.
-fn move_to_kernel(files: &mut LockRecords, locked: LockedFile, through: RecordLockOwner) -> Result<(), Errno> {
-    let fs = locked.fs()?;
+fn move_to_kernel(
+    fs: &LibFs,
+    files: &mut LockRecords,
+    locked: LockedFile,
+    through: RecordLockOwner,
+) -> Result<(), Errno> {
     let own = if let RecordLockOwner::Own(descriptor) = through { Some(descriptor) } else { None };
     for tried in 1.. {
         if !fs.has_records(locked.inode) {
@@ -684,7 +702,7 @@ pub(crate) fn end_locks(file: &OpenFileRef) {
     let mut guard = locked.records();
     let Some(files) = guard.as_mut() else { return };
     // If SharedFS is away, close a kernel descriptor too.
-    let through = lock_owner(files, locked).unwrap_or(Some(RecordLockOwner::Kernel));
+    let through = lock_owner(files, locked, locked.fs_or_of(file)).unwrap_or(Some(RecordLockOwner::Kernel));
     // If the kernel has the locks, the session may still have some about which SharedFS has not answered.
     if through.is_some() {
         release_locks(files, locked);

@@ -205,7 +205,8 @@ impl OpenFileRef {
     #[inline]
     pub(super) fn of_number(number: u32) -> Option<Self> {
         let more = |references: u32| (references != 0 && references != CLOSING).then(|| references + 1);
-        OPEN[number as usize - 1].count_references(more).is_ok().then_some(Self { number })
+        // Only a counted reference may become an `OpenFileRef`: dropping one gives a reference back.
+        OPEN[number as usize - 1].count_references(more).ok().map(|_| Self { number })
     }
 
     pub(super) fn description(&self) -> &'static OpenDescription {
@@ -528,4 +529,26 @@ fn finish_close(number: u32) {
         session.fs.close_open(way);
     }
     FREED_SLOT.store(number - 1, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread may have read the number of an open file that another thread closes meanwhile.
+    #[test]
+    fn lookup_of_closed_file_changes_no_references() {
+        // The last place is free: other tests take the first ones.
+        let (number, references) = (OPEN_MAX as u32, &OPEN[OPEN_MAX - 1].references);
+        for closed in [0, CLOSING] {
+            references.store(closed, Ordering::Relaxed);
+            assert!(OpenFileRef::of_number(number).is_none());
+            assert_eq!(references.load(Ordering::Relaxed), closed);
+        }
+        references.store(1, Ordering::Relaxed);
+        let file = OpenFileRef::of_number(number).expect("open");
+        assert_eq!(references.load(Ordering::Relaxed), 2);
+        drop(file);
+        assert_eq!(references.swap(0, Ordering::Relaxed), 1);
+    }
 }

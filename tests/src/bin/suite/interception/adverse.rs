@@ -38,6 +38,14 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/closed_descriptor_makes_room_for_one", run: || compare_story(FREED_DESCRIPTORS, "limits") },
     Test { name: "run/threads_open_and_close_at_once", run: || compare_story(FREED_DESCRIPTORS, "threads") },
     Test {
+        name: "run/descriptor_that_another_thread_closes_gives_ebadf",
+        run: || compare_story(FREED_DESCRIPTORS, "guessed"),
+    },
+    Test {
+        name: "run/file_in_use_as_the_user_changes_gives_no_errors",
+        run: || compare_story(FREED_DESCRIPTORS, "users"),
+    },
+    Test {
         name: "run/signal_handler_leaves_interrupted_call_alone",
         run: || compare_story(FREED_DESCRIPTORS, "interrupted"),
     },
