@@ -2,9 +2,7 @@
 """Words that the tree's style rules out (CONTRIBUTING.md, "Words"): pronouns in place of an actor, terms that the glossary
 replaced, long lines in comments and Markdown, type names that are defined twice, long names of tests.
 
-Prints each breach and fails if there is one. Files in scripts/words-pending.txt were written before the rules and are
-exempt; a listed file without a breach must be taken off. `words.py --pending` writes the list anew, and never adds to it.
-`words.py FILE…` shows the breaches of these files, pending or not."""
+Prints each breach and fails if there is one. `words.py FILE…` shows the breaches of these files alone."""
 
 import os
 import re
@@ -12,7 +10,6 @@ import subprocess
 import sys
 from collections import defaultdict
 
-PENDING = "scripts/words-pending.txt"
 WIDTH = 120
 TEST_NAME_MAX = 60
 PRONOUN = re.compile(r"\b(who|whoever|whom|somebody|anybody|nobody|everybody|he|his|him|himself)\b", re.IGNORECASE)
@@ -56,20 +53,12 @@ PART = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 
 def main():
     os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    named = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    named = sys.argv[1:]
     files = [file for file in subprocess.check_output(["git", "ls-files"], text=True).split() if is_checked(file)]
     problems = breaches(files)
-    if named:
-        return report([problem for file in named for problem in problems.get(file, [])])
-    pending = set(open(PENDING).read().split()) if os.path.exists(PENDING) else set()
-    if "--pending" in sys.argv:
-        left = sorted(file for file in pending if file in problems) if pending else sorted(problems)
-        open(PENDING, "w").write("".join(f"{file}\n" for file in left))
-        return 0
-    found = [problem for file in files if file not in pending for problem in problems.get(file, [])]
-    found += [f"{PENDING}: {file} has no breach left: run scripts/words.py --pending" for file in sorted(pending - set(problems))]
+    found = [problem for file in named or files for problem in problems.get(file, [])]
     if not found:
-        print(f"{len(files) - len(pending)} files keep to the style's words; {len(pending)} are pending")
+        print(f"{len(named or files)} files keep to the style's words")
     return report(found)
 
 
