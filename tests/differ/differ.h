@@ -76,9 +76,10 @@ uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count);
 
 extern const struct call calls[];
 extern const size_t calls_count;
-/* Makes the call with the kernel; returns its result, or a negative errno. */
-long make_kernel_call(struct step *step);
+/* Makes the call; returns its result, or a negative errno. */
+long make_call(struct step *step);
 extern int has_reserved;
+int is_cut_short(const struct step *step, long result);
 /* Why the answers of this call can't be compared in this state; null if they can. */
 const char *find_exception(const struct step *step);
 

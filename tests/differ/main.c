@@ -93,13 +93,12 @@ static void make_step(uint64_t sequence, long number)
     }
 #ifdef WITH_LIBRARY
     step.arguments[ARGUMENTS_MAX - 1] = strcmp(step.call->name, "list") == 0 ? (long)&step : step.arguments[ARGUMENTS_MAX - 1];
-    result = step.call->library(step.arguments);
-#else
-    result = make_kernel_call(&step);
 #endif
+    result = make_call(&step);
     if (plants && result == -ENOTEMPTY && strcmp(step.call->name, "rmdir") == 0)
         result = -EEXIST;
     has_reserved |= result == 0 && strcmp(step.call->name, "fallocate") == 0;
+    has_reserved |= is_cut_short(&step, result);
     say_result(&step, result);
     print_text("%s\n", step.text);
 }

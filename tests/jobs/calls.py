@@ -25,7 +25,8 @@ def tried(what, do):
 
 READ, WRITE, LSEEK, IOCTL, PREAD, PWRITE, READV, SENDFILE = 0, 1, 8, 16, 17, 18, 19, 40
 FCNTL, FTRUNCATE, FADVISE, READAHEAD = 72, 77, 221, 187
-OPEN, ACCESS, FCHDIR, FACCESSAT2, COPY = 2, 21, 81, 439, 326
+OPEN, ACCESS, FCHDIR, FACCESSAT2, COPY, SPLICE = 2, 21, 81, 439, 326, 275
+SETXATTR, FSETXATTR, FGETXATTR = 188, 190, 193
 LINKAT, UTIMENSAT, SYNC_RANGE, FALLOCATE, PREADV, PWRITEV = 265, 280, 277, 285, 295, 296
 PREADV2, PWRITEV2, NAME_TO_HANDLE, KCMP, STATFS, RENAMEAT2, PIDFD_GETFD = 327, 328, 303, 312, 137, 316, 438
 
@@ -305,9 +306,91 @@ def compared():
         for other_name, other in [*files.items(), ("duplicate", os.dup(fd) if name != "none" else 900)]:
             say(f"kcmp {name} {other_name}", min(1, call(KCMP, os.getpid(), os.getpid(), 0, fd, other)))
 
+def closed_numbers():
+    # The lowest number that is closed: a file that the library opens beside the program's would get it.
+    fresh = {
+        "both": os.open("file", os.O_RDWR),
+        "writes": os.open("file", os.O_WRONLY),
+        "directory": os.open("directory", os.O_RDONLY),
+        "path": os.open("file", os.O_PATH),
+    }
+    free = os.dup(0)
+    os.close(free)
+    for name, fd in fresh.items():
+        say(f"copy {name} to a closed one", call(COPY, fd, 0, free, 0, 10, 0))
+        say(f"copy a closed one to {name}", call(COPY, free, 0, fd, 0, 10, 0))
+        say(f"copy {name} to a closed one with flags", call(COPY, fd, 0, free, 0, 10, 1))
+        say(f"copy {name} beyond all offsets", call(COPY, fd, 0, fresh["writes"], 0, -1, 0))
+        say(f"clone a closed one to {name}", call(IOCTL, fd, 0x40049409, free))
+        say(f"send {name} to a closed one", call(SENDFILE, free, fd, 0, 10))
+        say(f"send a closed one to {name}", call(SENDFILE, fd, free, 0, 10))
+        say(f"send {name} beyond all offsets", call(SENDFILE, fresh["writes"], fd, 0, -1))
+        for length in [0, 10]:
+            say(f"splice {name} to a closed one {length}", call(SPLICE, fd, 0, free, 0, length, 0))
+            say(f"splice a closed one to {name} {length}", call(SPLICE, free, 0, fd, 0, length, 0))
+        for flags in [0x10, 0x20, 0x30, 0x8000]:
+            say(f"preadv2 {name} {flags:#x}", call(PREADV2, fd, part, 1, 0, 0, flags))
+
+def wrong_first():
+    for bad in [1, closed]:
+        for flags in [os.O_CREAT | os.O_DIRECTORY, os.O_TMPFILE, os.O_TMPFILE | os.O_CREAT]:
+            say(f"open a bad path {flags:#o}", call(OPEN, bad, flags, 0o644))
+        say("setxattr of nothing", call(SETXATTR, b"none", b"user.name", bad, 3, 0))
+        say("setxattr below a file", call(SETXATTR, b"file/none", b"user.name", bad, 3, 0))
+        say("fsetxattr of a path alone", call(FSETXATTR, files["path"], b"user.name", bad, 3, 0))
+    say("fgetxattr of a path alone, without a name", call(FGETXATTR, files["path"], 1, room, 10))
+    say("F_SETFL O_DIRECT of a directory", call(FCNTL, files["directory"], fcntl.F_SETFL, os.O_DIRECT))
+    for make in [lambda: os.rmdir("file"), lambda: os.unlink("directory"), lambda: os.unlink("directory/"), lambda: os.rename("file", "x" * 256)]:
+        tried("names", make)
+
+def handed_over():
+    one, other = os.open("file", os.O_RDONLY), os.open("sent", os.O_WRONLY | os.O_CREAT, 0o644)
+    fcntl.flock(one, fcntl.LOCK_SH)
+    os.lseek(one, 10, os.SEEK_SET)
+    for length in [-1, PLACE_MAX, PLACE_MAX - 10, 5]:
+        say(f"send {length} of a locked file", call(SENDFILE, other, one, 0, length))
+    os.close(os.open("handed", os.O_WRONLY | os.O_CREAT, 0o644))
+    os.mkdir("handed directory")
+    for number, flags in enumerate([0, os.O_NOFOLLOW, os.O_ASYNC, os.O_APPEND | os.O_NOFOLLOW]):
+        fd = os.open("handed", os.O_RDWR | flags)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        say(f"F_GETFL of a locked file {number}", call(FCNTL, fd, fcntl.F_GETFL, 0))
+        os.close(fd)
+    for flags in [0, os.O_DIRECTORY]:
+        fd = os.open("handed directory", flags)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        say(f"F_GETFL of a locked directory {flags:#o}", call(FCNTL, fd, fcntl.F_GETFL, 0))
+        os.close(fd)
+
+def grown():
+    for number in range(50):
+        one = os.open(f"grown{number}", os.O_WRONLY | os.O_CREAT, 0o644)
+        other = os.open(f"grown{number}", os.O_RDWR)
+        if number % 2:
+            os.ftruncate(one, 1000)
+        else:
+            os.pwrite(one, bytes(100000), 0)
+        # Behind the end that the kernel knew, it ended with a signal.
+        print("mapped", mmap.mmap(other, 1000, mmap.MAP_SHARED, mmap.PROT_READ)[999])
+
+def nameless():
+    with open("nameless", "wb") as file:
+        file.write(bytes(5000))
+    fd = os.open("nameless", os.O_RDWR)
+    os.unlink("nameless")
+    for _ in range(3):
+        # The kernel sets it, by a file of its own that it closes again.
+        tried("attribute of a file without a name", lambda: os.setxattr(fd, b"trusted.one", b"1"))
+    print("mapped", mmap.mmap(fd, 5000, mmap.MAP_SHARED, mmap.PROT_READ)[4999])
+
 for name, fd in files.items():
     say(f"F_GETFL {name}", call(FCNTL, fd, fcntl.F_GETFL, 0))
 sys.stdout.flush()
+closed_numbers()
+wrong_first()
+handed_over()
+grown()
+nameless()
 requests()
 arguments()
 openings()

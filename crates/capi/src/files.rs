@@ -268,6 +268,9 @@ impl CapiSession {
     /// # Errors
     /// As the header says.
     pub(crate) fn truncate_file(&self, file: i32, size: i64) -> Outcome<()> {
+        if size < 0 {
+            return Err(Errno::EINVAL);
+        }
         let file = self.file(file)?;
         let size = self.checked_size(size)?;
         if !file.may_write() {

@@ -74,7 +74,7 @@ impl CapiSession {
     /// # Errors
     /// As the header says.
     pub(crate) fn link(&self, from: &[u8], to: &[u8]) -> Outcome<()> {
-        self.act_on(from, FinalLink::Keep.to(PathPurpose::SetAttributes), |found| self.link_found(found, to))
+        self.act_on(from, FinalLink::Keep.to(PathPurpose::SetAttributes), |found| self.link_found(found, to, false))
     }
 
     /// Gives an open file a name.
@@ -83,18 +83,19 @@ impl CapiSession {
     /// As the header says.
     pub(crate) fn link_file(&self, file: i32, to: &[u8]) -> Outcome<()> {
         let file = self.file(file)?;
-        if file.stays_unnamed() {
-            return Err(Errno::ENOENT);
-        }
-        retry_stale(|| self.link_found(&self.fs.attributes(file.inode)?, to))
+        retry_stale(|| self.link_found(&self.fs.attributes(file.inode)?, to, file.stays_unnamed()))
     }
 
-    fn link_found(&self, found: &FoundInode, to: &[u8]) -> Outcome<()> {
+    fn link_found(&self, found: &FoundInode, to: &[u8], stays_unnamed: bool) -> Outcome<()> {
         let place = self.walk(to, FinalLink::Keep.to(PathPurpose::Look).making())?;
         place.check_new(false)?;
         let may_change = || self.fs.check_access(&self.user, found.id, Access::READ | Access::WRITE).is_ok();
         if !self.guards.allow_linking(self.user.uid, &found.inode, may_change) {
             return Err(Errno::EPERM);
+        }
+        if stays_unnamed {
+            self.fs.check_access(&self.user, place.directory, Access::WRITE | Access::EXECUTE)?;
+            return Err(Errno::ENOENT);
         }
         self.fs.link(&self.user, found.id, place.directory, &place.name).map(drop)
     }

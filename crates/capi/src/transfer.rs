@@ -2,7 +2,7 @@
 
 use std::sync::MutexGuard;
 
-use ashlar_libfs::{Outcome, WriteAt};
+use ashlar_libfs::{Outcome, WriteAt, check_copied_range};
 use ashlar_types::{Errno, FILE_SIZE_MAX, InodeId};
 
 use crate::files::NumberedFile;
@@ -88,6 +88,10 @@ impl CapiSession {
         if !file.may_read() {
             return Err(Errno::EBADF);
         }
+        // If nothing is to be read, the kernel does not check the source.
+        if parts.is_empty() {
+            return Ok(0);
+        }
         if file.is_directory {
             return Err(Errno::EISDIR);
         }
@@ -166,12 +170,13 @@ impl CapiSession {
         if !source.may_read() || !target.may_write() || target.appends() {
             return Err(Errno::EBADF);
         }
-        let at = |given: &Option<&mut i64>| {
-            given.as_ref().map_or(TransferOffset::Offset, |offset| TransferOffset::Given(**offset))
-        };
         // The two may be one open file, whose offset can't be locked twice.
-        let source_start = LockedOffset::of(&source, at(&from.1), 0)?.offset();
-        let target_start = LockedOffset::of(&target, at(&to.1), 0)?.offset();
+        let start = |file: &NumberedFile, given: &Option<&mut i64>| match given {
+            Some(offset) => offset.cast_unsigned(),
+            None => *locked(&file.offset),
+        };
+        let (source_start, target_start) = (start(&source, &from.1), start(&target, &to.1));
+        check_copied_range(source_start, target_start, bytes as u64)?;
         let left = self.size(source.inode)?.saturating_sub(source_start);
         let length = left.min(bytes.min(TRANSFER_MAX) as u64);
         if length == 0 {

@@ -36,6 +36,7 @@ const FLAGS: OFlags = OFlags::RWMODE
     .union(OFlags::DIRECTORY)
     .union(OFlags::PATH)
     .union(OFlags::NOFOLLOW)
+    .union(OFlags::from_bits_retain(libc::O_ASYNC as u32))
     .union(OFlags::LARGEFILE);
 
 /// Answers a session with a descriptor of an inode on a mount.

@@ -11,8 +11,9 @@ use ashlar_libfs::{
 };
 use ashlar_tests::random::Random;
 use ashlar_types::{Access, BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, InodeId, SessionId};
+use ashlar_wire::SessionKind;
 use common::Site;
-use common::libfs::{ROOT, SingleUser, connect, make, user};
+use common::libfs::{ROOT, SingleUser, connect, connect_as, make, user};
 
 #[test]
 #[ignore = "this is the daemon's process, which the other tests start"]
@@ -68,6 +69,26 @@ fn freed_file_is_changed_by_no_session() {
     one.make_room().expect("digested");
     one.make(&ROOT, directory, b"another", &make(FileKind::Regular)).expect("made");
     two.close(theirs);
+}
+
+/// A mount that removes a file without a handle of its own believes that the file is gone. Another session has the file
+/// open, and needs a descriptor of it.
+#[test]
+fn file_released_by_one_session_opens_for_another() {
+    let site = Site::new(64 << 20);
+    let (process, mount) = (connect(&site), connect_as(&site, SessionKind::Mount));
+    let checked = Credentials::checked(0, 0);
+    let file = process.make_open(&ROOT, InodeId::ROOT, b"file", &make(FileKind::Regular)).expect("made").id;
+    mount.unlink(&checked, InodeId::ROOT, b"file").expect("removed");
+    for round in 0..3 {
+        assert_eq!(mount.lookup(&checked, file, b".").map(|found| found.inode.links), Ok(0), "{round}");
+        assert_eq!(mount.open(file).map(|found| found.id), Ok(file), "{round}");
+        // The last handle that this session has: it frees the file again.
+        mount.close(file);
+    }
+    assert_eq!(mount.open(file).map(|found| found.id), Ok(file));
+    mount.close(file);
+    process.close(file);
 }
 
 /// A descriptor shows a file's number before any applied log has the file.

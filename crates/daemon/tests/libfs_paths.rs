@@ -134,3 +134,57 @@ fn name_moved_by_two_sessions_is_moved_once() {
     assert_eq!(one.rename_at(&root.credentials, &none, &there, flags), Err(Errno::ENOENT));
     assert_eq!(one.rename_at(&root.credentials, &source, &there, flags), Err(Errno::EEXIST));
 }
+
+/// LibFS checks names, rights, sticky bits and kinds in the kernel's order.
+#[test]
+fn removal_names_the_error_that_the_kernel_names() {
+    let site = Site::new(64 << 20);
+    let fs = connect(&site);
+    let user = SingleUser::of(1000);
+    let directory = |parent, name: &[u8], mode| {
+        fs.make(&ROOT, parent, name, &NewInode { mode, ..make(FileKind::Directory) }).expect("made").id
+    };
+    let (open, closed) = (directory(InodeId::ROOT, b"open", 0o1777), directory(InodeId::ROOT, b"closed", 0o755));
+    let own = directory(InodeId::ROOT, b"own", 0o777);
+    for (parent, name) in [(open, b"file"), (closed, b"file"), (own, b"file")] {
+        fs.make(&ROOT, parent, name, &make(FileKind::Regular)).expect("made");
+        directory(parent, b"room", 0o755);
+    }
+    let long = "x".repeat(256);
+    let place = |path: &str| user.place(&fs, path, FinalLink::Keep.to(PathPurpose::Name)).expect("followed");
+    for (path, is_rmdir, errno) in [
+        ("open/file", false, Errno::EPERM),
+        ("open/file", true, Errno::EPERM),
+        ("open/room", false, Errno::EPERM),
+        ("open/none", false, Errno::ENOENT),
+        ("closed/none", false, Errno::ENOENT),
+        ("closed/none", true, Errno::ENOENT),
+        ("closed/file", true, Errno::EACCES),
+        ("closed/room", false, Errno::EACCES),
+        ("closed/room/", false, Errno::EISDIR),
+        ("closed/file/", false, Errno::ENOTDIR),
+        ("own/file", true, Errno::ENOTDIR),
+        ("own/room", false, Errno::EISDIR),
+        (&format!("closed/{long}"), true, Errno::ENAMETOOLONG),
+    ] {
+        assert_eq!(fs.remove_at(&user.credentials, &place(path), is_rmdir), Err(errno), "{path}, {is_rmdir}");
+    }
+    let plain = RenameFlags::default();
+    let exchange = RenameFlags { exchange: true, ..plain };
+    for (from, to, flags, errno) in [
+        ("open/file", "closed/file", plain, Errno::EPERM),
+        ("open/file", "own/room", plain, Errno::EPERM),
+        ("own/file", "open/room", plain, Errno::EPERM),
+        ("own/file", "closed/room", plain, Errno::EACCES),
+        ("own/file", "own/room", plain, Errno::EISDIR),
+        ("own/room", "own/file", plain, Errno::ENOTDIR),
+        ("closed/none", &format!("own/{long}"), plain, Errno::ENOENT),
+        ("own/file", &format!("own/{long}"), plain, Errno::ENAMETOOLONG),
+        ("own/room", "own/room/none", exchange, Errno::ENOENT),
+        ("own/room", "own/room/none", plain, Errno::EINVAL),
+        ("own/file/", "own/none", exchange, Errno::ENOENT),
+    ] {
+        let renamed = fs.rename_at(&user.credentials, &place(from), &place(to), flags);
+        assert_eq!(renamed, Err(errno), "{from} to {to}, {flags:?}");
+    }
+}

@@ -63,7 +63,7 @@ pub use ashlar_wire::{LockKind, LockMode, ReserveReason, SpaceReply as Space};
 pub use client::own_descriptors::DescriptorPolicy;
 pub use client::sharedfs_client::WakeReason;
 pub use files::dax::{MappedFile, MappedPiece};
-pub use files::file_io::allocation_of;
+pub use files::file_io::{allocation_of, check_copied_range};
 pub use files::open_file::OpenInode;
 pub use files::record_locks::{ConflictingLock, RecordLockOutcome};
 pub use names::path_cache::PathCache;

@@ -308,7 +308,11 @@ pub(crate) fn serve_call(call: &mut Frame) -> CallVerdict {
     let is_of_alone = |at: &usize| descriptors::is_o_path(call.arguments[*at] as i32);
     if descriptors::is_any_o_path() && !works_on_o_path(call) && descriptors_of(call.rax as i64).iter().any(is_of_alone)
     {
-        return CallVerdict::Done(-i64::from(Errno::EBADF.0));
+        // The kernel checks the other arguments of these first, and reads no descriptor if there are no bytes to move.
+        // The placeholder is an `O_PATH` descriptor, too.
+        let is_others_first =
+            matches!(call.rax as i64, libc::SYS_splice | libc::SYS_tee | libc::SYS_vmsplice | libc::SYS_mmap);
+        return if is_others_first { CallVerdict::Kernel } else { CallVerdict::Done(-i64::from(Errno::EBADF.0)) };
     }
     if call.rax as i64 == libc::SYS_fcntl {
         match descriptor::serve_record_lock(call.arguments) {

@@ -55,6 +55,7 @@ fn read_parts(fs: &SessionPointer, file: c_int, parts: &mut Parts, count: c_int,
     call(|| {
         let session = fs.session()?;
         let mut parts = parts.outputs(count).map_err(|errno| session.refusal(file, at, false, errno))?;
+        parts.retain(|part| !part.is_empty());
         Ok(isize::from_length(session.read(file, at, &mut parts)?))
     })
 }

@@ -488,6 +488,24 @@ impl LibFs {
     }
 }
 
+/// Fails if so many bytes can't be copied from one file offset to another.
+///
+/// Offsets are as `copy_file_range` gets them; negative ones are large numbers. The order of the errors is the
+/// kernel's, also if nothing is left to copy.
+///
+/// # Errors
+/// `EOVERFLOW`, `EFBIG`, `EINVAL`.
+pub fn check_copied_range(from: u64, to: u64, bytes: u64) -> Outcome<()> {
+    if [from, to].iter().any(|offset| offset.checked_add(bytes).is_none()) {
+        return Err(Errno::EOVERFLOW);
+    }
+    match to {
+        FILE_SIZE_MAX => Err(Errno::EFBIG),
+        _ if from.max(to) > FILE_SIZE_MAX => Err(Errno::EINVAL),
+        _ => Ok(()),
+    }
+}
+
 /// Returns the operation that `fallocate` does with this mode; `None` for an unknown mode.
 #[must_use]
 pub fn allocation_of(mode: i32) -> Option<Allocation> {

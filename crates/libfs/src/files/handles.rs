@@ -64,6 +64,9 @@ impl LibFs {
         // The handle is recorded before the inode is read. SharedFS first revokes the lease that this read needs, then
         // reads the handles. It frees no inode with a handle.
         let mut found = read();
+        if found.as_ref().err() == Some(&Errno::ESTALE) && self.is_released(id) {
+            found = self.make_room().and_then(|()| read());
+        }
         if found.as_ref().is_ok_and(|found| found.inode.links == 0) {
             // SharedFS may free a nameless inode under the inode's own lease. This session may still know it by the
             // lease of its former directory. Only SharedFS knows, and its earlier answers don't count.
@@ -103,6 +106,14 @@ impl LibFs {
     /// If another session removed the last name, SharedFS finds the inode among its orphans.
     fn is_freed(&self, state: &NodeState) -> bool {
         !state.is_gone && state.is_orphan() && self.holds_lease(state, true)
+    }
+
+    /// Returns whether this session has freed an inode, as far as it knows.
+    ///
+    /// Another session may still have the inode open. SharedFS answers so once the removal is committed and forgotten
+    /// here ([`LibFs::make_room`]).
+    pub(crate) fn is_released(&self, id: InodeId) -> bool {
+        self.nodes.read_existing(id).is_some_and(|state| state.is_gone)
     }
 
     /// Ends the last close of an inode: frees it if `is_freed`.

@@ -6,7 +6,7 @@ use ashlar_types::{
 };
 use ashlar_update::acl::Acl;
 use ashlar_update::{
-    SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_CAPABILITY, XATTR_QUOTA, permission,
+    Entry, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_CAPABILITY, XATTR_QUOTA, permission,
 };
 use ashlar_wire::OperationKind;
 
@@ -15,6 +15,11 @@ use crate::api::{AttributeChange, FoundInode, Outcome, SetTime, XattrFlags};
 use crate::cache::node::NodeState;
 use crate::files::open_file::OpenInode;
 use crate::leases::grants::{Claim, LockedNodes, Stop};
+
+/// The claim of a directory in which a name is made, removed or moved next.
+fn claim_to_change(directory: InodeId) -> Claim {
+    Claim::read(directory).soon_written().with_entries()
+}
 
 impl LibFs {
     /// Returns an inode's attributes.
@@ -85,8 +90,47 @@ impl LibFs {
 
     /// As [`LibFs::check_access`], for a directory in which a name is created, removed or moved next.
     pub(crate) fn check_change(&self, user: &Credentials, directory: InodeId) -> Outcome<()> {
-        let claim = Claim::read(directory).soon_written().with_entries();
-        self.check_claimed_access(user, claim, Access::WRITE | Access::EXECUTE)
+        self.check_claimed_access(user, claim_to_change(directory), Access::WRITE | Access::EXECUTE)
+    }
+
+    /// As [`LibFs::check_change`], for the right to look up the name only.
+    pub(crate) fn check_search(&self, user: &Credentials, directory: InodeId) -> Outcome<()> {
+        self.check_claimed_access(user, claim_to_change(directory), Access::EXECUTE)
+    }
+
+    /// Fails unless `user` may remove a directory's entry: as a directory, or as anything else.
+    ///
+    /// The order of the errors is the kernel's (`may_delete`): rights to the directory, its sticky bit, kinds.
+    pub(crate) fn check_removal(
+        &self,
+        user: &Credentials,
+        directory: InodeId,
+        entry: Entry,
+        as_directory: bool,
+    ) -> Outcome<()> {
+        if let Some(sticky) = self.check_change_of_sticky(user, directory)?
+            && permission::is_stuck(&sticky, &self.find_inode(entry.inode)?.inode, user)
+        {
+            return Err(Errno::EPERM);
+        }
+        match (entry.kind == FileKind::Directory, as_directory) {
+            (true, false) => Err(Errno::EISDIR),
+            (false, true) => Err(Errno::ENOTDIR),
+            _ => Ok(()),
+        }
+    }
+
+    /// As [`LibFs::check_change`]; returns the directory if it is sticky.
+    fn check_change_of_sticky(&self, user: &Credentials, directory: InodeId) -> Outcome<Option<Inode>> {
+        if user.checked {
+            return Ok(None);
+        }
+        let _using = self.enter_operation();
+        let guard = self.view_node(claim_to_change(directory).with_xattrs())?;
+        if !self.allows_access(&guard, user, Access::WRITE | Access::EXECUTE) {
+            return Err(Errno::EACCES);
+        }
+        Ok(guard.inode.as_ref().filter(|inode| inode.mode & MODE_STICKY != 0).cloned())
     }
 
     fn check_claimed_access(&self, user: &Credentials, claim: Claim, access: Access) -> Outcome<()> {

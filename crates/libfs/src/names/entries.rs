@@ -36,6 +36,10 @@ impl LibFs {
 
     /// Looks up `.` or `..` of a directory.
     pub(crate) fn lookup_dot(&self, user: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<FoundInode> {
+        // The kernel asks a mount so for an inode of which it has a handle.
+        if user.checked && self.is_released(directory) {
+            self.make_room()?;
+        }
         self.check_access(user, directory, Access::EXECUTE)?;
         let found = self.find_inode(directory)?;
         if name == b"." { Ok(found) } else { self.find_inode(found.inode.parent) }
@@ -345,21 +349,19 @@ impl LibFs {
         is_directory: bool,
         (found, mut found_entry): (Option<InodeId>, Option<Entry>),
     ) -> Outcome<()> {
-        self.check_change(user, parent)?;
+        if found_entry.is_none() {
+            self.check_search(user, parent)?;
+        }
         loop {
             let entry = match found_entry.take() {
                 Some(entry) => entry,
                 None => self.find_entry(parent, name, true)?.ok_or(Errno::ENOENT)?,
             };
-            match (entry.kind == FileKind::Directory, is_directory) {
-                (true, false) => return Err(Errno::EISDIR),
-                (false, true) => return Err(Errno::ENOTDIR),
-                _ => {}
-            }
             let inode = entry.inode;
             if found.is_some_and(|found| found != inode) {
                 return Err(Errno::ESTALE);
             }
+            self.check_removal(user, parent, entry, is_directory)?;
             let result = self.change_nodes(&[Claim::to_change(user, parent), Claim::write(inode)], |locked| {
                 locked.expect_entry(parent, name, Some(entry)).map_err(|_| Errno::ECANCELED)?;
                 locked.check_change(user, parent)?;

@@ -10,7 +10,7 @@ use ashlar_wire::OperationKind;
 use smallvec::SmallVec;
 
 use crate::LibFs;
-use crate::api::{FoundInode, Outcome, RenameFlags};
+use crate::api::{FoundInode, Outcome, RenameFlags, check_name};
 use crate::leases::grants::Claim;
 use crate::names::path_cache::{PathCache, PathEnd, PathWay};
 
@@ -247,6 +247,9 @@ impl LibFs {
             let found = match self.walk_step(context.user(), at, name, meant, &mut way) {
                 Ok(found) => found,
                 Err(Errno::ENOENT) if is_last => return Ok(WalkOutcome::Inside(place(None))),
+                Err(Errno::ENAMETOOLONG) if is_last && purpose == PathPurpose::Name => {
+                    return Ok(WalkOutcome::Inside(place(None)));
+                }
                 Err(errno) => return Err(self.path_error(errno, at, from)),
             };
             if context.is_covered(found.id) {
@@ -385,18 +388,15 @@ impl LibFs {
     /// # Errors
     /// As [`LibFs::unlink`] and [`LibFs::remove_directory`]; `EBUSY` for the root.
     pub fn remove_at(&self, user: &Credentials, place: &ResolvedPath, removes_directory: bool) -> Outcome<()> {
-        let Some(found) = &place.found else {
-            self.check_change(user, place.directory)?;
-            return Err(Errno::ENOENT);
-        };
+        let found = place.found_to_change()?;
         if removes_directory {
             if found.id == InodeId::ROOT {
                 return Err(Errno::EBUSY);
             }
             return self.remove_directory(user, place.directory, &place.name, None);
         }
-        if place.is_directory_wanted && !found.inode.is_directory() {
-            return Err(Errno::ENOTDIR);
+        if place.is_directory_wanted {
+            return Err(if found.inode.is_directory() { Errno::EISDIR } else { Errno::ENOTDIR });
         }
         let _measured = self.begin_operation(OperationKind::Name);
         self.unlink_found(user, place.directory, &place.name, Some(found.entry()))
@@ -419,12 +419,11 @@ impl LibFs {
         if target.is_dot() {
             return Err(if flags.no_replace { Errno::EEXIST } else { Errno::EBUSY });
         }
-        let Some(moved) = &source.found else {
-            self.check_access(user, source.directory, Access::EXECUTE)?;
-            return Err(Errno::ENOENT);
-        };
-        if flags.no_replace && target.found.is_some() {
-            return Err(Errno::EEXIST);
+        let moved = source.found_to_change()?;
+        match target.found_to_change() {
+            Ok(_) if flags.no_replace => return Err(Errno::EEXIST),
+            Err(Errno::ENOENT) if !flags.exchange => {}
+            found => drop(found?),
         }
         // In an exchange, a slash behind each path demands a directory at that path.
         let other = if flags.exchange { target.found.as_ref() } else { Some(moved) };
@@ -465,6 +464,19 @@ impl ResolvedPath {
     #[must_use]
     pub fn is_dot(&self) -> bool {
         self.name[..] == *b"." || self.name[..] == *b".."
+    }
+
+    /// Returns the inode found here, for a call that changes the name.
+    ///
+    /// The kernel looks up the last name once the rest of the path is resolved.
+    ///
+    /// # Errors
+    /// `ENOENT`; `ENAMETOOLONG`.
+    fn found_to_change(&self) -> Outcome<&FoundInode> {
+        match &self.found {
+            Some(found) => Ok(found),
+            None => check_name(&self.name).and(Err(Errno::ENOENT)),
+        }
     }
 
     /// Checks that a new inode can be created here.

@@ -48,14 +48,12 @@ impl LibFs {
         if flags.exchange && (flags.no_replace || flags.whiteout) {
             return Err(Errno::EINVAL);
         }
-        if let Some((source, target)) = found_entries {
-            self.check_above((parent, source), (new_parent, target), flags.exchange)?;
-        }
         if found_entries.is_none() {
             self.check_access(user, parent, Access::EXECUTE)?;
             self.check_access(user, new_parent, Access::EXECUTE)?;
         }
         loop {
+            let were_found = found_entries.is_some();
             let (source, target) = match found_entries.take() {
                 Some(found) => found,
                 None => {
@@ -70,6 +68,9 @@ impl LibFs {
                 (Some(_), RenameFlags { no_replace: true, .. }) => return Err(Errno::EEXIST),
                 (None, RenameFlags { exchange: true, .. }) => return Err(Errno::ENOENT),
                 _ => {}
+            }
+            if were_found {
+                self.check_above((parent, source), (new_parent, target), flags.exchange)?;
             }
             if let Some(found) = target
                 && found.inode == source.inode
@@ -87,9 +88,15 @@ impl LibFs {
                     result => return result,
                 }
             }
-            self.check_change(user, parent)?;
-            if new_parent != parent {
-                self.check_change(user, new_parent)?;
+            let is_directory = |entry: Entry| entry.kind == FileKind::Directory;
+            self.check_removal(user, parent, source, is_directory(source))?;
+            match target {
+                Some(target) => {
+                    let as_directory = is_directory(if flags.exchange { target } else { source });
+                    self.check_removal(user, new_parent, target, as_directory)?;
+                }
+                None if new_parent != parent => self.check_change(user, new_parent)?,
+                None => {}
             }
             let whiteout = flags.whiteout.then(|| self.next_inode()).transpose()?;
             let plan =
@@ -130,13 +137,6 @@ impl LibFs {
     fn move_once(&self, user: &Credentials, plan: &RenamePlan<'_>) -> Outcome<()> {
         let source_is_directory = plan.source.kind == FileKind::Directory;
         let target_is_directory = plan.target.is_some_and(|target| target.kind == FileKind::Directory);
-        if !plan.exchange {
-            match plan.target {
-                Some(_) if source_is_directory && !target_is_directory => return Err(Errno::ENOTDIR),
-                Some(_) if !source_is_directory && target_is_directory => return Err(Errno::EISDIR),
-                _ => {}
-            }
-        }
         let crosses = plan.parent != plan.new_parent;
         let parent = Claim::to_change(user, plan.parent);
         // A whiteout inherits from its directory like every new inode.

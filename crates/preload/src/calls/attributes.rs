@@ -130,6 +130,9 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
         }
         libc::SYS_faccessat2 => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_EACCESS;
+            if a[1] == 0 && a[3] as i32 & !allowed == 0 {
+                return Err(Errno::EFAULT);
+            }
             with_named(a[0], a[1], a[3], allowed, PathPurpose::Look, |subject| {
                 check_real_access(subject, a[2], a[3] as i32)
             })
@@ -223,7 +226,9 @@ fn with_named(
     if flags & !allowed != 0 {
         return Ok(None);
     }
-    let is_empty = address == 0 || program_memory::load::<u8>(address)? == 0;
+    // Only calls that look at a file take a null pointer for an empty path.
+    let is_null = address == 0 && purpose == PathPurpose::Look;
+    let is_empty = is_null || program_memory::load::<u8>(address)? == 0;
     if flags & libc::AT_EMPTY_PATH != 0 && is_empty {
         // Only the kernel knows the working directory.
         return if directory as i32 == libc::AT_FDCWD { Ok(None) } else { with_file(directory, then) };

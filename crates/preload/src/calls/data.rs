@@ -1,6 +1,6 @@
 //! Reads, writes, seeks, synchronises and copies.
 
-use ashlar_libfs::{Seek, WriteAt};
+use ashlar_libfs::{Seek, WriteAt, check_copied_range};
 use ashlar_types::{Errno, FILE_SIZE_MAX, InodeId};
 
 use super::Served;
@@ -58,16 +58,22 @@ impl TransferParts {
             return Err(Errno::EINVAL);
         }
         let mut parts = Vec::with_capacity(count as usize);
-        let mut left = TRANSFER_MAX;
         for index in 0..count {
-            let mut part: libc::iovec = program_memory::load(address + index * size_of::<libc::iovec>() as u64)?;
+            let part: libc::iovec = program_memory::load(address + index * size_of::<libc::iovec>() as u64)?;
             if part.iov_len as isize <= -1 {
                 return Err(Errno::EINVAL);
+            }
+            parts.push(part);
+        }
+        let mut left = TRANSFER_MAX;
+        for part in &mut parts {
+            // For a list of one part, the kernel limits the length before it checks the bounds.
+            if count == 1 {
+                part.iov_len = part.iov_len.min(left);
             }
             program_memory::check_bounds(part.iov_base as u64, part.iov_len as u64)?;
             part.iov_len = part.iov_len.min(left);
             left -= part.iov_len;
-            parts.push(part);
         }
         Ok(Self::Many(parts))
     }
@@ -85,7 +91,7 @@ impl TransferParts {
 /// A range that ends beyond all offsets is invalid, as is one that begins before the first.
 #[inline]
 const fn is_valid_range(offset: u64, bytes: u64) -> bool {
-    (offset | offset.wrapping_add(bytes)) as i64 >= 0
+    (offset | bytes | offset.wrapping_add(bytes)) as i64 >= 0
 }
 
 /// Serves `read`, `write`, `pread` and `pwrite` on the fast path.
@@ -190,14 +196,14 @@ pub(super) fn transfer(number: i64, a: &[u64; 6]) -> Served {
         return Err(Errno::EINVAL);
     }
     let flags = if matches!(number, libc::SYS_preadv2 | libc::SYS_pwritev2) { a[5] } else { 0 };
+    if file.is_directory() {
+        return Err(if flags & !RWF_OF_ALL == 0 { Errno::EISDIR } else { Errno::EOPNOTSUPP });
+    }
     if flags & !(RWF_APPEND | RWF_NOAPPEND | RWF_SYNC | RWF_HARMLESS) != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
     if flags & (RWF_APPEND | RWF_NOAPPEND) == RWF_APPEND | RWF_NOAPPEND {
         return Err(Errno::EINVAL);
-    }
-    if file.is_directory() {
-        return Err(if flags & !RWF_OF_ALL == 0 { Errno::EISDIR } else { Errno::EOPNOTSUPP });
     }
     if writes { write(&file, at, parts.as_slice(), flags) } else { read(&file, at, parts.as_slice()) }
 }
@@ -487,17 +493,16 @@ pub(super) const fn may_be_copied(from: i32, to: i32) -> bool {
 
 /// Serves `copy_file_range` between files of one session.
 pub(super) fn copy_range(a: &[u64; 6]) -> Served {
+    let is_open = |descriptor: i32| descriptors::is_ours(descriptor) || open_flags(descriptor).is_some();
+    if !is_open(a[0] as i32) || !is_open(a[2] as i32) {
+        return Err(Errno::EBADF);
+    }
+    let (from_given, to_given) = (given_offset(a[1])?, given_offset(a[3])?);
     if a[5] != 0 {
-        let is_open = |descriptor: i32| descriptors::is_ours(descriptor) || open_flags(descriptor).is_some();
-        return Err(if is_open(a[0] as i32) && is_open(a[2] as i32) { Errno::EINVAL } else { Errno::EBADF });
+        return Err(Errno::EINVAL);
     }
     let (from, to) = (descriptors::file(a[0] as i32), descriptors::file(a[2] as i32));
     if [&from, &to].into_iter().flatten().any(OpenFileRef::is_directory) {
-        let is_open = |descriptor: i32| descriptors::is_ours(descriptor) || open_flags(descriptor).is_some();
-        if !is_open(a[0] as i32) || !is_open(a[2] as i32) {
-            return Err(Errno::EBADF);
-        }
-        check_offsets(a)?;
         return Err(Errno::EISDIR);
     }
     let (from, to) = match (from, to) {
@@ -511,24 +516,25 @@ pub(super) fn copy_range(a: &[u64; 6]) -> Served {
             return Err(if may { Errno::EXDEV } else { Errno::EBADF });
         }
     };
-    check_offsets(a)?;
     if !may_be_copied(from.flags(), to.flags()) {
         return Err(Errno::EBADF);
     }
-    for address in [a[1], a[3]] {
-        if address != 0 && program_memory::load::<i64>(address)?.cast_unsigned().checked_add(a[4]).is_none() {
-            return Err(Errno::EOVERFLOW);
-        }
-    }
+    let place = |file: &OpenFileRef| file.place().map(|place| place.offset);
+    let (Some(from_start), Some(to_start)) = (from_given.or_else(|| place(&from)), to_given.or_else(|| place(&to)))
+    else {
+        return Ok(None);
+    };
+    check_copied_range(from_start, to_start, a[4])?;
     copy_bytes(&from, a[1], &to, a[3], a[4])
 }
 
-/// Fails with `EFAULT` if the offsets of `copy_file_range` can't be read.
-fn check_offsets(a: &[u64; 6]) -> Result<(), Errno> {
-    [a[1], a[3]]
-        .into_iter()
-        .filter(|&address| address != 0)
-        .try_for_each(|address| program_memory::load::<i64>(address).map(drop))
+/// Returns the offset at the address that `copy_file_range` got; `None` if the address is null.
+fn given_offset(address: u64) -> Result<Option<u64>, Errno> {
+    if address == 0 {
+        Ok(None)
+    } else {
+        program_memory::load::<i64>(address).map(|offset| Some(offset.cast_unsigned()))
+    }
 }
 
 /// Copies so many bytes between files of one session.
@@ -637,12 +643,14 @@ fn send_in(from: Option<&OpenFileRef>, to: &OpenFileRef, a: &[u64; 6]) -> Served
         return Ok(None);
     }
     let session = to.session()?;
+    // The kernel cuts the length off before it looks where the bytes go.
+    let takes = || to.place().is_none_or(|place| is_valid_range(place.offset, a[3].min(TRANSFER_MAX as u64)));
     if let Some(from) = from {
         // Within one file, the copy overwrites what it may read again.
         let is_other = from.session()?.number == session.number && from.inode() != to.inode();
         let is_plain = from.may_read() && !from.is_directory() && is_other;
         check_sent(from, a)?;
-        if to.place().is_some_and(|place| !is_valid_range(place.offset, a[3])) {
+        if !takes() {
             return Err(Errno::EINVAL);
         }
         return if is_plain { copy_bytes(from, a[2], to, 0, a[3]) } else { Ok(None) };
@@ -660,6 +668,9 @@ fn send_in(from: Option<&OpenFileRef>, to: &OpenFileRef, a: &[u64; 6]) -> Served
     let start = given.unwrap_or_else(stands);
     if start as i64 <= -1 {
         return Ok(None);
+    }
+    if !is_valid_range(start, a[3]) || !takes() {
+        return Err(Errno::EINVAL);
     }
     let wanted = (a[3] as usize).min(TRANSFER_MAX);
     let mut buffer = vec![0; COPY_BYTES.min(wanted)];

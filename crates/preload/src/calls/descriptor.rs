@@ -69,6 +69,9 @@ pub(crate) const fn is_terminal_request(request: u64) -> bool {
 /// `cp` asks this for each file before it copies it.
 fn clone_file(to: i32, from: i32) -> Served {
     let is_closed = |file: &OpenFileRef| file.flags() & libc::O_PATH != 0;
+    if descriptors::closes_on_exec(from).is_none() {
+        return Err(Errno::EBADF);
+    }
     match (descriptors::file(to), descriptors::file(from)) {
         (to, from) if to.as_ref().is_some_and(is_closed) || from.as_ref().is_some_and(is_closed) => Err(Errno::EBADF),
         (Some(to), Some(from)) if to.session()?.number == from.session()?.number => {
@@ -316,6 +319,13 @@ fn set_lease(descriptor: i32, argument: u64) -> Served {
     }
 }
 
+/// Fails with `EPERM` unless the process's user owns the file or is the super-user.
+fn check_owner(file: &OpenFileRef) -> Result<(), Errno> {
+    let session = file.session()?;
+    let owner = session.fs.attributes(file.inode())?.inode.uid;
+    if session.user.uid == 0 || session.user.uid == owner { Ok(()) } else { Err(Errno::EPERM) }
+}
+
 fn control_descriptor(descriptor: i32, command: i32, argument: u64) -> Served {
     match command {
         libc::F_SETLEASE => return set_lease(descriptor, argument),
@@ -338,13 +348,12 @@ fn control_descriptor(descriptor: i32, command: i32, argument: u64) -> Served {
         libc::F_GETFL => Ok(Some((file.flags() & !libc::O_CREAT | LARGE_FILE).into())),
         libc::F_SETFL => {
             let to = argument as i32;
+            if to & libc::O_DIRECT != 0 && file.is_directory() {
+                return Err(Errno::EINVAL);
+            }
             let gains_noatime = to & libc::O_NOATIME != 0 && file.flags() & libc::O_NOATIME == 0;
             if gains_noatime {
-                let session = file.session()?;
-                let owner = session.fs.attributes(file.inode())?.inode.uid;
-                if session.user.uid != 0 && session.user.uid != owner {
-                    return Err(Errno::EPERM);
-                }
+                check_owner(&file)?;
             }
             Ok(Some(set_flags(&file, descriptor, CHANGEABLE, to)))
         }
@@ -354,13 +363,16 @@ fn control_descriptor(descriptor: i32, command: i32, argument: u64) -> Served {
             program_memory::store(argument, &u64::from(file.lifetime_hint().load(Ordering::Relaxed)))?;
             Ok(Some(0))
         }
-        F_SET_RW_HINT => match program_memory::load::<u64>(argument)? {
-            hint @ 0..=RW_HINT_MAX => {
-                file.lifetime_hint().store(hint as u32, Ordering::Relaxed);
-                Ok(Some(0))
+        F_SET_RW_HINT => {
+            check_owner(&file)?;
+            match program_memory::load::<u64>(argument)? {
+                hint @ 0..=RW_HINT_MAX => {
+                    file.lifetime_hint().store(hint as u32, Ordering::Relaxed);
+                    Ok(Some(0))
+                }
+                _ => Err(Errno::EINVAL),
             }
-            _ => Err(Errno::EINVAL),
-        },
+        }
         _ => Ok(None),
     }
 }

@@ -96,13 +96,13 @@ pub(super) fn open(number: i64, a: &[u64; 6]) -> Served {
         libc::SYS_creat => (libc::AT_FDCWD, a[0], libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, a[1] as u32),
         _ => (a[0] as i32, a[1], a[2] as i32, a[3] as u32),
     };
+    if needs_kernel(flags) {
+        return Ok(None);
+    }
     let mut buffer = PathBuffer::new();
     let text = program_memory::copy_path(address, &mut buffer)?;
     if let Some(descriptor) = path::descriptor_named(text) {
         return materialise::hand_over(descriptor).map(|()| None);
-    }
-    if needs_kernel(flags) {
-        return Ok(None);
     }
     let Some(start) = path::find_start(directory, text)? else { return Ok(None) };
     let session = start.session;
@@ -151,9 +151,11 @@ const fn needs_kernel(flags: i32) -> bool {
     if flags & libc::O_PATH != 0 {
         return false;
     }
+    if flags & libc::O_ACCMODE == libc::O_ACCMODE {
+        return true;
+    }
     if flags & TMPFILE == 0 {
-        let makes_directory = flags & libc::O_CREAT != 0 && flags & libc::O_DIRECTORY != 0;
-        return makes_directory || flags & libc::O_ACCMODE == libc::O_ACCMODE;
+        return flags & libc::O_CREAT != 0 && flags & libc::O_DIRECTORY != 0;
     }
     let is_whole = flags & libc::O_DIRECTORY != 0 && flags & libc::O_CREAT == 0;
     !is_whole || flags & libc::O_ACCMODE == libc::O_RDONLY
@@ -409,12 +411,12 @@ pub(super) fn truncate(number: i64, a: &[u64; 6]) -> Served {
         // The right to write was checked at the opening.
         return resize(session, &session.admitted, file.inode(), size as u64);
     }
-    let mut buffer = PathBuffer::new();
-    let text = program_memory::copy_path(a[0], &mut buffer)?;
-    let Some(start) = path::find_start(libc::AT_FDCWD, text)? else { return Ok(None) };
     if size < 0 {
         return Err(Errno::EINVAL);
     }
+    let mut buffer = PathBuffer::new();
+    let text = program_memory::copy_path(a[0], &mut buffer)?;
+    let Some(start) = path::find_start(libc::AT_FDCWD, text)? else { return Ok(None) };
     let session = start.session;
     let aim = FinalLink::Follow.to(PathPurpose::Write);
     let WalkOutcome::Inside(place) = path::resolve(session, start.directory, start.rest, aim)? else { return Ok(None) };

@@ -44,9 +44,13 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     let by_descriptor =
         [libc::SYS_fgetxattr, libc::SYS_flistxattr, libc::SYS_fsetxattr, libc::SYS_fremovexattr].contains(&number);
     let file = descriptors::file(a[0] as i32).filter(|_| by_descriptor);
-    // The error for an `O_PATH` descriptor is not the first one that the kernel checks.
-    let answer = if file.as_ref().is_some_and(OpenFileRef::is_o_path) { None } else { answer_xattr(number, a)? };
-    match (answer, file) {
+    if file.as_ref().is_some_and(OpenFileRef::is_o_path) {
+        // The error for an `O_PATH` descriptor is not the first one that the kernel checks, and the placeholder is such
+        // a descriptor.
+        // SAFETY: the program's own call.
+        return Ok(Some(unsafe { system_call(number as u64, *a) }));
+    }
+    match (answer_xattr(number, a)?, file) {
         (None, Some(file)) => record_locks::with_real_file(&file, false, |real| {
             let arguments = [real as u64, a[1], a[2], a[3], a[4], 0];
             // SAFETY: the program's own call, but for the number of the descriptor.
@@ -73,6 +77,9 @@ fn answer_xattr(number: i64, a: &[u64; 6]) -> Served {
     let sets = matches!(number, libc::SYS_setxattr | libc::SYS_lsetxattr | libc::SYS_fsetxattr);
     if sets && (XattrFlags::of(a[4] as i32).is_err() || a[3] > XATTR_VALUE_MAX as u64) {
         return Ok(None);
+    }
+    if sets {
+        program_memory::bytes(a[2], a[3] as usize)?;
     }
     let get = |subject: &CallFile| get_xattr(subject, name, (a[2], a[3]));
     let set = |subject: &CallFile| set_xattr(subject, name, (a[2], a[3]), a[4] as i32);

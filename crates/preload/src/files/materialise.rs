@@ -2,8 +2,8 @@
 //!
 //! One real open file on the FUSE mount replaces all numbers of an open file.
 
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -24,6 +24,8 @@ const KEPT_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_DIRECT
     | libc::O_SYNC
     | libc::O_DSYNC
+    | libc::O_ASYNC
+    | libc::O_NOFOLLOW
     | libc::O_NOATIME;
 
 /// How often the kernel is asked for a size until it has the right one.
@@ -31,20 +33,70 @@ const KEPT_FLAGS: i32 = libc::O_ACCMODE
 /// While a file keeps growing, it never has.
 const SIZE_TRIES: u32 = 64;
 
+/// A real open file of the kernel's beside a LibFS one, until it is dropped.
+pub(crate) struct RealFile {
+    descriptor: OwnedFd,
+    is_high: bool,
+}
+
+impl RealFile {
+    /// Moves the descriptor to a high number, if there is room.
+    ///
+    /// At a low number, the program's call would find it open under the number of a closed descriptor. And a
+    /// descriptor that the call makes would not get the lowest number. The process must have no record locks on the
+    /// file: the mount takes the second close for the program's.
+    pub(crate) fn raise(self) -> Self {
+        if self.is_high {
+            return self;
+        }
+        match duplicate_high(&self.descriptor) {
+            Ok(descriptor) => Self { descriptor, is_high: true },
+            Err(_) => self,
+        }
+    }
+
+    /// Keeps the descriptor open at a high number, away from the program's own.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub(crate) fn keep(self) -> Result<i32, Errno> {
+        let raised = self.raise();
+        if raised.is_high { Ok(ManuallyDrop::new(raised).as_raw_fd()) } else { Err(Errno::EMFILE) }
+    }
+}
+
+impl AsRawFd for RealFile {
+    fn as_raw_fd(&self) -> i32 {
+        self.descriptor.as_raw_fd()
+    }
+}
+
+impl Drop for RealFile {
+    fn drop(&mut self) {
+        if self.is_high {
+            descriptors::forget_internal(self.as_raw_fd());
+        }
+    }
+}
+
 /// Opens a real open file beside a LibFS one, with its access mode and flags.
 ///
 /// # Errors
 /// Those of SharedFS, which opens it.
-pub(crate) fn open_beside(file: &OpenFileRef) -> Result<OwnedFd, Errno> {
+pub(crate) fn open_beside(file: &OpenFileRef) -> Result<RealFile, Errno> {
     // The recycled number may be the last one.
     recycled_descriptor::close_recycled();
     let session = file.session()?;
-    if file.is_o_path() {
-        return session.materialise(file.inode(), file.flags());
+    let kept = match (file.is_o_path(), file.is_directory()) {
+        (true, _) => !0,
+        (false, true) => KEPT_FLAGS | libc::O_DIRECTORY,
+        (false, false) => KEPT_FLAGS,
+    };
+    let descriptor = session.materialise(file.inode(), file.flags() & kept)?;
+    let real = RealFile { descriptor, is_high: false };
+    if !file.is_o_path() {
+        refresh_size(real.as_raw_fd(), file);
     }
-    let directory = if file.is_directory() { libc::O_DIRECTORY } else { 0 };
-    let real = session.materialise(file.inode(), file.flags() & (KEPT_FLAGS | directory))?;
-    refresh_size(real.as_raw_fd(), file);
     Ok(real)
 }
 
@@ -73,17 +125,26 @@ pub(crate) fn refresh_size(real: i32, file: &OpenFileRef) {
 /// As [`refresh_size`], for a file without a LibFS open file.
 pub(crate) fn refresh_size_of(real: i32, session: &MountSession, inode: InodeId) {
     for _ in 0..SIZE_TRIES {
-        let kernel = session::refresh_size(real);
+        let answered = session::refresh_size(real);
+        if answered.is_some_and(|size| !has_size(real, size)) {
+            continue;
+        }
         match session.fs.attributes(inode) {
-            Ok(found) if Some(found.inode.size) != kernel => {}
-            Ok(_) => return,
-            // The file is gone or reserved for the kernel: its lease has moved for the last time by now.
-            Err(_) => {
-                session::refresh_size(real);
-                return;
-            }
+            Ok(found) if Some(found.inode.size) != answered => {}
+            // On an error the file is gone or reserved for the kernel: its lease has moved for the last time by now.
+            Ok(_) | Err(_) => return,
         }
     }
+}
+
+/// Returns whether the kernel uses this size of an open file; it may have ignored the last answer.
+fn has_size(real: i32, size: u64) -> bool {
+    // It counts from the open file's offset, and cuts the count to 32 bits.
+    let mut left: i32 = 0;
+    let arguments = [real as u64, libc::FIONREAD, (&raw mut left) as u64, 0, 0, 0];
+    // SAFETY: it fills the number.
+    let done = unsafe { system_call(libc::SYS_ioctl as u64, arguments) };
+    done < 0 || kernel_offset(real).is_ok_and(|offset| size.wrapping_sub(offset) as i32 == left)
 }
 
 /// Opens a real open file to read, for a file without a LibFS open file.
@@ -111,6 +172,10 @@ pub(crate) fn open_to_read(session: &MountSession, inode: InodeId) -> Result<Own
 /// # Errors
 /// `EMFILE`.
 pub(crate) fn move_high(low: OwnedFd) -> Result<OwnedFd, Errno> {
+    duplicate_high(&low)
+}
+
+fn duplicate_high(low: &OwnedFd) -> Result<OwnedFd, Errno> {
     let arguments = [low.as_raw_fd() as u64, libc::F_DUPFD_CLOEXEC as u64, session::lowest_internal(), 0, 0, 0];
     // SAFETY: it makes a duplicate of a descriptor of the library's.
     let made = unsafe { system_call(libc::SYS_fcntl as u64, arguments) };

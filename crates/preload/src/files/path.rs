@@ -374,6 +374,8 @@ pub(crate) fn find_start(directory: i32, path: &[u8]) -> Result<Option<PathStart
                     Some(Err(_)) | None => None,
                 }
             }
+            // Checked before the call's other descriptors are handed over.
+            None if !path.is_empty() && is_closed(directory) => return Err(Errno::EBADF),
             None => None,
             Some(file) if !path.is_empty() && !file.is_directory() => return Err(Errno::ENOTDIR),
             Some(file) => Some((file.session()?, file.inode())),
@@ -381,6 +383,11 @@ pub(crate) fn find_start(directory: i32, path: &[u8]) -> Result<Option<PathStart
     };
     let Some((session, directory)) = at else { return Ok(None) };
     if path.is_empty() { Err(Errno::ENOENT) } else { Ok(Some(PathStart { session, directory, rest: path })) }
+}
+
+/// Returns whether a number without a record here is no open descriptor.
+fn is_closed(descriptor: i32) -> bool {
+    !descriptors::is_tracked(descriptor) && descriptors::closes_on_exec(descriptor).is_none()
 }
 
 /// As [`find_start`], for a path whose start is known without a message.

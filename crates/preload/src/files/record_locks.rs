@@ -16,7 +16,7 @@
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -27,7 +27,7 @@ use ashlar_types::{Errno, InodeId};
 use crate::entry::arch::system_call;
 use crate::entry::{hook, signals};
 use crate::files::descriptors::{self, OpenFileRef};
-use crate::files::materialise;
+use crate::files::materialise::{self, RealFile};
 use crate::memory::program_memory;
 use crate::sessions::{deferred_session, session};
 
@@ -290,7 +290,7 @@ fn set_session_lock(
         RecordLockOutcome::NoRoom => match file {
             None => move_to_kernel(fs, known, locked, RecordLockOwner::Kernel)?,
             Some(file) => {
-                let own = materialise::move_high(materialise::open_beside(file)?)?.into_raw_fd();
+                let own = materialise::open_beside(file)?.keep()?;
                 move_to_kernel(fs, known, locked, RecordLockOwner::Own(own)).inspect_err(|_| close_internal(own))?;
             }
         },
@@ -396,7 +396,7 @@ fn lock_descriptor(file: &OpenFileRef) -> Result<i32, Errno> {
     if let Some(RecordLockOwner::Own(descriptor) | RecordLockOwner::HandedOver(descriptor)) = known {
         return Ok(descriptor);
     }
-    let made = materialise::move_high(materialise::open_beside(file)?)?.into_raw_fd();
+    let made = materialise::open_beside(file)?.keep()?;
     files.insert(locked, RecordLockOwner::Own(made));
     IS_USED.store(true, Ordering::Release);
     Ok(made)
@@ -421,7 +421,7 @@ pub(crate) fn with_real_file<R>(
 ) -> Result<R, Errno> {
     // An `O_PATH` descriptor has no locks.
     if file.is_o_path() || !IS_USED.load(Ordering::Acquire) {
-        let real = materialise::open_beside(file)?;
+        let real = materialise::open_beside(file)?.raise();
         return then(real.as_raw_fd());
     }
     let locked = LockedFile::of(file)?;
@@ -447,6 +447,7 @@ pub(crate) fn with_real_file<R>(
                     }
                 }
                 let real = materialise::open_beside(file)?;
+                let real = if known.is_none() { real.raise() } else { real };
                 let result = then(real.as_raw_fd());
                 drop(real);
                 if moves && result.is_ok() {
@@ -713,8 +714,8 @@ pub(crate) fn end_locks(file: &OpenFileRef) {
         // Make a real open file and a duplicate of it, and close both: the second closing counts. If that fails,
         // SharedFS is away, and its locks are gone.
         Some(RecordLockOwner::Kernel | RecordLockOwner::Inherited) => {
-            if let Ok(second) = materialise::open_beside(file).and_then(materialise::move_high) {
-                close_internal(second.into_raw_fd());
+            if let Ok(second) = materialise::open_beside(file).and_then(RealFile::keep) {
+                close_internal(second);
             }
         }
         None => {}

@@ -31,6 +31,8 @@ const USERS: [u32; 2] = [0, 65534];
 const CALLS: u64 = 100_000;
 /// At least this part of the calls is served in the process; for the rest, the program hands files over to the kernel.
 const ACCELERATED_MIN: f64 = 0.5;
+/// Kinds of differences of which each run shows one.
+const KINDS_SHOWN_MAX: usize = 20;
 const SOURCES: [&str; 5] = ["main.c", "draw.c", "calls.c", "world.c", "library.c"];
 
 fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
@@ -131,12 +133,13 @@ fn compare(served_by: ServedBy) -> Outcome<Verdict> {
             let compared = comparison.run(&drawn)?;
             calls += compared.calls;
             shares.extend(compared.accelerated_share);
-            if let Some(difference) = compared.differences.first() {
-                reports.push(comparison.tell(&drawn, difference)?);
-                reports.push(format!(
-                    "kinds of differences, with their sequences: {:?}",
-                    count_kinds(&compared.differences)
-                ));
+            let kinds = count_kinds(&compared.differences);
+            for sequences in kinds.values().take(KINDS_SHOWN_MAX) {
+                let difference = compared.differences.iter().find(|difference| difference.sequence == sequences[0]);
+                reports.push(comparison.tell(&drawn, difference.ok_or("a kind without a difference")?)?);
+            }
+            if !kinds.is_empty() {
+                reports.push(format!("kinds of differences, with their sequences: {kinds:?}"));
             }
         }
     }
