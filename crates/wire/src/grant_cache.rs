@@ -26,7 +26,7 @@ use ashlar_types::{FileKind, Inode, InodeId, LogPosition, SessionId};
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
 
-use crate::control::Words;
+use crate::words::Words;
 use crate::{InodeState, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, Need};
 
 const KEPT_FROM: u64 = LEASE_TABLE_BYTES;

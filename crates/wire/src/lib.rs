@@ -33,6 +33,7 @@ mod report;
 mod request_slot;
 mod run_environment;
 mod watch_attributes;
+mod words;
 
 pub use busy_wait::BusyWait;
 pub use connection::{Acceptor, Connection, Listener, MESSAGE_BYTES_MAX, WireError, socket_of};

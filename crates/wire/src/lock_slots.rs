@@ -28,7 +28,7 @@
 use ashlar_pmem::Persistent;
 use ashlar_types::InodeId;
 
-use crate::control::Words;
+use crate::words::Words;
 use crate::{LockMode, LockSlot};
 
 /// Slots of one session: files that it locks at the same time without messages. Databases use two or three.

@@ -27,7 +27,7 @@
 use ashlar_pmem::Persistent;
 use serde::{Deserialize, Serialize};
 
-use crate::control::Words;
+use crate::words::Words;
 use crate::{Reply, Request, WireError};
 
 /// Bytes that a request slot takes.
