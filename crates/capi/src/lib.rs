@@ -25,6 +25,7 @@ mod fs_protected;
 mod locks;
 mod mount_lookup;
 mod names;
+mod numbered_file;
 mod pointers;
 mod session;
 mod transfer;

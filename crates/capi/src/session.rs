@@ -14,10 +14,10 @@ use ashlar_libfs::{
 use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::{PATIENCE_VARIABLE, SessionKind, patience_ms};
 
-use crate::files::{FileNumbers, NumberedFile};
 use crate::fork::Token;
 use crate::fs_protected::Guards;
 use crate::mount_lookup::{NamedFileSystem, OpenRefusal};
+use crate::numbered_file::{FileNumbers, NumberedFile};
 
 /// The lowest number of the library's own descriptors.
 ///

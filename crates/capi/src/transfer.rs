@@ -5,7 +5,7 @@ use std::sync::MutexGuard;
 use ashlar_libfs::{Outcome, WriteAt, check_copied_range};
 use ashlar_types::{Errno, FILE_SIZE_MAX, InodeId};
 
-use crate::files::NumberedFile;
+use crate::numbered_file::NumberedFile;
 use crate::pointers::TRANSFER_MAX;
 use crate::session::{CapiSession, locked};
 
