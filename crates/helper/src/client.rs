@@ -12,8 +12,8 @@ use ashlar_types::{Errno, InodeId};
 use ashlar_wire::Connection;
 use parking_lot::Mutex;
 
+use crate::errand::Errand;
 use crate::open::receive_report;
-use crate::process::Errand;
 
 /// Its name in the list of processes.
 const NAME: &str = "ashlar";

@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod errand;
 mod notify;
 mod open;
 mod process;

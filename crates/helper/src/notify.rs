@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 use crate::client::Helper;
-use crate::process::{Descriptors, Errand, start_errand};
+use crate::errand::{Descriptors, Errand, start_errand};
 
 /// The header of each message.
 const HEADER_BYTES: usize = 16;

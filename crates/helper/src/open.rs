@@ -11,7 +11,7 @@ use ashlar_types::{Errno, InodeId};
 use ashlar_wire::{Connection, HELPER_FLAG, Reply};
 use rustix::fs::{Mode, OFlags};
 
-use crate::process::{Descriptors, start_errand};
+use crate::errand::{Descriptors, start_errand};
 
 /// `FILEID_INO64_GEN`: the kind of handle that FUSE makes of an inode without its directory.
 const HANDLE_KIND: i32 = 0x81;
@@ -103,7 +103,7 @@ fn handle(inode: InodeId) -> [u8; 12] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::Errand;
+    use crate::errand::Errand;
 
     #[test]
     fn handle_has_the_upper_half_first() {
