@@ -50,6 +50,7 @@ things() {
       echo 'test -e /usr/lib32/libc.so|gcc-multilib'
       echo 'has musl-gcc|musl-tools'
       echo 'has inotifywait|inotify-tools'
+      echo '/usr/bin/python3 -c "import watchdog"|python3-watchdog'
       echo 'has valgrind|valgrind'
       echo 'has pkg-config|pkg-config'
       echo 'has setfattr|attr'

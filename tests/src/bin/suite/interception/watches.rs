@@ -22,6 +22,8 @@ pub const TESTS: &[Test] = &[
     Test { name: "watched/inotifywait_sees_changes", run: || when_mountable(inotifywait) },
     Test { name: "watched/java_sees_changes", run: || when_mountable(java) },
     Test { name: "watched/node_sees_changes", run: || when_mountable(node) },
+    Test { name: "watched/watchdog_sees_changes", run: || when_mountable(watchdog) },
+    Test { name: "watched/tail_follows_a_rotated_file", run: || when_mountable(tail) },
 ];
 
 const SCRIPT: &str = include_str!("../../../../jobs/watched.py");
@@ -338,4 +340,58 @@ class Watch {
 fn node() -> Outcome<Verdict> {
     let script = "require('fs').watch('sub', (kind, name) => console.log(kind, name)); console.log('ready')";
     sees_changes("node", &["-e", script], "ready")
+}
+
+/// Python's watchdog, of the distribution: the system's interpreter has it.
+fn watchdog() -> Outcome<Verdict> {
+    let python = "/usr/bin/python3";
+    if run(Command::new(python).args(["-c", "import watchdog"]))?.success().is_err() {
+        return Ok(Verdict::Skipped(format!("{python} has no watchdog")));
+    }
+    let script = "
+import time
+from watchdog.events import FileSystemEventHandler
+from watchdog.observers.inotify import InotifyObserver
+class Printer(FileSystemEventHandler):
+    def on_any_event(self, event):
+        print(event.event_type, event.src_path, flush=True)
+observer = InotifyObserver()
+observer.schedule(Printer(), 'sub', recursive=True)
+observer.start()
+print('ready', flush=True)
+time.sleep(60)
+";
+    sees_changes(python, &["-c", script], "ready")
+}
+
+/// `tail -F` prints what a program under `ashlar run` appends, also to the file that takes the place of a rotated one.
+fn tail() -> Outcome<Verdict> {
+    let site = mounted_arena()?;
+    let mut actor = WatchProgram::served(&site.point(0))?;
+    for front in [Front::Mount, Front::Run] {
+        actor.order("open log log t")?;
+        actor.order("write log before#")?;
+        let mut command = front.command("tail");
+        command.args(["-F", "-s", "0.1", "log"]).current_dir(site.point(0)).stderr(Stdio::null());
+        let mut tail = command.stdout(Stdio::piped()).spawn().map_err(tried("starting tail"))?;
+        let mut lines = BufReader::new(tail.stdout.take().ok_or("no output")?).split(b'#').map_while(Result::ok);
+        let mut until = |text: &str| {
+            let found = lines.find(|line| String::from_utf8_lossy(line).contains(text));
+            found.ok_or(format!("tail never prints '{text}'"))
+        };
+        until("before")?;
+        actor.order("write log appended#")?;
+        until("appended")?;
+        actor.order("rename log log.1")?;
+        actor.order("close log")?;
+        actor.order("open log log x")?;
+        actor.order("write log rotated#")?;
+        until("rotated")?;
+        actor.order("close log")?;
+        tail.kill().map_err(tried("killing"))?;
+        wait(&mut tail, SOON)?;
+    }
+    actor.finish()?;
+    site.umount(0)?;
+    passed()
 }
