@@ -108,9 +108,9 @@ struct RingSwitch(Vec<u8>);
 impl RingSwitch {
     fn find() -> Option<Self> {
         let before = std::fs::read(RING_SWITCH).ok()?;
-        let switch = Self(before);
-        // A user that may not switch it may not mount either.
-        switch.set(false).then_some(switch)
+        // A user that may not switch it may not mount either. The drop writes the old value back.
+        std::fs::write(RING_SWITCH, "N").ok()?;
+        Some(Self(before))
     }
 
     fn set(&self, on: bool) -> bool {
