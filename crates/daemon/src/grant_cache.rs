@@ -20,7 +20,7 @@
 //! - All sessions can read all published grants, as they can read all data segments and ask for any inode: SharedFS
 //!   trusts LibFS to read, not to write.
 //!
-//! [`LeaseManager::join_readers`]: ashlar_lease::LeaseManager::join
+//! [`LeaseManager::join_readers`]: ashlar_lease::LeaseManager::join_readers
 
 use std::fs::File;
 use std::io;

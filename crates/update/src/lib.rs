@@ -1,7 +1,7 @@
 //! The bodies of update records, and the transition function over them.
 //!
 //! Purpose: LibFS and SharedFS must agree to the bit on the meaning of an update: link counts, sizes, times, orphans.
-//! So the meaning is written once, as [`apply`] over the [`Tree`] trait. LibFS runs it on its cached objects when it
+//! So the meaning is written once, as [`apply()`] over the [`Tree`] trait. LibFS runs it on its cached objects when it
 //! appends a record. SharedFS runs it on the shared area when it digests the same record. Tests run it on the in-memory
 //! twin.
 //!

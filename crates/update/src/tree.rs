@@ -50,7 +50,7 @@ pub enum Invalid {
     BadName,
 }
 
-/// The state of a file system (or of the part of it that an update names), as [`crate::apply`] sees it.
+/// The state of a file system (or of the part of it that an update names), as [`crate::apply()`] sees it.
 ///
 /// Inodes, entries and attributes are plain look-ups and stores. The data calls do the work on a file's content, and
 /// return the number of blocks that the file takes up afterwards ([`Inode::blocks`]), which every tree counts alike: a

@@ -153,7 +153,7 @@ fn compare_through(job: &Job, front: Front) -> Outcome<Verdict> {
     Ok(Verdict::Passed(format!("as on {}; {again} files after another mount", reference.name())))
 }
 
-/// Does the same as [`same`], if the kernel has overlays.
+/// Does the same as [`compare_places`], if the kernel has overlays.
 fn overlay() -> Outcome<Verdict> {
     let list = || std::fs::read_to_string("/proc/filesystems").map_err(tried("reading /proc/filesystems"));
     let has_overlays = || list().map(|known| known.lines().any(|line| line.ends_with("\toverlay")));
