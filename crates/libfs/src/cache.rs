@@ -3,7 +3,6 @@
 pub(crate) mod children;
 pub(crate) mod dirty_list;
 pub(crate) mod file_map;
-pub(crate) mod inode_hasher;
 pub(crate) mod intervals;
 pub(crate) mod node;
 pub(crate) mod pieces;

@@ -10,6 +10,7 @@ mod attributes;
 mod credentials;
 mod errno;
 mod ids;
+mod inode_hasher;
 mod mountinfo;
 mod name;
 mod quota;
@@ -20,6 +21,7 @@ pub use attributes::{
 pub use credentials::{Access, Credentials};
 pub use errno::Errno;
 pub use ids::{BlockAddress, InodeId, LogGeneration, LogPosition, QuotaId, SealCount, SessionId};
+pub use inode_hasher::InodeHasher;
 pub use mountinfo::{MOUNT_SOURCE, MOUNT_TYPE, MountLine, RING_SWITCH, mount_lines, topmost_mount};
 pub use name::{
     COOKIE_PARENT, COOKIE_SELF, NAME_MAX, Name, NameError, PATH_MAX, SYMLINK_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX,

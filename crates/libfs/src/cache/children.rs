@@ -5,10 +5,8 @@ use std::hash::BuildHasherDefault;
 use std::ops::Bound;
 use std::sync::OnceLock;
 
-use ashlar_types::Name;
+use ashlar_types::{InodeHasher, Name};
 use ashlar_update::Entry;
-
-use crate::cache::inode_hasher::InodeHasher;
 
 /// The cached knowledge of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use ashlar_types::{Inode, InodeId, LogPosition, Name};
+use ashlar_types::{Inode, InodeHasher, InodeId, LogPosition, Name};
 use ashlar_update::Entry;
 use ashlar_wire::{HandleSlot, InodeState, LeaseWord, Need};
 
 use crate::cache::children::{Children, PARTIAL_MAX};
 use crate::cache::file_map::{DataChange, FileMap};
-use crate::cache::inode_hasher::InodeHasher;
 use crate::cache::reference_count::{self, Counted};
 use crate::single_threaded::RwLock;
 

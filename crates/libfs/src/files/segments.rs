@@ -10,12 +10,11 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use ashlar_pmem::{Crc32c, MapError, Mapping, MappingAccess, Medium, OutOfBounds};
-use ashlar_types::{BLOCK_BYTES, BlockAddress, Errno};
+use ashlar_types::{BLOCK_BYTES, BlockAddress, Errno, InodeHasher};
 use ashlar_wire::{Contents, Reply, Request, WelcomeSegment};
 
 use crate::LibFs;
 use crate::api::Outcome;
-use crate::cache::inode_hasher::InodeHasher;
 use crate::client::own_descriptors::{DescriptorPolicy, OwnDescriptor};
 use crate::single_threaded::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 

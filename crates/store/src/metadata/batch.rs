@@ -5,10 +5,10 @@
 //! batch leaves no trace.
 
 use std::collections::{BTreeMap, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 use std::ops::Range;
 
-use ashlar_types::{Inode, InodeId};
+use ashlar_types::{Inode, InodeHasher, InodeId};
 use ashlar_update::Entry;
 
 use crate::metadata::chunk::ExtentChunk;
@@ -16,26 +16,8 @@ use crate::metadata::chunk::ExtentChunk;
 /// Bytes that a row takes in the database beside its key and value, pages being two thirds full.
 const ROW_OVERHEAD_BYTES: usize = 32;
 
-/// A hasher for inode numbers, which no program outside can choose: they come from ranges that SharedFS grants.
-#[derive(Default)]
-pub struct RowHasher(u64);
-
-impl Hasher for RowHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(byte.into());
-        }
-    }
-    fn write_u64(&mut self, value: u64) {
-        self.0 = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
-    }
-}
-
 /// A map by inode number.
-pub type InodeMap<T> = HashMap<u64, T, BuildHasherDefault<RowHasher>>;
+pub type InodeMap<T> = HashMap<u64, T, BuildHasherDefault<InodeHasher>>;
 
 /// A layer's content for a row: `None`: nothing; `Some(None)`: it is deleted.
 pub type LayerValue<T> = Option<Option<T>>;
