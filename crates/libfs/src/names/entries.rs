@@ -305,20 +305,7 @@ impl LibFs {
     /// # Errors
     /// `ENOENT`, `EISDIR`, `EACCES`, `EPERM` (sticky directory).
     pub fn unlink(&self, user: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()> {
-        let _measured = self.begin_operation(OperationKind::Name);
-        self.unlink_found(user, directory, name, None)
-    }
-
-    /// As [`LibFs::unlink`], for the entry that was just looked up, if one was.
-    pub(crate) fn unlink_found(
-        &self,
-        user: &Credentials,
-        directory: InodeId,
-        name: &[u8],
-        found_entry: Option<Entry>,
-    ) -> Outcome<()> {
-        check_new_name(name, Errno::EISDIR)?;
-        self.remove_name(user, directory, name, false, (None, found_entry))
+        self.remove_name(user, directory, name, false, (None, None))
     }
 
     /// Removes an empty directory. If `found` is given, it is the directory that the caller found at the name.
@@ -333,15 +320,13 @@ impl LibFs {
         name: &[u8],
         found: Option<InodeId>,
     ) -> Outcome<()> {
-        let _measured = self.begin_operation(OperationKind::Name);
-        if name == b".." {
-            return Err(Errno::ENOTEMPTY);
-        }
-        check_new_name(name, Errno::EINVAL)?;
         self.remove_name(user, directory, name, true, (found, None))
     }
 
-    fn remove_name(
+    /// Removes a name: as a directory, or as anything else.
+    ///
+    /// `found_entry` is the entry that was just looked up, if one was.
+    pub(crate) fn remove_name(
         &self,
         user: &Credentials,
         parent: InodeId,
@@ -349,6 +334,13 @@ impl LibFs {
         is_directory: bool,
         (found, mut found_entry): (Option<InodeId>, Option<Entry>),
     ) -> Outcome<()> {
+        let _measured = self.begin_operation(OperationKind::Name);
+        let dots = match name {
+            _ if !is_directory => Errno::EISDIR,
+            b".." => Errno::ENOTEMPTY,
+            _ => Errno::EINVAL,
+        };
+        check_new_name(name, dots)?;
         if found_entry.is_none() {
             self.check_search(user, parent)?;
         }

@@ -389,17 +389,13 @@ impl LibFs {
     /// As [`LibFs::unlink`] and [`LibFs::remove_directory`]; `EBUSY` for the root.
     pub fn remove_at(&self, user: &Credentials, place: &ResolvedPath, removes_directory: bool) -> Outcome<()> {
         let found = place.found_to_change()?;
-        if removes_directory {
-            if found.id == InodeId::ROOT {
-                return Err(Errno::EBUSY);
-            }
-            return self.remove_directory(user, place.directory, &place.name, None);
+        if removes_directory && found.id == InodeId::ROOT {
+            return Err(Errno::EBUSY);
         }
-        if place.is_directory_wanted {
+        if !removes_directory && place.is_directory_wanted {
             return Err(if found.inode.is_directory() { Errno::EISDIR } else { Errno::ENOTDIR });
         }
-        let _measured = self.begin_operation(OperationKind::Name);
-        self.unlink_found(user, place.directory, &place.name, Some(found.entry()))
+        self.remove_name(user, place.directory, &place.name, removes_directory, (None, Some(found.entry())))
     }
 
     /// Renames the name at the end of a path.
