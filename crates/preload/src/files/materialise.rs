@@ -46,9 +46,6 @@ impl RealFile {
     /// descriptor that the call makes would not get the lowest number. The process must have no record locks on the
     /// file: the mount takes the second close for the program's.
     pub(crate) fn raise(self) -> Self {
-        if self.is_high {
-            return self;
-        }
         match duplicate_high(&self.descriptor) {
             Ok(descriptor) => Self { descriptor, is_high: true },
             Err(_) => self,
