@@ -113,8 +113,8 @@ impl RingSwitch {
         Some(Self(before))
     }
 
-    fn set(&self, on: bool) -> bool {
-        std::fs::write(RING_SWITCH, if on { "Y" } else { "N" }).is_ok()
+    fn turn_on(&self) -> bool {
+        std::fs::write(RING_SWITCH, "Y").is_ok()
     }
 }
 
@@ -169,7 +169,7 @@ fn run(tests: &[Test], io_uring_groups: &[&str], filters: &[String]) -> ExitCode
     let mut results = Results::default();
     let switch = RingSwitch::find();
     tests.iter().filter(wanted).for_each(|test| results.add(test, ""));
-    if switch.as_ref().is_some_and(|switch| switch.set(true)) {
+    if switch.as_ref().is_some_and(RingSwitch::turn_on) {
         let is_selected = |test: &&Test| io_uring_groups.iter().any(|begin| test.name.starts_with(begin));
         tests.iter().filter(wanted).filter(is_selected).for_each(|test| results.add(test, " (over io_uring)"));
     }
