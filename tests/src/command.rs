@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -141,17 +142,31 @@ pub fn kill(pid: u32) -> Outcome {
     signal(pid, Signal::KILL)
 }
 
-/// Sends a signal to a process.
+/// Sends a signal to a process. After SIGSTOP it waits until every thread has stopped: until then they go on.
 pub fn signal(pid: u32, signal: Signal) -> Outcome {
     let target = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or("no process number")?;
-    kill_process(target, signal).map_err(tried(format!("sending a signal to process {pid}")))
+    kill_process(target, signal).map_err(tried(format!("sending a signal to process {pid}")))?;
+    if signal == Signal::STOP {
+        eventually(&format!("process {pid} is stopped"), Duration::from_secs(10), || has_stopped(pid))?;
+    }
+    Ok(())
+}
+
+fn has_stopped(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.map(|thread| state(&thread.path())).all(|state| matches!(state, None | Some('T' | 'Z' | 'X')))
+}
+
+/// The letter that `/proc` gives for the state of a process or thread; `None` if there is none.
+fn state(directory: &Path) -> Option<char> {
+    let stat = std::fs::read_to_string(directory.join("stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
 }
 
 /// Whether a process runs (one that waits to be reaped does not).
 #[must_use]
 pub fn is_alive(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    state(Path::new(&format!("/proc/{pid}"))).is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
 /// Whether a status says that SIGKILL ended the process.

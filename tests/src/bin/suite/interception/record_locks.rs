@@ -15,7 +15,7 @@ use ashlar_tests::random::Random;
 use ashlar_tests::reference::Reference;
 use ashlar_tests::{Outcome, ensure, number, tried};
 use ashlar_wire::{LOCK_SLOTS, PATIENCE_VARIABLE};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
@@ -144,8 +144,7 @@ impl Locker {
     }
 
     fn signal(&mut self, signal: Signal) -> Outcome {
-        let pid = Pid::from_raw(self.pid()? as i32).ok_or("it's process 0")?;
-        kill_process(pid, signal).map_err(tried("sending a signal"))
+        ashlar_tests::command::signal(self.pid()?, signal)
     }
 
     /// Waits until it has ended.
@@ -387,8 +386,7 @@ fn stopped(site: &TestArena, program: &Path) -> Outcome<Verdict> {
         two.expect(&format!("set {same} w s 10 1"), "done")?;
         ensure!(begun.elapsed() < AT_ONCE, "{fronts:?}: it took {:?}", begun.elapsed());
         two.send(&format!("wait {same} w s 0 0"))?;
-        let stopped = Pid::from_raw(pid as i32).ok_or("it's process 0")?;
-        kill_process(stopped, Signal::CONT).map_err(tried("sending a signal"))?;
+        signal(pid, Signal::CONT)?;
         one.expect(&format!("set {file} u s 0 0"), "done")?;
         two.expect_line("done")?;
         one.expect(&format!("set {file} w s 0 10"), "EAGAIN")?;
@@ -688,7 +686,7 @@ fn restarts(site: &TestArena, program: &Path) -> Outcome<Verdict> {
         two.expect(&format!("set {others} w s 0 10"), "EAGAIN")?;
         one.expect(&format!("set {other} w s 20 10"), "done")?;
         one.signal(Signal::STOP)?;
-        let stopped = Pid::from_raw(one.child.id() as i32).ok_or("it's process 0")?;
+        let stopped = one.child.id();
         site.kill_daemon()?;
         let begun = Instant::now();
         // It may take until all living sessions have resumed.
@@ -698,7 +696,7 @@ fn restarts(site: &TestArena, program: &Path) -> Outcome<Verdict> {
         two.expect(&format!("set {same} w s 5 1"), "EAGAIN")?;
         two.expect(&format!("set {others} w s 5 1"), "EAGAIN")?;
         two.expect(&format!("set {others} w s 15 1"), "done")?;
-        kill_process(stopped, Signal::CONT).map_err(tried("sending a signal"))?;
+        signal(stopped, Signal::CONT)?;
         one.expect(&format!("set {other} w s 0 30"), "EAGAIN")?;
         one.expect(&format!("set {other} u s 0 0"), "done")?;
         one.expect(&format!("set {file} u s 0 0"), "done")?;
