@@ -57,10 +57,12 @@ static long list_directory(struct step *step)
             at += entry->d_reclen;
         }
     }
+    /* With too little room it is chance which names come before the one that does not fit, and which are left. */
+    if (result < 0 && found > 0)
+        syscall(SYS_lseek, (int)step->arguments[0], 0, SEEK_SET);
     qsort(names, (size_t)found, sizeof *names, compare_names);
     say(step, " [");
     for (at = 0; at < found; at++) {
-        /* With too little room it is chance which names come before the one that does not fit. */
         if (result == 0) {
             say_place(step, names[at], strlen(names[at]));
             say(step, " ");
