@@ -11,6 +11,8 @@ echo "== dependency rules =="
 scripts/rules.py
 echo "== words =="
 scripts/words.py
+echo "== fast paths =="
+scripts/fast-paths.py check
 echo "== documentation =="
 RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
 echo "all checks passed"

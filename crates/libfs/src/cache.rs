@@ -6,4 +6,3 @@ pub(crate) mod file_map;
 pub(crate) mod intervals;
 pub(crate) mod node;
 pub(crate) mod pieces;
-pub(crate) mod reference_count;

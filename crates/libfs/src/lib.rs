@@ -37,7 +37,6 @@ mod leases;
 mod log;
 mod names;
 mod operation_stats;
-pub mod single_threaded;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -84,7 +83,7 @@ use leases::grant_cache::{FirstReads, GrantCacheReader};
 use log::append::LOG_STEP_LEAST;
 use log::quota::QuotaBalances;
 use names::path_cache::DirectoryVersions;
-use single_threaded::Mutex;
+use rustix_futex_sync::Mutex;
 
 /// Milliseconds between two rounds in which an idle mount forgets committed changes.
 const IDLE_TIDY_MS: u64 = 200;

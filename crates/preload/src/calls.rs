@@ -23,12 +23,11 @@ pub(crate) use process::{execute_lent, give_up_sessions};
 
 use std::sync::atomic::Ordering;
 
-use ashlar_libfs::single_threaded;
 use ashlar_types::Errno;
 
 use self::call_shape::{INTERESTS, INTERESTS_COUNTED, Shape, paths_of, shape_of};
 use crate::entry::arch::{ASHLAR_INTEREST, Frame, INTEREST_ALWAYS, INTEREST_NONE};
-use crate::entry::hook;
+use crate::entry::{hook, single_thread};
 use crate::files::descriptors::OpenFileRef;
 use crate::files::record_locks::FcntlOutcome;
 use crate::files::{descriptors, materialise, path, recycled_descriptor, shared_file};
@@ -455,7 +454,7 @@ fn works_on_o_path(call: &Frame) -> bool {
 /// While these references are held, no other open file gets their numbers.
 fn named_files(call: &Frame) -> [Option<OpenFileRef>; 2] {
     let mut files = [None, None];
-    if !single_threaded::is_single_threaded() {
+    if !single_thread::is_known_single() {
         for (file, &at) in files.iter_mut().zip(descriptors_of(call.rax as i64)) {
             *file = descriptors::file(call.arguments[at] as i32);
         }
@@ -497,7 +496,7 @@ fn prepare_for_kernel(call: &Frame, files: &[Option<OpenFileRef>; 2], takes_any_
         }
         let file = descriptors::file(descriptor);
         let is_other = |file: &OpenFileRef| !known.as_ref().is_some_and(|known| known.is_same(file));
-        if !single_threaded::is_single_threaded() && !takes_any_file && file.as_ref().is_some_and(is_other) {
+        if !single_thread::is_known_single() && !takes_any_file && file.as_ref().is_some_and(is_other) {
             return Ok(false);
         }
         materialise::hand_over_found(descriptor, file)?;

@@ -5,8 +5,7 @@
 use std::collections::VecDeque;
 
 use ashlar_types::{InodeId, LogPosition};
-
-use crate::single_threaded::Mutex;
+use rustix_futex_sync::Mutex;
 
 /// Entries of capacity to keep when the list is nearly empty.
 const KEPT_PLACES: usize = 1024;

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use ashlar_types::{Inode, InodeHasher, InodeId, LogPosition, Name};
 use ashlar_update::Entry;
@@ -10,8 +11,8 @@ use ashlar_wire::{HandleSlot, InodeState, LeaseWord, Need};
 
 use crate::cache::children::{Children, PARTIAL_MAX};
 use crate::cache::file_map::{DataChange, FileMap};
-use crate::cache::reference_count::{self, Counted};
-use crate::single_threaded::RwLock;
+use lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
+use rustix_futex_sync::{RawRwLock, RwLock};
 
 /// The lease under which a node's state was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,8 +76,6 @@ pub(crate) struct NodeState {
     /// The directory's names are requested one by one. All of them came with an earlier lease, which went before many
     /// were looked up.
     pub(crate) is_by_name: bool,
-    /// No process has read the inode since its last change, so the next change may have the same time (`clock`).
-    pub(crate) is_unseen: AtomicBool,
     /// Processes have mapped the file, and writes to it must show there.
     pub(crate) is_followed: bool,
     /// Counts the changes made here. A state that was requested before a change does not overwrite it.
@@ -116,14 +115,6 @@ impl NodeState {
         let entries = self.inode.as_ref().map_or(0, |inode| inode.entries);
         let is_little_used = u64::from(self.lookups.load(Ordering::Relaxed)) * ENTRIES_PER_REQUEST < entries;
         is_little_used && (self.is_by_name || !held && self.children.is_complete())
-    }
-
-    /// Records that the inode is read.
-    #[inline]
-    pub(crate) fn mark_seen(&self) {
-        if self.is_unseen.load(Ordering::Relaxed) {
-            self.is_unseen.store(false, Ordering::Relaxed);
-        }
     }
 
     /// Replaces all cached state by a state from SharedFS.
@@ -235,10 +226,19 @@ impl NodeState {
 }
 
 /// A cached inode.
-pub(crate) type CachedNode = Counted<RwLock<NodeState>>;
+pub(crate) type CachedNode = Arc<RwLock<NodeState>>;
 
-pub(crate) type NodeWriteGuard = reference_count::WriteGuard<NodeState>;
-pub(crate) type NodeReadGuard = reference_count::ReadGuard<NodeState>;
+/// The lock of a node, which keeps the node alive.
+pub(crate) type NodeWriteGuard = ArcRwLockWriteGuard<RawRwLock, NodeState>;
+pub(crate) type NodeReadGuard = ArcRwLockReadGuard<RawRwLock, NodeState>;
+
+/// Returns whether the table's reference to a node is the only one; it stays so while the node's shard is locked.
+fn is_sole(node: &CachedNode) -> bool {
+    let is_sole = Arc::strong_count(node) == 1;
+    // The holders of the other references changed the node before they dropped them.
+    fence(Ordering::Acquire);
+    is_sole
+}
 
 type Shard = RwLock<HashMap<InodeId, CachedNode, BuildHasherDefault<InodeHasher>>>;
 
@@ -286,24 +286,24 @@ impl NodeTable {
 
     /// Returns the node, locked for writing, if it most probably doesn't exist yet.
     pub(crate) fn write_new(&self, id: InodeId) -> NodeWriteGuard {
-        self.create_node(id).write_held()
+        self.create_node(id).write_arc()
     }
 
     /// Returns the node, locked for reading; creates an empty one if there is none.
     pub(crate) fn read(&self, id: InodeId) -> NodeReadGuard {
-        self.read_existing(id).unwrap_or_else(|| self.create_node(id).read_held())
+        self.read_existing(id).unwrap_or_else(|| self.create_node(id).read_arc())
     }
 
     /// Returns the node, locked for writing; creates an empty one if there is none.
     pub(crate) fn write(&self, id: InodeId) -> NodeWriteGuard {
-        self.write_existing(id).unwrap_or_else(|| self.create_node(id).write_held())
+        self.write_existing(id).unwrap_or_else(|| self.create_node(id).write_arc())
     }
 
     /// Returns the node, locked for reading, if there is one.
     pub(crate) fn read_existing(&self, id: InodeId) -> Option<NodeReadGuard> {
         // A free lock is taken under the shard's lock, which saves a count of the node.
-        let free = self.shard(id).read().get(&id)?.try_read_held();
-        free.or_else(|| Some(self.existing(id)?.read_held()))
+        let free = self.shard(id).read().get(&id)?.try_read_arc();
+        free.or_else(|| Some(self.existing(id)?.read_arc()))
     }
 
     /// Calls `look` with the node's state, if there is a node and its lock is free.
@@ -318,8 +318,8 @@ impl NodeTable {
 
     /// Returns the node, locked for writing, if there is one.
     pub(crate) fn write_existing(&self, id: InodeId) -> Option<NodeWriteGuard> {
-        let free = self.shard(id).read().get(&id)?.try_write_held();
-        free.or_else(|| Some(self.existing(id)?.write_held()))
+        let free = self.shard(id).read().get(&id)?.try_write_arc();
+        free.or_else(|| Some(self.existing(id)?.write_arc()))
     }
 
     /// Returns whether there is a node.
@@ -354,7 +354,7 @@ impl NodeTable {
             return;
         }
         // Nodes of open files stay, however many they are.
-        let is_unused = |node: &&CachedNode| node.is_sole();
+        let is_unused = |node: &&CachedNode| is_sole(node);
         let unused: usize = self.shards.iter().map(|shard| shard.read().values().filter(is_unused).count()).sum();
         if unused <= most {
             return;
@@ -372,7 +372,7 @@ impl NodeTable {
                     };
                     let busy = surplus == 0
                         || id == InodeId::ROOT
-                        || !node.is_sole()
+                        || !is_sole(node)
                         || !node.try_read().is_some_and(|state| may_go(&state));
                     surplus -= usize::from(!busy);
                     busy

@@ -20,7 +20,7 @@ use ashlar_wire::{
 use crate::api::{ConnectError, Options};
 use crate::client::own_descriptors::{DescriptorPolicy, OwnDescriptor};
 use crate::client::request_slot::{SlotClient, is_short};
-use crate::single_threaded::Mutex;
+use rustix_futex_sync::Mutex;
 
 /// Idle connections to keep. More threads than this may call at once; they open and close their own.
 const IDLE_MAX: usize = 8;

@@ -9,7 +9,7 @@ use ashlar_wire::{LockKind, LockMode, Reply, Request};
 
 use crate::LibFs;
 use crate::api::Outcome;
-use crate::single_threaded::Mutex;
+use rustix_futex_sync::Mutex;
 
 impl LibFs {
     /// Sets or removes a lock. `wait` is the caller's ticket for the waiting, unique while it lasts.

@@ -148,7 +148,7 @@ impl LibFs {
         };
         let length = data.len() as u64;
         let size = written_size(inode, offset, length).filter(|_| offset + length <= limit)?;
-        let at = if state.is_unseen.load(Ordering::Relaxed) { Self::now_unseen(inode.changed) } else { Self::now() };
+        let at = Self::now();
         let update = Update::Write { inode: open.id, offset, at, strip, data };
         let credit = Credit::from(update.cost());
         if !self.control.take_credit(credit, CreditKind::Common) {
@@ -166,7 +166,6 @@ impl LibFs {
         let blocks = content.apply(&change());
         record_written(inode, size, blocks, at, strip);
         state.note_change(appended.position, NodeChange::Data(change()));
-        *state.is_unseen.get_mut() = true;
         self.list_if_dirty(open.id, state);
         drop(guard);
         trial.count_done(self);

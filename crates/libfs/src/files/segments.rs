@@ -16,7 +16,7 @@ use ashlar_wire::{Contents, Reply, Request, WelcomeSegment};
 use crate::LibFs;
 use crate::api::Outcome;
 use crate::client::own_descriptors::{DescriptorPolicy, OwnDescriptor};
-use crate::single_threaded::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
+use rustix_futex_sync::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 

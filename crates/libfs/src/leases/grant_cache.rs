@@ -14,9 +14,9 @@ use ashlar_pmem::Mapping;
 use ashlar_types::{Inode, InodeId, LogPosition, SessionId};
 use ashlar_wire::{ControlPage, LeaseRequest, LeaseWord, ScopeKind};
 
+use crate::LibFs;
 use crate::cache::node::{GrantContext, Lease};
 use crate::leases::grants::Claim;
-use crate::{LibFs, clock};
 
 /// Words of bits; several inodes share a bit.
 const WORDS: usize = 1024;
@@ -112,7 +112,6 @@ impl LibFs {
         if !self.depend_on_published(&published.dependencies) || !self.lease_holds(lease, false) {
             return None;
         }
-        clock::record_time(published.state.changed);
         Some(published.state)
     }
 

@@ -15,7 +15,6 @@ use crate::LibFs;
 use crate::api::{Outcome, check_name};
 use crate::cache::children::CachedEntry;
 use crate::cache::node::{GrantContext, Lease, NodeReadGuard, NodeState, NodeWriteGuard};
-use crate::clock;
 
 /// An operation's needs of one inode.
 #[derive(Clone, Copy, Debug)]
@@ -311,7 +310,6 @@ impl LibFs {
                 if guard.is_gone {
                     return Err(Errno::ESTALE);
                 }
-                guard.mark_seen();
                 if let Some(want) = self.find_missing(&guard, claim) {
                     wants.push((want, guard.revision));
                 }
@@ -356,7 +354,6 @@ impl LibFs {
             }
             match self.find_missing(&guard, &claim) {
                 None => {
-                    guard.mark_seen();
                     return Ok(guard);
                 }
                 Some(_) => {
@@ -447,8 +444,6 @@ impl LibFs {
         context: GrantContext,
         revision: Option<u64>,
     ) -> bool {
-        clock::record_time(granted.attributes.changed);
-        state.mark_seen();
         // A node that was dropped and made again lacks the changes that it had before. This node can't be dropped now.
         let forgotten = self.nodes.evictions() != context.evictions;
         let current = self.current_lease_word(lease).generation() == lease.word.generation();
@@ -532,7 +527,6 @@ impl LibFs {
                 }
                 let want = self.find_missing(&guard, &claim);
                 if want.is_none() {
-                    guard.mark_seen();
                     check(&guard)?;
                     let inode = guard.inode.as_ref().ok_or(Errno::ESTALE)?;
                     if !inode.is_directory() {

@@ -13,7 +13,7 @@ use crate::cache::children::{CachedEntry, Children};
 use crate::cache::file_map::{DataChange, FileMap};
 use crate::cache::node::{NodeChange, NodeState, NodeWriteGuard};
 use crate::leases::grants::{FoundNames, LockedNodes, Nodes, Stop};
-use crate::single_threaded::MutexGuard;
+use rustix_futex_sync::MutexGuard;
 
 /// The part of the log, as a divisor, that may fill with committed records before they are forgotten.
 const TIDY_PART: u64 = 8;

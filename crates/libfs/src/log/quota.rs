@@ -17,7 +17,7 @@ use ashlar_wire::{QuotaGrant, QuotaRequest, QuotaVersion, Reply, Request};
 use crate::LibFs;
 use crate::api::Outcome;
 use crate::leases::grants::{LockedNodes, Stop};
-use crate::single_threaded::Mutex;
+use rustix_futex_sync::Mutex;
 
 /// Balances to keep. Beyond, all are dropped, which wastes their amounts until SharedFS takes them back.
 const BALANCES_MAX: usize = 4096;

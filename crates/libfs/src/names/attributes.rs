@@ -76,7 +76,6 @@ impl LibFs {
     pub(crate) fn cached_attributes(&self, id: InodeId) -> Option<Inode> {
         let node = self.nodes.existing(id)?;
         let state = node.read();
-        state.mark_seen();
         if state.is_gone || !self.holds_lease(&state, false) { None } else { state.inode.clone() }
     }
 

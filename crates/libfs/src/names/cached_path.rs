@@ -113,7 +113,6 @@ impl LibFs {
         if state.is_gone || state.inode.is_none() || !self.holds_lease(state, false) {
             return None;
         }
-        state.mark_seen();
         Some(state)
     }
 }

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use crate::LibFs;
 use crate::cache::node::Lease;
-use crate::single_threaded::Mutex;
+use rustix_futex_sync::Mutex;
 
 /// The groups of a path cache, by hash. A group is allocated with its first path, since most programs use few paths
 /// twice.

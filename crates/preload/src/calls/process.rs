@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ashlar_libfs::single_threaded::end_single_threaded;
 use ashlar_types::Errno;
 
 use super::call_shape::changes_user;
@@ -187,7 +186,7 @@ pub(crate) fn give_up_sessions() {
 /// between threads.
 pub(super) fn leave_to_kernel() {
     // From here on the library doesn't see when another thread is made.
-    end_single_threaded();
+    single_thread::end_detection();
     hand_over_files();
     hand_over_inherited(|_| true);
     user_sessions::end_all_sessions();
@@ -274,7 +273,7 @@ fn make_process(call: &Frame) -> Served {
             // Files adopted while other threads use them could be lost to those threads. A process with threads runs
             // for long.
             deferred_session::end_deferral();
-            end_single_threaded();
+            single_thread::end_detection();
             Ok(None)
         }
     }

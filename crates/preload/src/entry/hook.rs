@@ -10,8 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::calls::{self, CallVerdict};
 use crate::entry::arch::{After, Frame, HookAnswer, THREAD_ALIGN, THREAD_BYTES, ashlar_on_stack, thread_memory};
+use crate::entry::call_stack;
 use crate::entry::signals::{self, PendingSignals};
-use crate::entry::{call_stack, single_thread};
 use crate::files::recycled_descriptor;
 use crate::files::shared_file::BorrowerFiles;
 use crate::memory::memory_reserve;
@@ -126,7 +126,6 @@ pub(crate) fn run_inside<R>(run: impl FnOnce() -> R) -> R {
 pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> HookAnswer {
     // SAFETY: the frame is the entry's, which uses it no other way meanwhile.
     let call = unsafe { &mut *frame };
-    single_thread::check_threads();
     THREAD.with(|thread| {
         if thread.has_lent.get() && !thread.is_checking.get() && !thread.stack.get().is_null() {
             // The process is in no call of the library: a signal is for the process itself, and arrives at once. Of the

@@ -11,8 +11,8 @@ mod open_file;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use ashlar_libfs::single_threaded;
 use ashlar_types::Errno;
+use rustix_futex_sync::{Mutex, MutexGuard};
 
 pub(crate) use self::inherited::{
     Inherited, all_shared, forget_ours, inherited, inherited_alike, inherited_at, is_inherited, replace_inherited,
@@ -53,7 +53,7 @@ const _: () = assert!(UNSHARED as usize + ADOPTABLE_MAX as usize <= INHERITED as
 /// Held by calls that change which numbers lead where.
 ///
 /// So all numbers of an open file can be found. It contains the inherited open files.
-static TABLE: single_threaded::Mutex<Inherited> = single_threaded::Mutex::new(BTreeMap::new());
+static TABLE: Mutex<Inherited> = Mutex::new(BTreeMap::new());
 
 /// One more than the highest descriptor that LibFS ever served.
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
@@ -261,7 +261,7 @@ pub(crate) fn record_internal(descriptor: i32) {
 pub(crate) fn forget_internal(descriptor: i32) {
     if let Some(entry) = table_entry(descriptor) {
         // If the number leads elsewhere by now, it stays as it is.
-        let _ = single_threaded::exchange(entry, INTERNAL, 0);
+        let _ = entry.compare_exchange(INTERNAL, 0, Ordering::AcqRel, Ordering::Acquire);
     }
 }
 
@@ -380,7 +380,7 @@ pub(crate) fn close_number(descriptor: i32) -> i64 {
 }
 
 /// Keeps other threads from changing which numbers lead where.
-pub(crate) fn hold_table() -> single_threaded::MutexGuard<'static, Inherited> {
+pub(crate) fn hold_table() -> MutexGuard<'static, Inherited> {
     TABLE.lock()
 }
 

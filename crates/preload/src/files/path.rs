@@ -3,9 +3,9 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use ashlar_libfs::single_threaded::{Mutex, MutexGuard};
 use ashlar_libfs::{FoundInode, PathCache, PathContext};
 use ashlar_types::{Access, Credentials, Errno, InodeId, MODE_STICKY};
+use rustix_futex_sync::{Mutex, MutexGuard};
 
 use crate::entry::arch::system_call;
 use crate::files::descriptors;

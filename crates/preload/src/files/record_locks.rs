@@ -20,12 +20,11 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ashlar_libfs::single_threaded::is_single_threaded;
 use ashlar_libfs::{LibFs, LockMode, RecordLockOutcome};
 use ashlar_types::{Errno, InodeId};
 
 use crate::entry::arch::system_call;
-use crate::entry::{hook, signals};
+use crate::entry::{hook, signals, single_thread};
 use crate::files::descriptors::{self, OpenFileRef};
 use crate::files::materialise::{self, RealFile};
 use crate::memory::program_memory;
@@ -234,7 +233,7 @@ fn control_kernel_lock(descriptor: i32, command: i32, address: u64) -> Result<Fc
             }
             if set_session_lock(locked, None, &lock)? == RecordLockOutcome::Done {
                 // Another thread may have closed the descriptor before its closing was watched.
-                if !is_single_threaded() && kernel_file(descriptor).is_none_or(|(file, _)| file != locked) {
+                if !single_thread::is_known_single() && kernel_file(descriptor).is_none_or(|(file, _)| file != locked) {
                     end_locks_of_closed(locked);
                     return Err(Errno::EBADF);
                 }

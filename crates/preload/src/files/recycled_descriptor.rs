@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use ashlar_libfs::single_threaded;
+use rustix_futex_sync::{Mutex, MutexGuard};
 
 use crate::calls;
 use crate::entry::arch::{DESCRIPTORS, Frame};
@@ -40,7 +40,7 @@ const _: () = assert!((DESCRIPTORS as u32) << 1 < IS_CLOSING);
 /// Held by the thread that closes the recycled number: others wait for that.
 ///
 /// No other lock is taken under it.
-static CLOSING: single_threaded::Mutex<()> = single_threaded::Mutex::new(());
+static CLOSING: Mutex<()> = Mutex::new(());
 
 /// Programs close lower numbers to reuse them for the next open, maybe past the library.
 const LOWEST_RECYCLED: i32 = 3;
@@ -65,7 +65,8 @@ pub(crate) fn recycle(descriptor: i32, cloexec: bool) -> bool {
     close_recycled();
     record_freed(descriptor as u32);
     descriptors::record_internal(descriptor);
-    let recycled = single_threaded::exchange(&ASHLAR_RECYCLED, 0, encode(descriptor, cloexec));
+    let recycled =
+        ASHLAR_RECYCLED.compare_exchange(0, encode(descriptor, cloexec), Ordering::AcqRel, Ordering::Acquire);
     if recycled.is_err() {
         // Another thread was faster.
         descriptors::forget_internal(descriptor);
@@ -111,7 +112,7 @@ pub(crate) fn take_number(cloexec: bool) -> Option<i32> {
     // A lower number may be free by now.
     let is_lowest = ASHLAR_LOWEST.load(Ordering::Relaxed) >= number as u32;
     let is_it = !is_closing && is_lowest && recycled & 1 == u32::from(cloexec);
-    if !is_it || single_threaded::exchange(&ASHLAR_RECYCLED, recycled, 0).is_err() {
+    if !is_it || ASHLAR_RECYCLED.compare_exchange(recycled, 0, Ordering::AcqRel, Ordering::Acquire).is_err() {
         close_recycled();
         return None;
     }
@@ -155,7 +156,10 @@ pub(crate) fn close_recycled() {
             return;
         }
         // Another thread may take it, and recycle another one.
-        if single_threaded::exchange(&ASHLAR_RECYCLED, recycled, recycled | IS_CLOSING).is_ok() {
+        if ASHLAR_RECYCLED
+            .compare_exchange(recycled, recycled | IS_CLOSING, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+        {
             descriptors::forget_internal(decode_number(recycled));
             descriptors::close_number(decode_number(recycled));
             ASHLAR_RECYCLED.store(0, Ordering::Release);
@@ -165,7 +169,7 @@ pub(crate) fn close_recycled() {
 }
 
 /// Keeps other threads from being in the middle of closing it over a fork.
-pub(crate) fn hold_closing() -> single_threaded::MutexGuard<'static, ()> {
+pub(crate) fn hold_closing() -> MutexGuard<'static, ()> {
     CLOSING.lock()
 }
 

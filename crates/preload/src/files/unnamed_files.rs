@@ -7,8 +7,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ashlar_libfs::FoundInode;
-use ashlar_libfs::single_threaded::{Mutex, MutexGuard};
 use ashlar_types::{InodeId, Timestamp};
+use rustix_futex_sync::{Mutex, MutexGuard};
 
 use crate::sessions::session::{self, MountSession};
 

@@ -15,7 +15,6 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use ashlar_libfs::single_threaded::is_single_threaded;
 use dlmalloc::Dlmalloc;
 
 use crate::entry::arch::system_call;
@@ -58,9 +57,7 @@ impl HeapLock {
 
     #[inline]
     fn lock(&self) {
-        if is_single_threaded() && self.0.load(Ordering::Relaxed) == FREE {
-            self.0.store(HELD, Ordering::Relaxed);
-        } else {
+        if !self.try_lock() {
             self.lock_contended();
         }
     }
@@ -87,11 +84,6 @@ impl HeapLock {
 
     #[inline]
     fn unlock(&self) {
-        // In a single-threaded process no other thread waits.
-        if is_single_threaded() && self.0.load(Ordering::Relaxed) == HELD {
-            self.0.store(FREE, Ordering::Relaxed);
-            return;
-        }
         if self.0.swap(FREE, Ordering::Release) == WAITED_FOR {
             let arguments = [self.0.as_ptr() as u64, (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as u64, 1, 0, 0, 0];
             // SAFETY: the word outlives the call.
@@ -347,7 +339,7 @@ unsafe impl GlobalAlloc for Heap {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match block_kind(layout) {
-            Some(kind) if !is_single_threaded() => self.take_kept(kind),
+            Some(kind) => self.take_kept(kind),
             // SAFETY: the size is not 0.
             _ => self.with_memory(|memory| unsafe { memory.malloc(block_bytes(layout), layout.align()) }),
         }
@@ -356,7 +348,7 @@ unsafe impl GlobalAlloc for Heap {
     #[inline]
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         match block_kind(layout) {
-            Some(kind) if !is_single_threaded() => self.keep_block(at, kind),
+            Some(kind) => self.keep_block(at, kind),
             // SAFETY: the memory came from here.
             _ => self.with_memory(|memory| unsafe { memory.free(at, block_bytes(layout), layout.align()) }),
         }
@@ -364,7 +356,7 @@ unsafe impl GlobalAlloc for Heap {
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         match block_kind(layout) {
-            Some(kind) if !is_single_threaded() => {
+            Some(kind) => {
                 let block = self.take_kept(kind);
                 if !block.is_null() {
                     // SAFETY: it has room for that.

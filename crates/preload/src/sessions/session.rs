@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use ashlar_libfs::{ADDRESS_SPACE_LEAST, DescriptorPolicy, LibFs, Options, PathCache, single_threaded};
+use ashlar_libfs::{ADDRESS_SPACE_LEAST, DescriptorPolicy, LibFs, Options, PathCache};
 use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::{PATIENCE_MS, SessionKind, decode_mounts};
 
 use crate::entry::arch::{DESCRIPTORS, system_call};
+use crate::entry::single_thread;
 use crate::files::unnamed_files::{self, UnnamedFile};
 use crate::files::{descriptors, materialise, path, record_locks, shared_file};
 use crate::memory::heap::HeldHeap;
@@ -317,7 +318,7 @@ pub(crate) fn open_numbers() -> Vec<i32> {
         }
     }
     // Another thread may have opened one of the lowest meanwhile, which is none of those that were counted.
-    if count > 0 && found.len() as u64 == count && single_threaded::is_single_threaded() {
+    if count > 0 && found.len() as u64 == count && single_thread::is_known_single() {
         return found;
     }
     numbers_in_directory(c"/proc/self/fd")
@@ -583,9 +584,9 @@ pub(crate) struct AllHeld(
     MutexGuard<'static, segment_mapping::MappingTable>,
     record_locks::HeldLockRecords,
     MutexGuard<'static, Vec<(u32, InodeId)>>,
-    single_threaded::MutexGuard<'static, Vec<UnnamedFile>>,
-    single_threaded::MutexGuard<'static, Option<(u32, InodeId)>>,
-    single_threaded::MutexGuard<'static, descriptors::Inherited>,
+    rustix_futex_sync::MutexGuard<'static, Vec<UnnamedFile>>,
+    rustix_futex_sync::MutexGuard<'static, Option<(u32, InodeId)>>,
+    rustix_futex_sync::MutexGuard<'static, descriptors::Inherited>,
     HeldHeap<'static>,
 );
 

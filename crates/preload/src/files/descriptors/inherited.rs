@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use ashlar_libfs::single_threaded;
-
 use super::open_file::OPEN;
 use super::{HIGHEST, INHERITED, OpenFileRef, TABLE, file, ours, table_entry};
 use crate::files::shared_file::SharedFile;
@@ -51,7 +49,7 @@ pub(crate) fn replace_inherited(shared: &SharedFile, file: Option<&OpenFileRef>)
         if entry.compare_exchange(INHERITED, number, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             && let Some(file) = file
         {
-            single_threaded::add(&file.description().references, 1, Ordering::AcqRel);
+            file.description().references.fetch_add(1, Ordering::AcqRel);
             HIGHEST.fetch_max(descriptor as u32 + 1, Ordering::AcqRel);
         }
         false

@@ -7,8 +7,9 @@ use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use ashlar_libfs::{OpenInode, single_threaded};
+use ashlar_libfs::OpenInode;
 use ashlar_types::{Errno, FileKind, InodeId};
+use rustix_futex_sync::{Mutex, MutexGuard};
 
 use super::{TABLE, highest, is_file, record_path_base, table_entry};
 use crate::files::shared_file::{self, HeldPlace, SharedFile};
@@ -60,7 +61,7 @@ pub(super) struct OpenDescription {
     pub(super) opened: UnsafeCell<Option<OpenInode>>,
     /// The state that it shares with other processes, or null. It lives as long as there are references.
     pub(super) shared: AtomicPtr<SharedFile>,
-    pub(super) place: single_threaded::Mutex<FilePlace>,
+    pub(super) place: Mutex<FilePlace>,
 }
 
 // SAFETY: `opened` is written by a thread that has taken a free slot, before others can find it, and by the thread that
@@ -70,7 +71,7 @@ unsafe impl Sync for OpenDescription {}
 /// The place of an open file, held by one call.
 #[derive(Debug)]
 pub(crate) struct PlaceGuard {
-    place: single_threaded::MutexGuard<'static, FilePlace>,
+    place: MutexGuard<'static, FilePlace>,
     /// The lock against other processes.
     held: Option<HeldPlace>,
 }
@@ -145,7 +146,7 @@ impl OpenDescription {
         on_exec: AtomicU8::new(OnExec::Unknown as u8),
         opened: UnsafeCell::new(None),
         shared: AtomicPtr::new(ptr::null_mut()),
-        place: single_threaded::Mutex::new(FilePlace { offset: 0, is_gone: false }),
+        place: Mutex::new(FilePlace { offset: 0, is_gone: false }),
     };
 
     /// Returns the session that it is open in; `None` if that has ended.
@@ -175,7 +176,7 @@ impl OpenDescription {
         let mut before = self.references.load(Ordering::Relaxed);
         loop {
             let Some(after) = next(before) else { return Err(before) };
-            match single_threaded::exchange(&self.references, before, after) {
+            match self.references.compare_exchange(before, after, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Ok(before),
                 Err(found) => before = found,
             }
@@ -362,8 +363,8 @@ impl OpenFileRef {
         });
         let known = if is_shared { OnExec::Unknown } else { on_exec };
         self.description().on_exec.store(known as u8, Ordering::Relaxed);
-        single_threaded::add(&self.description().references, 1, Ordering::AcqRel);
-        let old = table_entry(descriptor).map_or(0, |entry| single_threaded::swap(entry, self.number));
+        self.description().references.fetch_add(1, Ordering::AcqRel);
+        let old = table_entry(descriptor).map_or(0, |entry| entry.swap(self.number, Ordering::SeqCst));
         drop(_one_at_a_time);
         drop(is_file(old).then(|| Self { number: old }));
     }
@@ -489,7 +490,8 @@ pub(crate) fn open_known_inode(
 fn take_slot() -> Option<usize> {
     let take = |index: &usize| {
         let references = &OPEN[*index].references;
-        references.load(Ordering::Relaxed) == 0 && single_threaded::exchange(references, 0, 1).is_ok()
+        references.load(Ordering::Relaxed) == 0
+            && references.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
     };
     let freed = FREED_SLOT.load(Ordering::Relaxed) as usize;
     if take(&freed) {

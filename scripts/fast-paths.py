@@ -1,0 +1,357 @@
+#!/usr/bin/env python3
+"""Measures what each special case for speed saves on whole programs (docs/fast-paths.md, which says how to read it).
+
+    scripts/fast-paths.py build DIR [CASE…]      builds the tree as it is, and once without each case, into DIR
+    scripts/fast-paths.py measure DIR [CASE…]    runs whole programs with and without each case, in turn
+    scripts/fast-paths.py check                  finds every case in the source; changes nothing
+
+A case is taken out by one statement at the beginning of one function. `build` edits a copy of the tree, not the tree.
+`measure` needs root (it mounts), git, gcc, make, sqlite3, rsync, perl, python3 and an idle machine.
+Options: --rounds N (40), --job JOB… (those of SHOWS_ON)"""
+
+import argparse
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+
+PRELOAD, LIBFS, FUSE = "crates/preload/src/", "crates/libfs/src/", "crates/fuse/src/"
+# Packages that are built, and the files that they make.
+PACKAGES = {"ashlar-launch": "ashlar", "ashlar-cli": "ashlar-main", "ashlar-preload": "libashlar_preload.so"}
+
+# Each case: a file, a function in it, and the statement that takes the case out at the function's beginning.
+CASES = {
+    "patched-image": [(PRELOAD + "patch/image.rs", "try_map_image", "return None")],
+    "deferred-session": [
+        (PRELOAD + "sessions/deferred_session.rs", "is_active", "return false"),
+        (PRELOAD + "sessions/deferred_session.rs", "defers_session", "return false"),
+    ],
+    "program-profile": [(PRELOAD + "programs/program_profile.rs", "will_go_on", "return false")],
+    "without-library": [(PRELOAD + "programs/without_library.rs", "is_possible", "return false")],
+    "adopted-files": [(PRELOAD + "programs/exec_files.rs", "encode_variable", "return None")],
+    "shared-files": [(PRELOAD + "files/shared_file.rs", "prepare_slots", "return Err(Errno::ENOMEM)")],
+    "recycled-descriptor": [(PRELOAD + "files/recycled_descriptor.rs", "recycle", "return false")],
+    "snapshot-mapping": [(PRELOAD + "memory/snapshot_mapping.rs", "map_copy", "return Ok(None)")],
+    "segment-mapping": [(PRELOAD + "memory/segment_mapping.rs", "map_segments", "return Ok(None)")],
+    "known-pages": [(PRELOAD + "memory/program_memory.rs", "are_pages_known", "return false")],
+    "kept-blocks": [(PRELOAD + "memory/heap.rs", "with_kept", "return None")],
+    "user-sessions": [(PRELOAD + "sessions/user_sessions.rs", "resume", "return None")],
+    "open-file": [
+        (LIBFS + "files/open_file.rs", "read_open", "return None"),
+        (LIBFS + "files/open_file.rs", "write_open", "return None"),
+    ],
+    "cached-path": [(LIBFS + "names/cached_path.rs", "cached_end", "return None")],
+    "path-cache": [(LIBFS + "names/path_cache.rs", "find", "return None")],
+    "grant-cache": [
+        (LIBFS + "leases/grant_cache.rs", "read_grant_cache", "return false"),
+        (LIBFS + "leases/grant_cache.rs", "cached_grant_attributes", "return None"),
+    ],
+    "first-read": [(LIBFS + "leases/grant_cache.rs", "cached_grant_attributes", "return None")],
+    "request-slot": [(LIBFS + "client/request_slot.rs", "is_short", "return false")],
+    "lock-slots": [(LIBFS + "files/record_locks.rs", "claim_slot", "return None")],
+    "rings": [(FUSE + "serving/ring_workers.rs", "RingWorkers::new", "return None")],
+    "client-follower": [(FUSE + "serving/client_follower.rs", "follow_client", "return")],
+    "device-turn": [
+        (FUSE + "serving/device_turn.rs", "take_turn", "return true"),
+        (FUSE + "serving/device_turn.rs", "call_standby", "return false"),
+    ],
+    "dentry-ttl": [(FUSE + "operations/attributes.rs", "name_ttl_ms", "return 0")],
+    "page-fills": [(FUSE + "kernel_cache/page_fills.rs", "must_drop", "return true")],
+}
+# The programs on which a case should show, the likeliest first.
+SHOWS_ON = {
+    "patched-image": ["shell", "make"],
+    "deferred-session": ["shell", "make"],
+    "program-profile": ["grep -r", "git status", "python"],
+    "without-library": ["redirected", "shell", "make"],
+    "adopted-files": ["grep > file", "sort"],
+    "shared-files": ["read loop", "redirected", "make"],
+    "recycled-descriptor": ["grep -r", "python", "cp -r", "md5sum"],
+    "snapshot-mapping": ["git status", "python", "git log"],
+    "segment-mapping": ["git clone", "make", "git log"],
+    "known-pages": ["sqlite3", "find"],
+    "kept-blocks": ["threads", "git status"],
+    "user-sessions": ["users"],
+    "open-file": ["dd", "lookups", "sqlite3"],
+    "cached-path": ["find", "mail", "git status"],
+    "path-cache": ["find", "mail", "cp -r"],
+    "grant-cache": ["shell", "make", "git status"],
+    "first-read": ["grep -r", "find", "git status", "make"],
+    "request-slot": ["grep -r", "shell", "make", "find"],
+    "lock-slots": ["sqlite3"],
+    "rings": ["git status", "tar x", "find"],
+    "client-follower": ["tar x", "find", "git status"],
+    "device-turn": ["tar x", "find", "md5sum"],
+    "dentry-ttl": ["make", "git status", "find"],
+    "page-fills": ["sqlite3", "tar x", "rsync"],
+}
+# These are seen through a mount; the others under `ashlar run`.
+ON_MOUNT = {"rings", "client-follower", "device-turn", "dentry-ttl", "page-fills"}
+# The kernel offers rings only if this is set.
+RING_SWITCH = "/sys/module/fuse/parameters/enable_uring"
+
+FILES, SMALL = 2000, 90
+# `measure` goes on to the next case once three quarters of a program's rounds have shown more than this.
+ENOUGH = 1.05
+
+
+def repeated(times, command):
+    """A shell's line that runs a command again and again; $n counts."""
+    return f"for n in $(seq {times}); do {command}; done"
+
+
+# Whole programs: preparations in the directory, the part that is timed (some 0.1 s), and its undoing.
+# $I has the inputs, in memory.
+JOBS = {
+    "git clone": ("", "git clone -q file://$I/repository clone", "rm -rf clone"),
+    "git status": ("git clone -q file://$I/many clone", repeated(8, "git -C clone status -s"), ""),
+    "git log": ("git clone -q file://$I/repository clone", repeated(2, "git -C clone log --stat -30"), ""),
+    "tar x": ("mkdir 1 2 3", repeated(3, "tar xf $I/tree.tar -C $n"), "rm -r ?/tree"),
+    "grep -r": ("tar xf $I/tree.tar", repeated(4, "grep -rc nothing-of-this tree | tail -1"), ""),
+    "md5sum": ("tar xf $I/tree.tar", repeated(2, "find tree -type f -print0 | xargs -0 md5sum | tail -1"), ""),
+    "find": ("tar xf $I/tree.tar", repeated(12, "find tree -newer $I/tree.tar -size +1 | wc -l"), ""),
+    "cp -r": ("tar xf $I/tree.tar", repeated(2, "cp -r tree copy$n"), "rm -r copy?"),
+    "rsync": ("tar xf $I/tree.tar", "rsync -a tree/ copy/", "rm -r copy"),
+    "make": ("tar xf $I/project.tar", "make -s -C project", "rm project/*.o project/main"),
+    "sqlite3": ("", "sqlite3 base.db < $I/inserts.sql", "rm base.db"),
+    "lookups": ("sqlite3 base.db < $I/rows.sql", "sqlite3 base.db < $I/lookups.sql", ""),
+    "python": ("cp -r $I/modules .", "python3 -S $I/imports.py modules", ""),
+    "shell": ("tar xf $I/tree.tar", "sh $I/script.sh tree", "rm tree/1/src/main/changed"),
+    "redirected": ("", f"{{ for n in $(seq {SMALL}); do /bin/echo line $n; done; }} > log", "rm log"),
+    "read loop": ("head -500 $I/lines > lines", "(while read a b; do echo $b $a; done) < lines > turned", "rm turned"),
+    "mail": ("mkdir -p mail/a.org/user/Maildir", "perl $I/mail.pl $PWD/mail/a.org/user/Maildir", "rm -r mail/*/*/*/*"),
+    "dd": ("", "dd status=none if=/dev/zero of=log bs=128 count=100000", "rm log"),
+    "grep > file": ("tar xf $I/tree.tar", repeated(2, "grep -r 1 tree > found"), "rm found"),
+    "sort": ("cp $I/lines .", "sort -S 2M -T . lines > sorted", "rm sorted"),
+    "users": ("chmod 777 .", "python3 -S $I/users.py", "rm mail*"),
+    "threads": ("tar xf $I/tree.tar", "python3 -S $I/threads.py tree", "find tree -name *.copy -delete"),
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=["build", "measure", "check"])
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--job", nargs="*", default=[])
+    arguments = parser.parse_args()
+    os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if arguments.verb == "check":
+        for name, edits in CASES.items():
+            for file, function, statement in edits:
+                without(open(file).read(), function, statement, f"{name}: {file}")
+        return
+    if not arguments.words:
+        parser.error("a directory is missing")
+    place, cases = os.path.abspath(arguments.words[0]), arguments.words[1:] or list(CASES)
+    if unknown := set(cases) - set(CASES) - {"base"}:
+        parser.error(f"no such case: {', '.join(sorted(unknown))}")
+    build(place, cases) if arguments.verb == "build" else measure(place, cases, arguments.rounds, arguments.job)
+
+
+def without(text, function, statement, place):
+    """The text of a file whose function begins with a statement that is always taken."""
+    owner, _, name = function.rpartition("::")
+    start = text.index(f"impl {owner} {{") if owner else 0
+    matches = list(re.finditer(rf"\bfn {name}\b[^{{]*\{{\n", text[start:]))
+    if not matches:
+        sys.exit(f"{place} has no function {function}: mend the table of cases")
+    end = start + matches[0].end()
+    return f"{text[:end]}if std::hint::black_box(true) {{ {statement}; }}\n{text[end:]}"
+
+
+def build(place, cases):
+    copy = os.path.join(place, "tree")
+    environment = dict(os.environ, CARGO_TARGET_DIR=os.path.join(place, "target"))
+    files = subprocess.check_output(["git", "ls-files", "-z"]).decode().split("\0")[:-1]
+    for file in files:
+        os.makedirs(os.path.dirname(os.path.join(copy, file)), exist_ok=True)
+        if read(file) != read(os.path.join(copy, file)):
+            shutil.copyfile(file, os.path.join(copy, file))
+    for case in ["base"] + [case for case in cases if case != "base"]:
+        edits = CASES.get(case, [])
+        before = {file: read(os.path.join(copy, file)) for file, _, _ in edits}
+        for file, function, statement in edits:
+            path = os.path.join(copy, file)
+            edited = without(read(path).decode(), function, statement, f"{case}: {file}")
+            open(path, "w").write(edited)
+        # A case shows in the library or in the process behind the mount; all else is that of the tree as it is.
+        packages = PACKAGES if case == "base" else ["ashlar-cli" if case in ON_MOUNT else "ashlar-preload"]
+        command = ["cargo", "build", "--release", "--locked", "-q"]
+        command += [word for name in packages for word in ("-p", name)]
+        built = subprocess.run(command, cwd=copy, env=environment, stderr=subprocess.PIPE, text=True)
+        for file, text in before.items():
+            open(os.path.join(copy, file), "wb").write(text)
+        if built.returncode:
+            sys.exit(f"{case}: {built.stderr[-3000:]}")
+        os.makedirs(os.path.join(place, case), exist_ok=True)
+        for name, binary in PACKAGES.items():
+            made = os.path.join(environment["CARGO_TARGET_DIR"], "release")
+            shutil.copy(os.path.join(made if name in packages else f"{place}/base", binary), os.path.join(place, case))
+        print(f"built {case}", flush=True)
+
+
+def read(path):
+    return open(path, "rb").read() if os.path.exists(path) else None
+
+
+def make_inputs(inputs):
+    """What programs work on, in memory: a repository, a tree, a project, tables, modules, scripts."""
+    shutil.rmtree(inputs, ignore_errors=True)
+    os.makedirs(inputs)
+    for number in range(FILES):
+        directory = f"{inputs}/tree/{number % 100}/src/main/org"
+        os.makedirs(directory, exist_ok=True)
+        text = f"line {number} of a file of no interest\n" * (10 + number * 7919 % 200)
+        open(f"{directory}/file{number}", "w").write(text)
+    subprocess.check_call(["git", "clone", "-q", "--bare", ".", f"{inputs}/repository"])
+    commit = "git init -q && git add . && git -c user.name=a -c user.email=a@b commit -qm tree"
+    command = f"cp -r tree committed && cd committed && {commit} && git clone -q --bare . ../many"
+    subprocess.check_call(["sh", "-c", command], cwd=inputs)
+    os.makedirs(f"{inputs}/project")
+    units = range(8)
+    for unit in units:
+        uses = "".join(f"int f{other}(int);\n" for other in units)
+        body = "".join(f"int g{unit}_{n}(int x) {{ return x * {n} + f{(unit + n) % 8}(x - 1); }}\n" for n in range(20))
+        headers = '#include <stdio.h>\n#include <stdlib.h>\n#include "all.h"\n'
+        last = f"int f{unit}(int x) {{ return x > 0 ? g{unit}_3(x - 1) : x; }}\n"
+        open(f"{inputs}/project/u{unit}.c", "w").write(headers + body + last)
+    open(f"{inputs}/project/all.h", "w").write(uses)
+    open(f"{inputs}/project/main.c", "w").write('#include "all.h"\nint main(void) { return f0(3); }\n')
+    objects = " ".join(f"u{unit}.o" for unit in units)
+    rules = f"all: main\nCFLAGS = -O0\nmain: main.o {objects}\n\tgcc -o $@ $^\n*.o: all.h\n"
+    open(f"{inputs}/project/Makefile", "w").write(rules)
+    for name in ["tree", "project"]:
+        subprocess.check_call(["tar", "cf", f"{inputs}/{name}.tar", "-C", inputs, name])
+    inserts = "".join(f"insert into t values ({n}, 'row {n}');\n" for n in range(3000))
+    open(f"{inputs}/inserts.sql", "w").write(f"create table t (a integer primary key, b text);\n{inserts}")
+    # Rows of a table that is greater than SQLite's cache, looked up out of order.
+    count = "with recursive c(i) as (select 0 union all select i + 1 from c where i < {}) "
+    rows = "insert into t select i, printf('row %d of some length, so that few fit into a page', i) from c;"
+    table = "create table t (a integer primary key, b text);"
+    open(f"{inputs}/rows.sql", "w").write(table + count.format(200000) + rows)
+    found = "select sum(length(b)) from c join t on t.a = i * 7919 % 200000;"
+    open(f"{inputs}/lookups.sql", "w").write(count.format(30000) + found)
+    library = os.path.dirname(os.__file__)
+    os.makedirs(f"{inputs}/modules")
+    modules = [name for name in sorted(os.listdir(library)) if name.endswith(".py")][:120]
+    for name in modules:
+        shutil.copyfile(f"{library}/{name}", f"{inputs}/modules/copied_{name}")
+    open(f"{inputs}/imports.py", "w").write(
+        "import sys, os, importlib.machinery\n"
+        "for name in sorted(os.listdir(sys.argv[1])):\n"
+        "    if name.endswith('.py'):\n"
+        "        path = os.path.join(sys.argv[1], name)\n"
+        "        importlib.machinery.SourceFileLoader(name[:-3], path).get_code(name[:-3])\n"
+    )
+    open(f"{inputs}/script.sh", "w").write(
+        f"cd $1/1/src/main/org; for n in $(seq {SMALL // 3}); do f=$(ls | head -1); cat $f | wc -l;\n"
+        "sed s/line/row/ $f > ../changed; test -s ../changed; done | tail -1\n"
+    )
+    with open(f"{inputs}/lines", "w") as lines:
+        for number in range(200000):
+            lines.write(f"{number * 7919 % 1000003} a line to sort\n")
+    # As a mail server delivers and reads: each message has its own name, by its whole path.
+    open(f"{inputs}/mail.pl", "w").write(
+        "my $m = shift; mkdir \"$m/$_\" for qw(tmp new cur);\n"
+        "for my $n (1..2000) { open(my $f, '>', \"$m/tmp/$n\") or die; print $f \"From: a\\n\\ntext $n\\n\" x 20;\n"
+        "    close $f; rename \"$m/tmp/$n\", \"$m/new/$n\" or die }\n"
+        "opendir(my $d, \"$m/new\"); for my $n (grep !/^\\./, readdir $d) {\n"
+        "    rename \"$m/new/$n\", \"$m/cur/$n:2,S\" or die }\n"
+        "opendir(my $d, \"$m/cur\"); my @all = grep !/^\\./, readdir $d;\n"
+        "for (1..3) { for my $n (@all) {\n"
+        "    stat \"$m/cur/$n\" or die; open(my $f, '<', \"$m/cur/$n\"); my @l = <$f>; close $f } }\n"
+    )
+    open(f"{inputs}/users.py", "w").write(
+        "import os\n"
+        "for n in range(400):\n"
+        "    os.setegid(1000 + n % 4); os.seteuid(1000 + n % 4)\n"
+        "    with open(f'mail{n}', 'w') as f: f.write('text\\n' * 50)\n"
+        "    os.stat(f'mail{n}'); os.seteuid(0); os.setegid(0)\n"
+    )
+    open(f"{inputs}/threads.py", "w").write(
+        "import sys, os, threading\n"
+        "def work(part):\n"
+        "    for n, (at, _, names) in enumerate(sorted(os.walk(sys.argv[1]))):\n"
+        "        if n % 4 == part:\n"
+        "            for name in names:\n"
+        "                data = open(os.path.join(at, name), 'rb').read()\n"
+        "                open(os.path.join(at, name + '.copy'), 'wb').write(data)\n"
+        "all = [threading.Thread(target=work, args=(part,)) for part in range(4)]\n"
+        "[one.start() for one in all]; [one.join() for one in all]\n"
+    )
+
+
+class Site:
+    """A mount of one build, with an arena in memory of its own."""
+
+    def __init__(self, place, build, rings=False):
+        self.binary = os.path.join(place, build, "ashlar")
+        self.arena, self.mount = f"/dev/shm/fast-paths/{build}", os.path.join("/tmp/fast-paths", build)
+        os.makedirs(self.mount, exist_ok=True)
+        command = [self.binary, "mount", self.mount, "--arena", self.arena, "--size", "3G"]
+        before = read(RING_SWITCH)
+        if before is not None:
+            open(RING_SWITCH, "w").write("Y" if rings else "N")
+        try:
+            subprocess.check_call(command, stdout=subprocess.DEVNULL)
+        finally:
+            if before is not None:
+                open(RING_SWITCH, "wb").write(before)
+
+    def unmount(self):
+        subprocess.check_call([self.binary, "umount", self.mount], stdout=subprocess.DEVNULL)
+        shutil.rmtree(self.arena)
+
+
+def run(directory, binary, inputs, timed, undo):
+    """Runs a program once in a prepared directory; returns its time in seconds."""
+    environment = dict(os.environ, I=inputs)
+    command = [binary, "run", "sh", "-c", timed] if binary else ["sh", "-c", timed]
+    began = time.perf_counter()
+    subprocess.check_call(command, cwd=directory, env=environment, stdout=subprocess.DEVNULL)
+    took = time.perf_counter() - began
+    if undo:
+        subprocess.check_call(["sh", "-c", undo], cwd=directory)
+    return took
+
+
+def measure(place, cases, rounds, jobs):
+    inputs = "/dev/shm/fast-paths/inputs"
+    make_inputs(inputs)
+    print(f"{'case':20} {'job':12} {'with (s)':>9} {'without/with':>13} (quartiles of {rounds} rounds)")
+    for case in cases:
+        on_mount = case in ON_MOUNT
+        sites = [Site(place, build, case == "rings") for build in (["base", case] if on_mount else ["base"])]
+        binaries = [None, None] if on_mount else [os.path.join(place, build, "ashlar") for build in ("base", case)]
+        for job in jobs or SHOWS_ON[case]:
+            prepare, timed, undo = JOBS[job]
+            directories = [os.path.join(site.mount, "turn") for site in sites]
+            for directory in directories:
+                os.mkdir(directory)
+                environment = dict(os.environ, I=inputs)
+                subprocess.check_call(["sh", "-c", prepare or "true"], cwd=directory, env=environment)
+            time.sleep(0.5)  # the digest of what was prepared
+            pairs = []
+            for number in range(rounds + 2):
+                pair = {}
+                for index in ([0, 1] if number % 2 else [1, 0]):
+                    pair[index] = run(directories[index % len(sites)], binaries[index], inputs, timed, undo)
+                if number > 1:  # the first rounds bring files and profiles in
+                    pairs.append((pair[0], pair[1]))
+            for directory in directories:
+                shutil.rmtree(directory)
+            low, middle, high = statistics.quantiles((pair[1] / pair[0] for pair in pairs), n=4)
+            usual = statistics.median(pair[0] for pair in pairs)
+            print(f"{case:20} {job:12} {usual:9.3f} {middle:13.2f} ({low:.2f} to {high:.2f})", flush=True)
+            if low > ENOUGH and not jobs:
+                break
+        for site in sites:
+            site.unmount()
+
+
+if __name__ == "__main__":
+    main()
