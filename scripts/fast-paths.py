@@ -67,8 +67,8 @@ SHOWS_ON = {
     "deferred-session": ["shell", "make"],
     "program-profile": ["grep -r", "git status", "python"],
     "without-library": ["redirected", "shell", "make"],
-    "adopted-files": ["grep > file", "sort"],
-    "shared-files": ["read loop", "redirected", "make"],
+    "adopted-files": ["script > log", "grep > file"],
+    "shared-files": ["workers", "redirected", "make"],
     "recycled-descriptor": ["grep -r", "python", "cp -r", "md5sum"],
     "snapshot-mapping": ["git status", "python", "git log"],
     "segment-mapping": ["git clone", "make", "git log"],
@@ -121,7 +121,8 @@ JOBS = {
     "python": ("cp -r $I/modules .", "python3 -S $I/imports.py modules", ""),
     "shell": ("tar xf $I/tree.tar", "sh $I/script.sh tree", "rm tree/1/src/main/changed"),
     "redirected": ("", f"{{ for n in $(seq {SMALL}); do /bin/echo line $n; done; }} > log", "rm log"),
-    "read loop": ("head -500 $I/lines > lines", "(while read a b; do echo $b $a; done) < lines > turned", "rm turned"),
+    "script > log": ("", "sh $I/lines.sh > log", "rm log"),
+    "workers": ("", "exec > log; for w in 1 2 3; do (. $I/lines.sh) & done; wait", "rm log"),
     "mail": ("mkdir -p mail/a.org/user/Maildir", "perl $I/mail.pl $PWD/mail/a.org/user/Maildir", "rm -r mail/*/*/*/*"),
     "dd": ("", "dd status=none if=/dev/zero of=log bs=128 count=100000", "rm log"),
     "grep > file": ("tar xf $I/tree.tar", repeated(2, "grep -r 1 tree > found"), "rm found"),
@@ -137,7 +138,7 @@ def main():
     parser.add_argument("words", nargs="*")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--job", nargs="*", default=[])
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if arguments.verb == "check":
         for name, edits in CASES.items():
@@ -251,6 +252,7 @@ def make_inputs(inputs):
         f"cd $1/1/src/main/org; for n in $(seq {SMALL // 3}); do f=$(ls | head -1); cat $f | wc -l;\n"
         "sed s/line/row/ $f > ../changed; test -s ../changed; done | tail -1\n"
     )
+    open(f"{inputs}/lines.sh", "w").write("for n in $(seq 3000); do echo line $n; done\n")
     with open(f"{inputs}/lines", "w") as lines:
         for number in range(200000):
             lines.write(f"{number * 7919 % 1000003} a line to sort\n")
@@ -268,7 +270,7 @@ def make_inputs(inputs):
     open(f"{inputs}/users.py", "w").write(
         "import os\n"
         "for n in range(400):\n"
-        "    os.setegid(1000 + n % 4); os.seteuid(1000 + n % 4)\n"
+        "    os.setegid(1000 + n // 100); os.seteuid(1000 + n // 100)\n"
         "    with open(f'mail{n}', 'w') as f: f.write('text\\n' * 50)\n"
         "    os.stat(f'mail{n}'); os.seteuid(0); os.setegid(0)\n"
     )
