@@ -7,7 +7,7 @@
 
 A case is taken out by one statement at the beginning of one function. `build` edits a copy of the tree, not the tree.
 `measure` needs root (it mounts), git, gcc, make, sqlite3, rsync, perl, python3 and an idle machine.
-Options: --rounds N (40), --job JOB… (those of SHOWS_ON)"""
+Options: --rounds N (40), --job JOB… (those of the case)"""
 
 import argparse
 import os
@@ -22,74 +22,88 @@ PRELOAD, LIBFS, FUSE = "crates/preload/src/", "crates/libfs/src/", "crates/fuse/
 # Packages that are built, and the files that they make.
 PACKAGES = {"ashlar-launch": "ashlar", "ashlar-cli": "ashlar-main", "ashlar-preload": "libashlar_preload.so"}
 
-# Each case: a file, a function in it, and the statement that takes the case out at the function's beginning.
+# Each case: the programs on which it should show, the likeliest first, and the edits that take it out. An edit is a
+# file, a function in it, and the statement that takes the case out at the function's beginning.
 CASES = {
-    "patched-image": [(PRELOAD + "patch/image.rs", "try_map_image", "return None")],
-    "deferred-session": [
-        (PRELOAD + "sessions/deferred_session.rs", "is_active", "return false"),
-        (PRELOAD + "sessions/deferred_session.rs", "defers_session", "return false"),
-    ],
-    "program-profile": [(PRELOAD + "programs/program_profile.rs", "will_go_on", "return false")],
-    "without-library": [(PRELOAD + "programs/without_library.rs", "is_possible", "return false")],
-    "adopted-files": [(PRELOAD + "programs/exec_files.rs", "encode_variable", "return None")],
-    "shared-files": [(PRELOAD + "files/shared_file.rs", "prepare_slots", "return Err(Errno::ENOMEM)")],
-    "recycled-descriptor": [(PRELOAD + "files/recycled_descriptor.rs", "recycle", "return false")],
-    "snapshot-mapping": [(PRELOAD + "memory/snapshot_mapping.rs", "map_copy", "return Ok(None)")],
-    "segment-mapping": [(PRELOAD + "memory/segment_mapping.rs", "map_segments", "return Ok(None)")],
-    "known-pages": [(PRELOAD + "memory/program_memory.rs", "are_pages_known", "return false")],
-    "kept-blocks": [(PRELOAD + "memory/heap.rs", "with_kept", "return None")],
-    "user-sessions": [(PRELOAD + "sessions/user_sessions.rs", "resume", "return None")],
-    "open-file": [
-        (LIBFS + "files/open_file.rs", "read_open", "return None"),
-        (LIBFS + "files/open_file.rs", "write_open", "return None"),
-    ],
-    "cached-path": [(LIBFS + "names/cached_path.rs", "cached_end", "return None")],
-    "path-cache": [(LIBFS + "names/path_cache.rs", "find", "return None")],
-    "grant-cache": [
-        (LIBFS + "leases/grant_cache.rs", "read_grant_cache", "return false"),
-        (LIBFS + "leases/grant_cache.rs", "cached_grant_attributes", "return None"),
-    ],
-    "first-read": [(LIBFS + "leases/grant_cache.rs", "cached_grant_attributes", "return None")],
-    "request-slot": [(LIBFS + "client/request_slot.rs", "is_short", "return false")],
-    "lock-slots": [(LIBFS + "files/record_locks.rs", "claim_slot", "return None")],
-    "rings": [(FUSE + "serving/ring_workers.rs", "RingWorkers::new", "return None")],
-    "client-follower": [(FUSE + "serving/client_follower.rs", "follow_client", "return")],
-    "device-turn": [
-        (FUSE + "serving/device_turn.rs", "take_turn", "return true"),
-        (FUSE + "serving/device_turn.rs", "call_standby", "return false"),
-    ],
-    "dentry-ttl": [(FUSE + "operations/attributes.rs", "name_ttl_ms", "return 0")],
-    "page-fills": [(FUSE + "kernel_cache/page_fills.rs", "must_drop", "return true")],
+    "patched-image": (["shell", "make"], [(PRELOAD + "patch/image.rs", "try_map_image", "return None")]),
+    "deferred-session": (
+        ["shell", "make"],
+        [
+            (PRELOAD + "sessions/deferred_session.rs", "is_active", "return false"),
+            (PRELOAD + "sessions/deferred_session.rs", "defers_session", "return false"),
+        ],
+    ),
+    "program-profile": (
+        ["grep -r", "git status", "python"],
+        [(PRELOAD + "programs/program_profile.rs", "will_go_on", "return false")],
+    ),
+    "without-library": (
+        ["redirected", "shell", "make"],
+        [(PRELOAD + "programs/without_library.rs", "is_possible", "return false")],
+    ),
+    "adopted-files": (
+        ["script > log", "grep > file"],
+        [(PRELOAD + "programs/exec_files.rs", "encode_variable", "return None")],
+    ),
+    "shared-files": (
+        ["workers", "redirected", "make"],
+        [(PRELOAD + "files/shared_file.rs", "prepare_slots", "return Err(Errno::ENOMEM)")],
+    ),
+    "recycled-descriptor": (
+        ["grep -r", "python", "cp -r", "md5sum"],
+        [(PRELOAD + "files/recycled_descriptor.rs", "recycle", "return false")],
+    ),
+    "snapshot-mapping": (
+        ["git status", "python", "git log"],
+        [(PRELOAD + "memory/snapshot_mapping.rs", "map_copy", "return Ok(None)")],
+    ),
+    "segment-mapping": (
+        ["git clone", "make", "git log"],
+        [(PRELOAD + "memory/segment_mapping.rs", "map_segments", "return Ok(None)")],
+    ),
+    "known-pages": (["sqlite3", "find"], [(PRELOAD + "memory/program_memory.rs", "are_pages_known", "return false")]),
+    "kept-blocks": (["threads", "git status"], [(PRELOAD + "memory/heap.rs", "with_kept", "return None")]),
+    "user-sessions": (["users"], [(PRELOAD + "sessions/user_sessions.rs", "resume", "return None")]),
+    "open-file": (
+        ["dd", "lookups", "sqlite3"],
+        [
+            (LIBFS + "files/open_file.rs", "read_open", "return None"),
+            (LIBFS + "files/open_file.rs", "write_open", "return None"),
+        ],
+    ),
+    "cached-path": (["find", "mail", "git status"], [(LIBFS + "names/cached_path.rs", "cached_end", "return None")]),
+    "path-cache": (["find", "mail", "cp -r"], [(LIBFS + "names/path_cache.rs", "find", "return None")]),
+    "grant-cache": (
+        ["shell", "make", "git status"],
+        [
+            (LIBFS + "leases/grant_cache.rs", "read_grant_cache", "return false"),
+            (LIBFS + "leases/grant_cache.rs", "cached_grant_attributes", "return None"),
+        ],
+    ),
+    "first-read": (
+        ["grep -r", "find", "git status", "make"],
+        [(LIBFS + "leases/grant_cache.rs", "cached_grant_attributes", "return None")],
+    ),
+    "request-slot": (
+        ["grep -r", "shell", "make", "find"],
+        [(LIBFS + "client/request_slot.rs", "is_short", "return false")],
+    ),
+    "lock-slots": (["sqlite3"], [(LIBFS + "files/record_locks.rs", "claim_slot", "return None")]),
+    "rings": (["git status", "tar x", "find"], [(FUSE + "serving/ring_workers.rs", "RingWorkers::new", "return None")]),
+    "client-follower": (
+        ["tar x", "find", "git status"],
+        [(FUSE + "serving/client_follower.rs", "follow_client", "return")],
+    ),
+    "device-turn": (
+        ["tar x", "find", "md5sum"],
+        [
+            (FUSE + "serving/device_turn.rs", "take_turn", "return true"),
+            (FUSE + "serving/device_turn.rs", "call_standby", "return false"),
+        ],
+    ),
+    "dentry-ttl": (["make", "git status", "find"], [(FUSE + "operations/attributes.rs", "name_ttl_ms", "return 0")]),
+    "page-fills": (["sqlite3", "tar x", "rsync"], [(FUSE + "kernel_cache/page_fills.rs", "must_drop", "return true")]),
 }
-# The programs on which a case should show, the likeliest first.
-SHOWS_ON = {
-    "patched-image": ["shell", "make"],
-    "deferred-session": ["shell", "make"],
-    "program-profile": ["grep -r", "git status", "python"],
-    "without-library": ["redirected", "shell", "make"],
-    "adopted-files": ["script > log", "grep > file"],
-    "shared-files": ["workers", "redirected", "make"],
-    "recycled-descriptor": ["grep -r", "python", "cp -r", "md5sum"],
-    "snapshot-mapping": ["git status", "python", "git log"],
-    "segment-mapping": ["git clone", "make", "git log"],
-    "known-pages": ["sqlite3", "find"],
-    "kept-blocks": ["threads", "git status"],
-    "user-sessions": ["users"],
-    "open-file": ["dd", "lookups", "sqlite3"],
-    "cached-path": ["find", "mail", "git status"],
-    "path-cache": ["find", "mail", "cp -r"],
-    "grant-cache": ["shell", "make", "git status"],
-    "first-read": ["grep -r", "find", "git status", "make"],
-    "request-slot": ["grep -r", "shell", "make", "find"],
-    "lock-slots": ["sqlite3"],
-    "rings": ["git status", "tar x", "find"],
-    "client-follower": ["tar x", "find", "git status"],
-    "device-turn": ["tar x", "find", "md5sum"],
-    "dentry-ttl": ["make", "git status", "find"],
-    "page-fills": ["sqlite3", "tar x", "rsync"],
-}
-# These are seen through a mount; the others under `ashlar run`.
-ON_MOUNT = {"rings", "client-follower", "device-turn", "dentry-ttl", "page-fills"}
 # The kernel offers rings only if this is set.
 RING_SWITCH = "/sys/module/fuse/parameters/enable_uring"
 
@@ -126,7 +140,6 @@ JOBS = {
     "mail": ("mkdir -p mail/a.org/user/Maildir", "perl $I/mail.pl $PWD/mail/a.org/user/Maildir", "rm -r mail/*/*/*/*"),
     "dd": ("", "dd status=none if=/dev/zero of=log bs=128 count=100000", "rm log"),
     "grep > file": ("tar xf $I/tree.tar", repeated(2, "grep -r 1 tree > found"), "rm found"),
-    "sort": ("cp $I/lines .", "sort -S 2M -T . lines > sorted", "rm sorted"),
     "users": ("chmod 777 .", "python3 -S $I/users.py", "rm mail*"),
     "threads": ("tar xf $I/tree.tar", "python3 -S $I/threads.py tree", "find tree -name *.copy -delete"),
 }
@@ -141,7 +154,7 @@ def main():
     arguments = parser.parse_intermixed_args()
     os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if arguments.verb == "check":
-        for name, edits in CASES.items():
+        for name, (_, edits) in CASES.items():
             for file, function, statement in edits:
                 without(open(file).read(), function, statement, f"{name}: {file}")
         return
@@ -164,6 +177,11 @@ def without(text, function, statement, place):
     return f"{text[:end]}if std::hint::black_box(true) {{ {statement}; }}\n{text[end:]}"
 
 
+def shows_on_mount(case):
+    """Whether a case is seen through a mount; the others are seen under `ashlar run`."""
+    return case in CASES and CASES[case][1][0][0].startswith(FUSE)
+
+
 def build(place, cases):
     copy = os.path.join(place, "tree")
     environment = dict(os.environ, CARGO_TARGET_DIR=os.path.join(place, "target"))
@@ -173,14 +191,14 @@ def build(place, cases):
         if read(file) != read(os.path.join(copy, file)):
             shutil.copyfile(file, os.path.join(copy, file))
     for case in ["base"] + [case for case in cases if case != "base"]:
-        edits = CASES.get(case, [])
+        edits = CASES[case][1] if case in CASES else []
         before = {file: read(os.path.join(copy, file)) for file, _, _ in edits}
         for file, function, statement in edits:
             path = os.path.join(copy, file)
             edited = without(read(path).decode(), function, statement, f"{case}: {file}")
             open(path, "w").write(edited)
         # A case shows in the library or in the process behind the mount; all else is that of the tree as it is.
-        packages = PACKAGES if case == "base" else ["ashlar-cli" if case in ON_MOUNT else "ashlar-preload"]
+        packages = PACKAGES if case == "base" else ["ashlar-cli" if shows_on_mount(case) else "ashlar-preload"]
         command = ["cargo", "build", "--release", "--locked", "-q"]
         command += [word for name in packages for word in ("-p", name)]
         built = subprocess.run(command, cwd=copy, env=environment, stderr=subprocess.PIPE, text=True)
@@ -253,9 +271,6 @@ def make_inputs(inputs):
         "sed s/line/row/ $f > ../changed; test -s ../changed; done | tail -1\n"
     )
     open(f"{inputs}/lines.sh", "w").write("for n in $(seq 3000); do echo line $n; done\n")
-    with open(f"{inputs}/lines", "w") as lines:
-        for number in range(200000):
-            lines.write(f"{number * 7919 % 1000003} a line to sort\n")
     # As a mail server delivers and reads: each message has its own name, by its whole path.
     open(f"{inputs}/mail.pl", "w").write(
         "my $m = shift; mkdir \"$m/$_\" for qw(tmp new cur);\n"
@@ -309,9 +324,8 @@ class Site:
         shutil.rmtree(self.arena)
 
 
-def run(directory, binary, inputs, timed, undo):
+def run(directory, binary, environment, timed, undo):
     """Runs a program once in a prepared directory; returns its time in seconds."""
-    environment = dict(os.environ, I=inputs)
     command = [binary, "run", "sh", "-c", timed] if binary else ["sh", "-c", timed]
     began = time.perf_counter()
     subprocess.check_call(command, cwd=directory, env=environment, stdout=subprocess.DEVNULL)
@@ -324,24 +338,24 @@ def run(directory, binary, inputs, timed, undo):
 def measure(place, cases, rounds, jobs):
     inputs = "/dev/shm/fast-paths/inputs"
     make_inputs(inputs)
+    environment = dict(os.environ, I=inputs)
     print(f"{'case':20} {'job':12} {'with (s)':>9} {'without/with':>13} (quartiles of {rounds} rounds)")
     for case in cases:
-        on_mount = case in ON_MOUNT
+        on_mount = shows_on_mount(case)
         sites = [Site(place, build, case == "rings") for build in (["base", case] if on_mount else ["base"])]
         binaries = [None, None] if on_mount else [os.path.join(place, build, "ashlar") for build in ("base", case)]
-        for job in jobs or SHOWS_ON[case]:
+        for job in jobs or CASES[case][0]:
             prepare, timed, undo = JOBS[job]
             directories = [os.path.join(site.mount, "turn") for site in sites]
             for directory in directories:
                 os.mkdir(directory)
-                environment = dict(os.environ, I=inputs)
                 subprocess.check_call(["sh", "-c", prepare or "true"], cwd=directory, env=environment)
             time.sleep(0.5)  # the digest of what was prepared
             pairs = []
             for number in range(rounds + 2):
                 pair = {}
                 for index in ([0, 1] if number % 2 else [1, 0]):
-                    pair[index] = run(directories[index % len(sites)], binaries[index], inputs, timed, undo)
+                    pair[index] = run(directories[index % len(sites)], binaries[index], environment, timed, undo)
                 if number > 1:  # the first rounds bring files and profiles in
                     pairs.append((pair[0], pair[1]))
             for directory in directories:

@@ -49,6 +49,7 @@ use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
 use ashlar_wire::{
     CONTROL_BYTES, ControlPage, GRANT_CACHE_BYTES, LEASE_TABLE_BYTES, LeaseTable, Reply, Request, SessionKind,
 };
+use rustix_futex_sync::Mutex;
 
 pub use api::{
     AttributeChange, ConnectError, FoundInode, Listed, ListedName, NewInode, Options, Outcome, RenameFlags, Seek,
@@ -83,7 +84,6 @@ use leases::grant_cache::{FirstReads, GrantCacheReader};
 use log::append::LOG_STEP_LEAST;
 use log::quota::QuotaBalances;
 use names::path_cache::DirectoryVersions;
-use rustix_futex_sync::Mutex;
 
 /// Milliseconds between two rounds in which an idle mount forgets committed changes.
 const IDLE_TIDY_MS: u64 = 200;

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use ashlar_types::{Inode, InodeHasher, InodeId, LogPosition, Name};
 use ashlar_update::Entry;
 use ashlar_wire::{HandleSlot, InodeState, LeaseWord, Need};
+use lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
+use rustix_futex_sync::{RawRwLock, RwLock};
 
 use crate::cache::children::{Children, PARTIAL_MAX};
 use crate::cache::file_map::{DataChange, FileMap};
-use lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
-use rustix_futex_sync::{RawRwLock, RwLock};
 
 /// The lease under which a node's state was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

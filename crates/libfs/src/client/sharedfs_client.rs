@@ -16,11 +16,11 @@ use ashlar_types::{Errno, SessionId};
 use ashlar_wire::{
     Connection, ControlPage, Hello, PROTOCOL_VERSION, Peer, Reply, Request, SessionKind, Welcome, WireError,
 };
+use rustix_futex_sync::Mutex;
 
 use crate::api::{ConnectError, Options};
 use crate::client::own_descriptors::{DescriptorPolicy, OwnDescriptor};
 use crate::client::request_slot::{SlotClient, is_short};
-use rustix_futex_sync::Mutex;
 
 /// Idle connections to keep. More threads than this may call at once; they open and close their own.
 const IDLE_MAX: usize = 8;

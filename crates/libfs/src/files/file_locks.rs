@@ -6,10 +6,10 @@ use std::collections::HashMap;
 
 use ashlar_types::{Errno, InodeId};
 use ashlar_wire::{LockKind, LockMode, Reply, Request};
+use rustix_futex_sync::Mutex;
 
 use crate::LibFs;
 use crate::api::Outcome;
-use rustix_futex_sync::Mutex;
 
 impl LibFs {
     /// Sets or removes a lock. `wait` is the caller's ticket for the waiting, unique while it lasts.

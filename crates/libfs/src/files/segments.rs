@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use ashlar_pmem::{Crc32c, MapError, Mapping, MappingAccess, Medium, OutOfBounds};
 use ashlar_types::{BLOCK_BYTES, BlockAddress, Errno, InodeHasher};
 use ashlar_wire::{Contents, Reply, Request, WelcomeSegment};
+use rustix_futex_sync::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 
 use crate::LibFs;
 use crate::api::Outcome;
 use crate::client::own_descriptors::{DescriptorPolicy, OwnDescriptor};
-use rustix_futex_sync::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 

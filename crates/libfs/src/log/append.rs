@@ -6,6 +6,7 @@ use ashlar_log::AppendError;
 use ashlar_types::{BLOCK_BYTES, Errno, Inode, InodeId, LogPosition, Name, blocks_for};
 use ashlar_update::{Allocation, Applied, Entry, Invalid, Tree, Update, apply};
 use ashlar_wire::{Credit, CreditKind, Reply, Request};
+use rustix_futex_sync::MutexGuard;
 
 use crate::LibFs;
 use crate::api::Outcome;
@@ -13,7 +14,6 @@ use crate::cache::children::{CachedEntry, Children};
 use crate::cache::file_map::{DataChange, FileMap};
 use crate::cache::node::{NodeChange, NodeState, NodeWriteGuard};
 use crate::leases::grants::{FoundNames, LockedNodes, Nodes, Stop};
-use rustix_futex_sync::MutexGuard;
 
 /// The part of the log, as a divisor, that may fill with committed records before they are forgotten.
 const TIDY_PART: u64 = 8;

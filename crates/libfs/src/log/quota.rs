@@ -13,11 +13,11 @@ use std::collections::HashMap;
 use ashlar_types::{BLOCK_BYTES, Errno, InodeId, QuotaAmount, QuotaId, QuotaKey, blocks_for, quota_keys};
 use ashlar_update::{Allocation, Create, Update};
 use ashlar_wire::{QuotaGrant, QuotaRequest, QuotaVersion, Reply, Request};
+use rustix_futex_sync::Mutex;
 
 use crate::LibFs;
 use crate::api::Outcome;
 use crate::leases::grants::{LockedNodes, Stop};
-use rustix_futex_sync::Mutex;
 
 /// Balances to keep. Beyond, all are dropped, which wastes their amounts until SharedFS takes them back.
 const BALANCES_MAX: usize = 4096;

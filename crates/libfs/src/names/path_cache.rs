@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use ashlar_types::InodeId;
+use rustix_futex_sync::Mutex;
 use smallvec::SmallVec;
 
 use crate::LibFs;
 use crate::cache::node::Lease;
-use rustix_futex_sync::Mutex;
 
 /// The groups of a path cache, by hash. A group is allocated with its first path, since most programs use few paths
 /// twice.

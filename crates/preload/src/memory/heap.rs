@@ -2,8 +2,8 @@
 //!
 //! The program's allocator can't be used: a signal handler that uses a file may interrupt it.
 //!
-//! All of it is one dlmalloc, under one lock. While there are several threads, short freed blocks are kept in a few
-//! boxes, and threads take them from there without that lock. LibFS allocates some for each file that it is granted,
+//! All of it is one dlmalloc, under one lock. Short freed blocks are kept in a few boxes, and threads take them from
+//! there without that lock. LibFS allocates some for each file that it is granted,
 //! and a thread that is suspended while it holds the lock stops all others.
 //!
 //! A large heap goes on growing. So from then on it gets its pages in larger pieces, all populated at once: a page
