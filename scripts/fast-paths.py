@@ -42,11 +42,11 @@ CASES = {
         [(PRELOAD + "programs/without_library.rs", "is_possible", "return false")],
     ),
     "adopted-files": (
-        ["script > log", "grep > file"],
+        ["dd > log", "script > log", "grep > file"],
         [(PRELOAD + "programs/exec_files.rs", "encode_variable", "return None")],
     ),
     "shared-files": (
-        ["workers", "redirected", "make"],
+        ["server", "workers", "redirected", "make"],
         [(PRELOAD + "files/shared_file.rs", "prepare_slots", "return Err(Errno::ENOMEM)")],
     ),
     "recycled-descriptor": (
@@ -54,7 +54,7 @@ CASES = {
         [(PRELOAD + "files/recycled_descriptor.rs", "recycle", "return false")],
     ),
     "snapshot-mapping": (
-        ["git status", "python", "git log"],
+        ["git diff", "git status", "python", "git log"],
         [(PRELOAD + "memory/snapshot_mapping.rs", "map_copy", "return Ok(None)")],
     ),
     "segment-mapping": (
@@ -71,7 +71,7 @@ CASES = {
             (LIBFS + "files/open_file.rs", "write_open", "return None"),
         ],
     ),
-    "cached-path": (["find", "mail", "git status"], [(LIBFS + "names/cached_path.rs", "cached_end", "return None")]),
+    "cached-path": (["stat", "rsync again", "make again", "mail", "git status"], [(LIBFS + "names/cached_path.rs", "cached_end", "return None")]),
     "path-cache": (["find", "mail", "cp -r"], [(LIBFS + "names/path_cache.rs", "find", "return None")]),
     "grant-cache": (
         ["shell", "make", "git status"],
@@ -85,15 +85,11 @@ CASES = {
         [(LIBFS + "leases/grant_cache.rs", "cached_grant_attributes", "return None")],
     ),
     "request-slot": (
-        ["grep -r", "shell", "make", "find"],
+        ["standby", "grep -r", "shell", "make"],
         [(LIBFS + "client/request_slot.rs", "is_short", "return false")],
     ),
     "lock-slots": (["sqlite3"], [(LIBFS + "files/record_locks.rs", "claim_slot", "return None")]),
-    "rings": (["git status", "tar x", "find"], [(FUSE + "serving/ring_workers.rs", "RingWorkers::new", "return None")]),
-    "client-follower": (
-        ["tar x", "find", "git status"],
-        [(FUSE + "serving/client_follower.rs", "follow_client", "return")],
-    ),
+    "rings": (["find", "tar x", "md5sum", "make", "git status"], [(FUSE + "serving/ring_workers.rs", "RingWorkers::new", "return None")]),
     "device-turn": (
         ["tar x", "find", "md5sum"],
         [
@@ -102,7 +98,7 @@ CASES = {
         ],
     ),
     "dentry-ttl": (["make", "git status", "find"], [(FUSE + "operations/attributes.rs", "name_ttl_ms", "return 0")]),
-    "page-fills": (["sqlite3", "tar x", "rsync"], [(FUSE + "kernel_cache/page_fills.rs", "must_drop", "return true")]),
+    "page-fills": (["dd", "sqlite3", "tar x", "rsync"], [(FUSE + "kernel_cache/page_fills.rs", "must_drop", "return true")]),
 }
 # The kernel offers rings only if this is set.
 RING_SWITCH = "/sys/module/fuse/parameters/enable_uring"
@@ -122,22 +118,29 @@ def repeated(times, command):
 JOBS = {
     "git clone": ("", "git clone -q file://$I/repository clone", "rm -rf clone"),
     "git status": ("git clone -q file://$I/many clone", repeated(8, "git -C clone status -s"), ""),
+    "git diff": ("git clone -q file://$I/many clone; find clone -name 'file*' | xargs sed -i 1s/line/row/", "git -C clone diff --shortstat", ""),
     "git log": ("git clone -q file://$I/repository clone", repeated(2, "git -C clone log --stat -30"), ""),
     "tar x": ("mkdir 1 2 3", repeated(3, "tar xf $I/tree.tar -C $n"), "rm -r ?/tree"),
     "grep -r": ("tar xf $I/tree.tar", repeated(4, "grep -rc nothing-of-this tree | tail -1"), ""),
     "md5sum": ("tar xf $I/tree.tar", repeated(2, "find tree -type f -print0 | xargs -0 md5sum | tail -1"), ""),
     "find": ("tar xf $I/tree.tar", repeated(12, "find tree -newer $I/tree.tar -size +1 | wc -l"), ""),
+    "stat": ("tar xf $I/tree.tar; find $PWD/tree -type f > list", repeated(4, "xargs -a list stat -c %s | wc -l"), ""),
     "cp -r": ("tar xf $I/tree.tar", repeated(2, "cp -r tree copy$n"), "rm -r copy?"),
     "rsync": ("tar xf $I/tree.tar", "rsync -a tree/ copy/", "rm -r copy"),
+    "rsync again": ("tar xf $I/tree.tar; rsync -a tree/ copy/", repeated(3, "rsync -a tree/ copy/"), ""),
+    "make again": ("tar xf $I/project.tar; make -s -C project", repeated(20, "make -s -C project"), ""),
     "make": ("tar xf $I/project.tar", "make -s -C project", "rm project/*.o project/main"),
     "sqlite3": ("", "sqlite3 base.db < $I/inserts.sql", "rm base.db"),
     "lookups": ("sqlite3 base.db < $I/rows.sql", "sqlite3 base.db < $I/lookups.sql", ""),
     "python": ("cp -r $I/modules .", "python3 -S $I/imports.py modules", ""),
     "shell": ("tar xf $I/tree.tar", "sh $I/script.sh tree", "rm tree/1/src/main/changed"),
     "redirected": ("", f"{{ for n in $(seq {SMALL}); do /bin/echo line $n; done; }} > log", "rm log"),
-    "script > log": ("", "sh $I/lines.sh > log", "rm log"),
+    "script > log": ("", "bash -c 'sh $I/lines.sh > log'", "rm log"),
     "workers": ("", "exec > log; for w in 1 2 3; do (. $I/lines.sh) & done; wait", "rm log"),
     "mail": ("mkdir -p mail/a.org/user/Maildir", "perl $I/mail.pl $PWD/mail/a.org/user/Maildir", "rm -r mail/*/*/*/*"),
+    "server": ("", "bash -c 'perl $I/server.pl > log'", "rm log"),
+    "standby": ("", "perl $I/primary.pl", "rm log copy"),
+    "dd > log": ("", "bash -c 'dd status=none if=/dev/zero bs=128 count=100000 > log'", "rm log"),
     "dd": ("", "dd status=none if=/dev/zero of=log bs=128 count=100000", "rm log"),
     "grep > file": ("tar xf $I/tree.tar", repeated(2, "grep -r 1 tree > found"), "rm found"),
     "users": ("chmod 777 .", "python3 -S $I/users.py", "rm mail*"),
@@ -281,6 +284,20 @@ def make_inputs(inputs):
         "opendir(my $d, \"$m/cur\"); my @all = grep !/^\\./, readdir $d;\n"
         "for (1..3) { for my $n (@all) {\n"
         "    stat \"$m/cur/$n\" or die; open(my $f, '<', \"$m/cur/$n\"); my @l = <$f>; close $f } }\n"
+    )
+    # As a server that writes a log with its workers: each worker serves some clients and ends.
+    open(f"{inputs}/server.pl", "w").write(
+        "$| = 1; print \"begins $_\\n\" for 1..200;\n"
+        "for my $w (1..8) { unless (fork) { print \"$w serves $_\\n\" for 1..500; exit }\n"
+        "    print \"$w began\\n\"; wait; print \"$w ended\\n\" for 1..100 }\n"
+    )
+    # As a database whose standby has copied each record of the log before the next one is written.
+    open(f"{inputs}/primary.pl", "w").write(
+        "pipe(my $down, my $to); pipe(my $from, my $up); open(my $log, '>', 'log') or die; close $log;\n"
+        "unless (fork) { close $to; open(my $l, '<', 'log'); open(my $c, '>', 'copy'); my $b;\n"
+        "    while (sysread($down, $b, 1)) { sysread($l, $b, 4096) or die; syswrite($c, $b); syswrite($up, '.') } exit }\n"
+        "close $down; open($log, '>>', 'log');\n"
+        "for my $n (1..1000) { syswrite($log, \"record $n\\n\" x 20); syswrite($to, '.'); sysread($from, my $b, 1) }\n"
     )
     open(f"{inputs}/users.py", "w").write(
         "import os\n"

@@ -1,5 +1,4 @@
 //! The threads that serve a mount.
-pub(crate) mod client_follower;
 pub(crate) mod device_turn;
 pub(crate) mod ring_workers;
 pub(crate) mod server;

@@ -33,7 +33,6 @@ use crate::kernel_cache::shown_directories::ShownDirectories;
 use crate::operations::dispatch::{FuseRequest, ReplyAction, RequestResult};
 use crate::operations::locks::Locks;
 use crate::proto::{Arguments, InHeader, Opcode};
-use crate::serving::client_follower::ClientFollower;
 use crate::serving::device_turn::DeviceTurn;
 use crate::serving::ring_workers::RingWorkers;
 
@@ -327,7 +326,6 @@ struct DeviceWorker<'a, F> {
     /// How many requests in a row left others behind them in the queue.
     queued: Cell<u32>,
     watch: BusyWait,
-    follower: ClientFollower,
 }
 
 impl<'a, F: FileSystem> DeviceWorker<'a, F> {
@@ -339,7 +337,6 @@ impl<'a, F: FileSystem> DeviceWorker<'a, F> {
             queued: Cell::new(0),
             // If the mount has rings, no process waits for the requests that come from the device.
             watch: if server.ring_workers.are_any() { BusyWait::never() } else { BusyWait::default() },
-            follower: ClientFollower::new(),
         }
     }
 
@@ -397,7 +394,6 @@ impl<'a, F: FileSystem> DeviceWorker<'a, F> {
             return;
         }
         let reply = self.reply.seal(header.unique, answer.map(drop));
-        let moved = length + reply.len();
         match server.device.send(reply) {
             Ok(SendOutcome::Taken) => server.recheck_cached(request, &self.reply),
             Ok(SendOutcome::Unwanted) => {
@@ -408,7 +404,6 @@ impl<'a, F: FileSystem> DeviceWorker<'a, F> {
             Err(errno) => tracing::error!(opcode = header.opcode, %errno, "the kernel took no answer"),
         }
         server.end_answer(&mut self.reply);
-        self.follower.record_request(header.pid, moved);
     }
 }
 
