@@ -221,6 +221,40 @@ fn random_steps_meet_every_command_and_reason() {
     assert_eq!(met.iter().map(String::as_str).collect::<Vec<_>>(), all);
 }
 
+/// A reader's lease was granted and released before the kernel had the answer.
+#[test]
+fn answer_after_its_lease_is_not_cached() {
+    let steps = [
+        27037950990400298,
+        10250863138518294711,
+        198519002417386,
+        1632546493779376343,
+        14131881359896847992,
+        12112336013706139928,
+        1824949444961745225,
+        2194786242774470793,
+        17355949234978702867,
+        769571979465304510,
+        17791143818336958090,
+        13941049540442777610,
+        7397228853398954313,
+        6664770534661142397,
+        5545200747367005194,
+        10574555980556911086,
+        11657818970683245570,
+        8055800291152968043,
+        4342172321887440373,
+        16205045811460260264,
+        6207927468371267737,
+        1640825487729221260,
+        4551516684862492745,
+        15825498615161769292,
+        5476724695714965254,
+        1010485174349413471,
+    ];
+    assert_eq!(run(Limits { hold_us: 0, ..Limits::default() }, Plant::None, &steps), Ok(()));
+}
+
 fn is_caught(plant: Plant) -> bool {
     let limits = Limits { hold_us: 0, ..Limits::default() };
     (0..400).any(|seed| run(limits, plant, &steps_of(seed)).is_err())

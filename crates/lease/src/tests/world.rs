@@ -320,8 +320,13 @@ impl World {
         self.check_cached(session, inode)?;
         let cached = self.sessions[&session].cached[&inode].clone();
         let value = cached.state.value;
+        // A lease may go before the kernel has the answer. So a mount checks it once more then, and has the kernel
+        // forget the answer.
+        let is_kept = self.is_valid(session, inode, Mode::Read);
         let session = self.session(session);
-        session.kernel.insert(inode, cached.state.clone());
+        if is_kept {
+            session.kernel.insert(inode, cached.state.clone());
+        }
         session.readers.insert(inode, cached);
         Ok(value)
     }
