@@ -71,7 +71,10 @@ CASES = {
             (LIBFS + "files/open_file.rs", "write_open", "return None"),
         ],
     ),
-    "cached-path": (["stat", "rsync again", "make again", "mail", "git status"], [(LIBFS + "names/cached_path.rs", "cached_end", "return None")]),
+    "cached-path": (
+        ["stat", "rsync again", "make again", "mail", "git status"],
+        [(LIBFS + "names/cached_path.rs", "cached_end", "return None")],
+    ),
     "path-cache": (["find", "mail", "cp -r"], [(LIBFS + "names/path_cache.rs", "find", "return None")]),
     "grant-cache": (
         ["shell", "make", "git status"],
@@ -89,7 +92,10 @@ CASES = {
         [(LIBFS + "client/request_slot.rs", "is_short", "return false")],
     ),
     "lock-slots": (["sqlite3"], [(LIBFS + "files/record_locks.rs", "claim_slot", "return None")]),
-    "rings": (["find", "tar x", "md5sum", "make", "git status"], [(FUSE + "serving/ring_workers.rs", "RingWorkers::new", "return None")]),
+    "rings": (
+        ["find", "tar x", "md5sum", "make", "git status"],
+        [(FUSE + "serving/ring_workers.rs", "RingWorkers::new", "return None")],
+    ),
     "device-turn": (
         ["tar x", "find", "md5sum"],
         [
@@ -98,7 +104,10 @@ CASES = {
         ],
     ),
     "dentry-ttl": (["make", "git status", "find"], [(FUSE + "operations/attributes.rs", "name_ttl_ms", "return 0")]),
-    "page-fills": (["dd", "sqlite3", "tar x", "rsync"], [(FUSE + "kernel_cache/page_fills.rs", "must_drop", "return true")]),
+    "page-fills": (
+        ["dd", "sqlite3", "tar x", "rsync"],
+        [(FUSE + "kernel_cache/page_fills.rs", "must_drop", "return true")],
+    ),
 }
 # The kernel offers rings only if this is set.
 RING_SWITCH = "/sys/module/fuse/parameters/enable_uring"
@@ -118,7 +127,11 @@ def repeated(times, command):
 JOBS = {
     "git clone": ("", "git clone -q file://$I/repository clone", "rm -rf clone"),
     "git status": ("git clone -q file://$I/many clone", repeated(8, "git -C clone status -s"), ""),
-    "git diff": ("git clone -q file://$I/many clone; find clone -name 'file*' | xargs sed -i 1s/line/row/", "git -C clone diff --shortstat", ""),
+    "git diff": (
+        "git clone -q file://$I/many clone; find clone -name 'file*' | xargs sed -i 1s/line/row/",
+        "git -C clone diff --shortstat",
+        "",
+    ),
     "git log": ("git clone -q file://$I/repository clone", repeated(2, "git -C clone log --stat -30"), ""),
     "tar x": ("mkdir 1 2 3", repeated(3, "tar xf $I/tree.tar -C $n"), "rm -r ?/tree"),
     "grep -r": ("tar xf $I/tree.tar", repeated(4, "grep -rc nothing-of-this tree | tail -1"), ""),
@@ -295,9 +308,11 @@ def make_inputs(inputs):
     open(f"{inputs}/primary.pl", "w").write(
         "pipe(my $down, my $to); pipe(my $from, my $up); open(my $log, '>', 'log') or die; close $log;\n"
         "unless (fork) { close $to; open(my $l, '<', 'log'); open(my $c, '>', 'copy'); my $b;\n"
-        "    while (sysread($down, $b, 1)) { sysread($l, $b, 4096) or die; syswrite($c, $b); syswrite($up, '.') } exit }\n"
+        "    while (sysread($down, $b, 1)) {\n"
+        "        sysread($l, $b, 4096) or die; syswrite($c, $b); syswrite($up, '.') } exit }\n"
         "close $down; open($log, '>>', 'log');\n"
-        "for my $n (1..1000) { syswrite($log, \"record $n\\n\" x 20); syswrite($to, '.'); sysread($from, my $b, 1) }\n"
+        "for my $n (1..1000) {\n"
+        "    syswrite($log, \"record $n\\n\" x 20); syswrite($to, '.'); sysread($from, my $b, 1) }\n"
     )
     open(f"{inputs}/users.py", "w").write(
         "import os\n"
