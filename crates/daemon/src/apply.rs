@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ashlar_log::RecordAt;
-use ashlar_types::{Access, InodeId, LogPosition, SessionId};
+use ashlar_types::{Access, LogPosition, SessionId};
 use ashlar_update::coalesce::{CoalesceScope, coalesce};
 use ashlar_update::{Update, join};
 
@@ -32,6 +32,8 @@ pub enum Slice {
     Batch,
     /// All of the log: a lease can't move before its holder's log is applied.
     All,
+    /// No more of the log than reaches this position: at recovery another log depends on that much.
+    Through(LogPosition),
 }
 
 /// Records of a log, in a copy that no process changes any more.
@@ -45,12 +47,13 @@ struct Batch {
 }
 
 impl Batch {
-    /// Copies a batch out of a log into `bytes`, whatever they hold.
-    fn copy(log: &SessionLog, from: LogPosition, to: LogPosition, bytes: Vec<u8>) -> Self {
+    /// Copies a batch out of a log into `bytes`, whatever they hold; it ends behind `enough`.
+    fn copy(log: &SessionLog, from: LogPosition, to: LogPosition, enough: LogPosition, bytes: Vec<u8>) -> Self {
         let mut batch = Self { bytes, records: Vec::new(), damage: None, is_last: false };
         let mut scanner = log.scanner(from, to);
         let mut end = 0;
-        while batch.records.len() < BATCH_RECORDS && scanner.position().0 - from.0 < BATCH_BYTES {
+        let is_short = |at: LogPosition| at < enough && at.0 - from.0 < BATCH_BYTES;
+        while batch.records.len() < BATCH_RECORDS && is_short(scanner.position()) {
             match scanner.next_into(&mut batch.bytes, end) {
                 None => {
                     batch.is_last = true;
@@ -94,21 +97,22 @@ impl State {
     /// Returns whether `to` was reached. A session that forged a record is fenced, and then nothing more is left to
     /// reach.
     pub fn apply(&mut self, id: SessionId, to: LogPosition, slice: Slice) -> bool {
+        let enough = if let Slice::Through(enough) = slice { enough } else { to };
         loop {
-            let reached = self.apply_batch(id, to);
-            if reached || slice == Slice::Batch {
+            let reached = self.apply_batch(id, to, enough);
+            if reached || slice == Slice::Batch || self.store.applied(id) >= enough {
                 return reached;
             }
         }
     }
 
-    fn apply_batch(&mut self, id: SessionId, to: LogPosition) -> bool {
+    fn apply_batch(&mut self, id: SessionId, to: LogPosition, enough: LogPosition) -> bool {
         let Some(session) = self.live(id).filter(|session| !session.is_cut) else { return true };
         let (log, from) = (Arc::clone(&session.log), self.store.applied(id));
         if from >= to {
             return true;
         }
-        let batch = Batch::copy(&log, from, to, std::mem::take(&mut self.scratch));
+        let batch = Batch::copy(&log, from, to, enough, std::mem::take(&mut self.scratch));
         let (updates, damage) = batch.decode();
         self.store.take_quota_moves();
         let refusal = self.apply_updates(id, &batch.records, &updates).err().or(damage.map(RecordRefusal::from));
@@ -233,10 +237,7 @@ impl State {
     /// It does so whatever coalescing left of the update.
     fn charge_record(&mut self, id: SessionId, update: &Update<'_>) -> Result<(), RecordRefusal> {
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
-        if !session.account.spend(update.cost().into()) && session.is_whole {
-            return Err(Violation::NoCredit.into());
-        }
-        Ok(())
+        if session.account.spend(update.cost().into()) { Ok(()) } else { Err(session.refuse_use(Violation::NoCredit)) }
     }
 
     fn record_applied(&mut self, id: SessionId, from: LogPosition, records: u64) {
@@ -262,23 +263,26 @@ impl State {
             // A session that is gone was committed as a whole before it ended.
             let is_known = *other != id && (self.sessions.contains_key(other) || self.lost.contains(other));
             return match is_known && *position > self.store.applied(*other) {
-                true if self.phase == RecoveryPhase::Recovering => Err(RecordRefusal::Unmet(*other)),
+                true if self.phase == RecoveryPhase::Recovering => Err(RecordRefusal::Unmet(*other, *position)),
                 true if !self.lost.contains(other) => Err(Violation::ForgedDependency.into()),
                 _ => Ok(()),
             };
         }
-        // The lease table and the control page of a session from before the machine's last start may be older than its
-        // log.
-        let this_boot = session.is_whole;
-        let leases = (this_boot && position >= session.validated.max(session.trusted))
+        // The leases of a session from before the machine's last start may be older than its log. Its numbers and its
+        // credit are not: LibFS makes them last before its log.
+        let leases = (session.is_whole && position >= session.validated.max(session.trusted))
             .then(|| self.leasing.leases_of(id, &self.store));
         Validator {
             store: &self.store,
             credentials: &session.credentials,
             leases,
-            is_granted: &|inode| session.ranges.contains(inode) || !this_boot && inode >= InodeId::FIRST_FREE,
+            is_granted: &|inode| session.ranges.contains(inode),
             keeps_write: &|inode| session.rights.has(inode, Access::WRITE),
         }
         .validate(update)
+        .map_err(|refusal| match refusal {
+            RecordRefusal::Forged(violation @ Violation::ForeignNumber(_)) => session.refuse_use(violation),
+            refusal => refusal,
+        })
     }
 }

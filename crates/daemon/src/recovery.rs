@@ -5,9 +5,16 @@
 //!
 //! A kill at any point of it changes nothing: the next start begins again at the committed state.
 //!
+//! A record that no SharedFS has seen may be forged, and after a loss of power no lease tells. Numbers and credit stand
+//! in the session's lease table, which LibFS makes last before its log. So a record that uses more ends its log. Logs
+//! of ordinary users are applied behind those of the super-user and of mounts, but for what these depend on: a forged
+//! record takes no name from those. If SharedFS panics at a log, that log is quarantined, and the start begins anew.
+//!
 //! Handles show the present, and logs an earlier time: an inode that lost its last name may have been open then, and
 //! written to. So nothing that another session may have used is freed until all logs are applied.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,26 +49,8 @@ pub fn recover(config: Config) -> Result<SharedState, DaemonError> {
     let system = |what| move |error| DaemonError::System { what, error };
     ashlar_pmem::sigbus::install().map_err(system("cannot guard against truncated files"))?;
     let arena = Arc::new(open_arena(&config)?);
-    let store = Store::open(Arc::clone(&arena))?;
     let watcher = ProcessWatcher::new().map_err(system("cannot watch processes"))?;
-    let mut state = State::new(store, Leasing::new(&config))?;
-    state.phase = RecoveryPhase::Recovering;
-    let left = take_up_sessions(&arena, &mut state)?;
-    let ids = state.live_ids();
-    let bounds: Vec<(SessionId, LogPosition)> =
-        ids.iter().filter_map(|&id| seal_log(&mut state, id).map(|end| (id, end))).collect();
-    // First the records that were validated before, then the rest under the leases that stand: the leases describe the
-    // state between the two.
-    let validated: Vec<_> = bounds.iter().map(|&(id, end)| (id, validated_end(&mut state, id, end))).collect();
-    apply_in_order(&mut state, &validated);
-    restore_leases(&mut state);
-    apply_in_order(&mut state, &bounds);
-    while make_room(&mut state)? {
-        apply_in_order(&mut state, &bounds);
-    }
-    cut_unmet(&mut state, &bounds);
-    state.phase = RecoveryPhase::Running;
-    digest::commit(&mut state)?;
+    let (mut state, left) = recover_logs(&config, &arena)?;
     state.store.show_lagging();
     match GrantPublisher::make(state.store.next_session_id()?) {
         Ok(grant_cache) => state.grant_cache = Some(grant_cache),
@@ -73,6 +62,83 @@ pub fn recover(config: Config) -> Result<SharedState, DaemonError> {
     left.damaged.into_iter().try_for_each(|id| quarantine_damaged(&shared.arena, id))?;
     left.unfinished.into_iter().for_each(|id| retired::remove(&shared, id));
     Ok(shared)
+}
+
+/// Applies what all sessions have logged, and commits it.
+///
+/// A log at which SharedFS panics may have been applied in part. So everything begins again at the committed state,
+/// without that log.
+fn recover_logs(config: &Config, arena: &Arc<Arena>) -> Result<(State, UnusableSessions), DaemonError> {
+    let mut set_aside = BTreeSet::new();
+    loop {
+        match try_recover_logs(config, arena, &set_aside) {
+            Ok(recovered) => return Ok(recovered),
+            Err(RecoveryFailure::Panic(id)) => {
+                tracing::error!(
+                    session = id.0,
+                    "SharedFS panicked at a session's log; its files are kept as sessions/fenced-*"
+                );
+                set_aside.insert(id);
+            }
+            Err(RecoveryFailure::Daemon(error)) => return Err(error),
+        }
+    }
+}
+
+/// Why logs can't be recovered.
+enum RecoveryFailure {
+    /// SharedFS panicked at this session's log.
+    Panic(SessionId),
+    Daemon(DaemonError),
+}
+
+impl<E: Into<DaemonError>> From<E> for RecoveryFailure {
+    fn from(error: E) -> Self {
+        Self::Daemon(error.into())
+    }
+}
+
+/// Runs a step that reads one session's files.
+///
+/// # Errors
+/// [`RecoveryFailure::Panic`] if it panics. The state may then be half changed.
+fn guard_session<T>(id: SessionId, step: impl FnOnce() -> T) -> Result<T, RecoveryFailure> {
+    let guarded = || {
+        #[cfg(test)]
+        tests::panic_if_planted(id);
+        step()
+    };
+    catch_unwind(AssertUnwindSafe(guarded)).map_err(|_| RecoveryFailure::Panic(id))
+}
+
+/// Recovers all logs but those of `set_aside`.
+fn try_recover_logs(
+    config: &Config,
+    arena: &Arc<Arena>,
+    set_aside: &BTreeSet<SessionId>,
+) -> Result<(State, UnusableSessions), RecoveryFailure> {
+    let store = Store::open(Arc::clone(arena))?;
+    let mut state = State::new(store, Leasing::new(config))?;
+    state.phase = RecoveryPhase::Recovering;
+    let left = take_up_sessions(arena, &mut state, set_aside)?;
+    let mut bounds = Vec::new();
+    for id in state.live_ids() {
+        let end = guard_session(id, || seal_log(&mut state, id))?;
+        bounds.extend(end.map(|end| (id, end)));
+    }
+    // First the records that were validated before, then the rest under the leases that stand: the leases describe the
+    // state between the two.
+    let validated: Vec<_> = bounds.iter().map(|&(id, end)| (id, validated_end(&mut state, id, end))).collect();
+    apply_in_order(&mut state, &validated)?;
+    restore_leases(&mut state);
+    apply_in_order(&mut state, &bounds)?;
+    while make_room(&mut state)? {
+        apply_in_order(&mut state, &bounds)?;
+    }
+    cut_unmet(&mut state, &bounds)?;
+    state.phase = RecoveryPhase::Running;
+    digest::commit(&mut state)?;
+    Ok((state, left))
 }
 
 /// Sessions whose files can't be taken up.
@@ -113,7 +179,11 @@ fn open_arena(config: &Config) -> Result<Arena, ArenaError> {
 ///
 /// On a disk, a session without an owner may still have had a process that made nothing persistent. Updates that other
 /// sessions based on it are lost then.
-fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<UnusableSessions, DaemonError> {
+fn take_up_sessions(
+    arena: &Arena,
+    state: &mut State,
+    set_aside: &BTreeSet<SessionId>,
+) -> Result<UnusableSessions, RecoveryFailure> {
     let mut left = UnusableSessions::default();
     let files = arena.sessions()?;
     let rows = state.store.sessions();
@@ -124,8 +194,13 @@ fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<UnusableSessions
         }
     }
     for id in files {
+        if set_aside.contains(&id) {
+            state.lost.insert(id);
+            left.damaged.push(id);
+            continue;
+        }
         let committed = state.store.committed(id);
-        match ServedSession::take_up(arena, id, committed) {
+        match guard_session(id, || ServedSession::take_up(arena, id, committed))? {
             Ok(session) => {
                 // This comes first: from here on its process no longer uses block addresses that an earlier SharedFS
                 // sent.
@@ -185,24 +260,37 @@ fn validated_end(state: &mut State, id: SessionId, end: LogPosition) -> LogPosit
     session.validated
 }
 
-/// Applies logs up to their bounds.
+/// Applies logs up to their bounds, those of ordinary users last.
 ///
 /// Each log is applied only as far as its dependencies are. [`State::unmet`] then holds the conditions that are
 /// missing.
-fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
+fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) -> Result<(), RecoveryFailure> {
+    // As much of each log as is applied now: at first all of the privileged ones, and what these depend on.
+    let is_privileged = |id: &SessionId| state.sessions.get(id).is_some_and(|s| s.credentials.is_privileged());
+    let mut enough: BTreeMap<SessionId, LogPosition> =
+        bounds.iter().filter(|(id, _)| is_privileged(id)).copied().collect();
     loop {
         let before: Vec<_> = bounds.iter().map(|(id, _)| state.store.applied(*id)).collect();
         state.unmet.clear();
         for &(id, end) in bounds {
-            state.apply(id, end, Slice::All);
+            if let Some(&enough) = enough.get(&id) {
+                guard_session(id, || state.apply(id, end, Slice::Through(enough)))?;
+            }
         }
-        if state.unmet.is_empty() {
-            return;
+        let mut is_more = bounds.iter().zip(before).any(|((id, _), before)| state.store.applied(*id) != before);
+        for unmet in state.unmet.values() {
+            if let UnmetDependency::Session(other, position) = *unmet {
+                let enough = enough.entry(other).or_default();
+                is_more |= position > *enough;
+                *enough = position.max(*enough);
+            }
         }
-        if bounds.iter().zip(before).any(|((id, _), before)| state.store.applied(*id) != before) {
-            continue;
+        if !is_more || state.unmet.is_empty() {
+            if bounds.iter().all(|(id, end)| enough.get(id).is_some_and(|enough| enough >= end)) {
+                return Ok(());
+            }
+            enough = bounds.iter().copied().collect();
         }
-        return;
     }
 }
 
@@ -228,23 +316,21 @@ fn make_room(state: &mut State) -> Result<bool, DaemonError> {
 /// Gives up missing dependencies of logs.
 ///
 /// It cuts the depending logs, unless the other log is at fault.
-fn cut_unmet(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
+fn cut_unmet(state: &mut State, bounds: &[(SessionId, LogPosition)]) -> Result<(), RecoveryFailure> {
     let unmet = std::mem::take(&mut state.unmet);
     for (id, unmet) in unmet {
-        let UnmetDependency::Session(other) = unmet else { continue };
+        let UnmetDependency::Session(other, _) = unmet else { continue };
         let position = state.store.applied(id);
         let this_boot = state.live(id).is_some_and(|session| session.is_whole);
-        state.counters.logs_cut += 1;
         if this_boot {
+            state.counters.logs_cut += 1;
             // Memory has lost nothing: the other session has destroyed its own log, and this one must not suffer for
             // that.
             tracing::error!(session = id.0, other = other.0, %position, "a log that this one depends on is damaged");
             state.lost.insert(other);
         } else {
             tracing::warn!(session = id.0, other = other.0, %position, "the log is cut: its further records depend on lost updates");
-            if let Some(session) = state.sessions.get_mut(&id) {
-                (session.is_ending, session.is_cut) = (true, true);
-            }
+            state.cut(id);
         }
     }
     let rest: Vec<_> =
@@ -252,10 +338,11 @@ fn cut_unmet(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
     if rest.iter().any(|&(id, end)| state.live(id).is_some() && state.store.applied(id) < end) {
         state.phase = RecoveryPhase::Salvaging;
         for (id, end) in rest {
-            state.apply(id, end, Slice::All);
+            guard_session(id, || state.apply(id, end, Slice::All))?;
         }
         state.phase = RecoveryPhase::Recovering;
     }
+    Ok(())
 }
 
 fn restore_leases(state: &mut State) {
@@ -336,4 +423,61 @@ fn settle_sessions(shared: &SharedState) -> Result<(), DaemonError> {
         tracing::info!(sessions = dead, "the logs of sessions that are gone were digested");
     }
     Ok(digest::commit(&mut state)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::path::Path;
+
+    use ashlar_pmem::ArenaOptions;
+    use ashlar_types::Timestamp;
+
+    use super::*;
+    use crate::identity::{Process, SessionIdentity};
+
+    thread_local! {
+        static PLANTED: Cell<Option<SessionId>> = const { Cell::new(None) };
+    }
+
+    /// Panics where a session's files are read, if a test has planted that.
+    pub(super) fn panic_if_planted(id: SessionId) {
+        assert_ne!(PLANTED.get(), Some(id), "planted");
+    }
+
+    fn start(place: &Path) -> SharedState {
+        recover(Config::new(place)).expect("a sound arena")
+    }
+
+    /// Adds a session of this process.
+    fn add_session(shared: &SharedState) -> SessionId {
+        let process = Process::find(std::process::id()).expect("this process");
+        let (groups, kind) = (Vec::new(), SessionKind::Process);
+        let identity = SessionIdentity { process, uid: 7, gid: 7, groups, kind, label: "test".into() };
+        let session = crate::sessions::prepare_session(shared).expect("made").give_to(identity).expect("given");
+        let (id, mut state) = (session.id, shared.lock());
+        state.store.set_session(id, session.log.generation(), LogPosition(0));
+        state.sessions.insert(id, session);
+        id
+    }
+
+    #[test]
+    fn log_that_panics_is_quarantined_and_others_go_on() {
+        let place = tempfile::tempdir().expect("a directory");
+        let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
+        let arena = Arena::create(place.path(), &options).expect("an arena");
+        Store::format(&arena, Timestamp::default()).expect("formatted");
+        drop(arena);
+        let shared = start(place.path());
+        let (one, two) = (add_session(&shared), add_session(&shared));
+        drop(shared);
+        PLANTED.set(Some(one));
+        let shared = start(place.path());
+        PLANTED.set(None);
+        assert_eq!(shared.lock().live_ids(), [two]);
+        let quarantined = place.path().join(format!("sessions/fenced-{one}.log"));
+        assert!(quarantined.exists(), "its log is kept");
+        drop(shared);
+        assert_eq!(start(place.path()).lock().live_ids(), [two], "the next start finds it no more");
+    }
 }

@@ -28,6 +28,7 @@ use crate::read_ahead::TreeWalks;
 use crate::retired::RetiredSession;
 use crate::scan_detection::ScanDetector;
 use crate::session_page::{self, InodeRanges};
+use crate::validate::{RecordRefusal, Violation};
 
 /// Why a session's files can't be made or taken up.
 #[derive(Debug, Error)]
@@ -357,7 +358,7 @@ impl ServedSession {
             Log::recover(Arc::clone(&log_memory), committed)?.0
         };
         let files = SessionFiles::new(&log_memory, control.memory(), &page)?;
-        let used = session_page::cost_at(&*page, committed);
+        let used = session_page::cost_before(&*page, committed);
         let log_room = LogRoom { bytes: log_bytes, allocated: 0 };
         let rights = KeptRights::load(Arc::clone(&page))?;
         if rights.is_any() {
@@ -378,9 +379,8 @@ impl ServedSession {
         session.control.request_slot().set_listening(false);
         session.mount_device = session_page::mount_device(&*session.page);
         session.account.granted = session_page::granted(&*session.page);
-        // A commit that the page does not know is impossible. If there is one all the same (damage), nothing counts as
-        // used.
-        session.account.used = used.unwrap_or_default();
+        // After a loss of power, the page may lack the last commits: then the cost of an earlier one counts.
+        session.account.used = used;
         Ok(session)
     }
 
@@ -446,6 +446,14 @@ impl ServedSession {
     /// Returns whether its records are validated by its user's rights.
     pub fn needs_validation(&self) -> bool {
         self.fenced.is_none() && !self.credentials.is_privileged()
+    }
+
+    /// Returns the refusal of a record that uses more than the session was granted.
+    ///
+    /// After a loss of power, the medium may have a record that nothing acknowledged, and not its grant. The log then
+    /// ends before that record.
+    pub fn refuse_use(&self, violation: Violation) -> RecordRefusal {
+        if self.is_whole { RecordRefusal::Forged(violation) } else { RecordRefusal::NotGranted(violation) }
     }
 
     /// Returns whether its log's or control page's file was truncated under SharedFS.

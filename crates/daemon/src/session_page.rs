@@ -169,31 +169,39 @@ pub fn granted(page: &impl Persistent) -> Credit {
 
 /// Sets that credit.
 ///
-/// A grant is noted before the session sees it, a recall after: a kill in between errs in the session's favour.
+/// A grant is noted before the session sees it, a recall after: a kill in between errs in the session's favour. On a
+/// disk LibFS makes the page last before its log.
 pub fn set_granted(page: &impl Persistent, credit: Credit) -> Result<(), OutOfBounds> {
     page.store_u64(GRANTED_BLOCKS, credit.blocks)?;
-    page.store_u64(GRANTED_METADATA, credit.metadata_bytes)
+    page.store_u64(GRANTED_METADATA, credit.metadata_bytes)?;
+    page.flush(GRANTED_BLOCKS, 16)?;
+    page.fence();
+    Ok(())
 }
 
-/// Returns the cost of all records before a position.
-///
-/// A commit up to there was about to begin. Returns `None` if no cost was noted for it.
-pub fn cost_at(page: &impl Persistent, position: LogPosition) -> Option<Credit> {
-    if position.0 == 0 {
-        return Some(Credit::default());
-    }
-    (0..COST_SLOTS).map(|slot| COSTS + slot * COST_BYTES).find_map(|at| {
-        (page.load_u64(at).ok()? == position.0 + 1)
-            .then(|| Some(Credit { blocks: page.load_u64(at + 8).ok()?, metadata_bytes: page.load_u64(at + 16).ok()? }))
-            .flatten()
+/// Returns the costs that are noted, each with the position before which its records stand.
+fn costs(page: &impl Persistent) -> impl Iterator<Item = (LogPosition, Credit)> + '_ {
+    (0..COST_SLOTS).map(|slot| COSTS + slot * COST_BYTES).filter_map(move |at| {
+        let position = page.load_u64(at).ok()?.checked_sub(1)?;
+        let cost = Credit { blocks: page.load_u64(at + 8).ok()?, metadata_bytes: page.load_u64(at + 16).ok()? };
+        Some((LogPosition(position), cost))
     })
+}
+
+/// Returns the cost of all records before a position, as far as it is noted.
+///
+/// A commit up to there was about to begin. After a loss of power its note may be lost: then the note of the last
+/// earlier commit counts, in the session's favour.
+pub fn cost_before(page: &impl Persistent, position: LogPosition) -> Credit {
+    let earlier = costs(page).filter(|(noted, _)| *noted <= position);
+    earlier.max_by_key(|(noted, _)| *noted).map_or(Credit::default(), |(_, cost)| cost)
 }
 
 /// Notes the cost before a commit up to `position` begins.
 ///
 /// The slot of the last commit stays: SharedFS does not know yet which of the two the store holds after a kill.
 pub fn set_cost_at(page: &impl Persistent, position: LogPosition, cost: Credit) -> Result<(), OutOfBounds> {
-    if cost_at(page, position).is_some() {
+    if costs(page).any(|(noted, _)| noted == position) {
         return Ok(());
     }
     let mut oldest = COSTS;
@@ -204,9 +212,19 @@ pub fn set_cost_at(page: &impl Persistent, position: LogPosition, cost: Credit) 
         }
     }
     page.store_u64(oldest, 0)?;
+    persist(page, oldest)?;
     page.store_u64(oldest + 8, cost.blocks)?;
     page.store_u64(oldest + 16, cost.metadata_bytes)?;
-    page.store_u64(oldest, position.0 + 1)
+    persist(page, oldest)?;
+    page.store_u64(oldest, position.0 + 1)?;
+    persist(page, oldest)
+}
+
+/// Makes one noted cost durable as far as the medium goes without a sync.
+fn persist(page: &impl Persistent, at: u64) -> Result<(), OutOfBounds> {
+    page.flush(at, COST_BYTES)?;
+    page.fence();
+    Ok(())
 }
 
 /// The inode numbers that a session may give to inodes that it makes.
@@ -215,6 +233,8 @@ pub struct InodeRanges {
     /// First number and count, by slot of the page.
     slots: Vec<(u64, u64)>,
     next: usize,
+    /// How many slots may be replaced before the log must be committed again.
+    replaceable: usize,
 }
 
 impl InodeRanges {
@@ -227,14 +247,20 @@ impl InodeRanges {
             .map(|word| (word >> 16, word & RANGE_MAX))
             .collect();
         let newest = (0..slots.len()).max_by_key(|&slot| slots[slot].0);
-        Self { next: newest.map_or(0, |slot| (slot + 1) % RANGE_SLOTS as usize), slots }
+        Self { next: newest.map_or(0, |slot| (slot + 1) % RANGE_SLOTS as usize), slots, replaceable: 0 }
     }
 
-    /// Returns whether the next range replaces an old one.
+    /// Returns whether the log must be committed before the next range.
     ///
-    /// The old numbers are then refused: the log must be applied first.
-    pub fn is_full(&self) -> bool {
-        self.slots.len() == RANGE_SLOTS as usize
+    /// The range replaces an old one, whose numbers are then refused. A start reads the log from the last commit on, so
+    /// no record that uses them may be there. One commit allows for half of the slots.
+    pub fn needs_commit(&self) -> bool {
+        self.slots.len() == RANGE_SLOTS as usize && self.replaceable == 0
+    }
+
+    /// Records that the log is committed.
+    pub fn record_commit(&mut self) {
+        self.replaceable = RANGE_SLOTS as usize / 2;
     }
 
     /// Adds a range, in the page first.
@@ -242,10 +268,14 @@ impl InodeRanges {
         let last = (self.next + RANGE_SLOTS as usize - 1) % RANGE_SLOTS as usize;
         let grown = self.slots.get(last).filter(|(f, c)| f + c == first.0 && c + count <= RANGE_MAX).copied();
         let (slot, range) = grown.map_or((self.next, (first.0, count)), |(f, c)| (last, (f, c + count)));
-        page.store_u64(RANGES + 8 * slot as u64, range.0 << 16 | range.1)?;
+        let at = RANGES + 8 * slot as u64;
+        page.store_u64(at, range.0 << 16 | range.1)?;
+        page.flush(at, 8)?;
+        page.fence();
         if slot == self.slots.len() {
             self.slots.push(range);
         } else {
+            self.replaceable = self.replaceable.saturating_sub(grown.is_none().into());
             self.slots[slot] = range;
         }
         if grown.is_none() {
@@ -277,7 +307,7 @@ mod tests {
             ranges.add(&page, InodeId(1000 + n * 20), 10).expect("added");
         }
         for ranges in [ranges, InodeRanges::load(&page)] {
-            assert!(ranges.is_full());
+            assert!(ranges.needs_commit());
             assert!(ranges.contains(InodeId(1000 + 199 * 20 + 9)));
             assert!(!ranges.contains(InodeId(1000 + 199 * 20 + 10)));
             assert!(ranges.contains(InodeId(1000 + 72 * 20)));
@@ -304,9 +334,10 @@ mod tests {
         for n in 1..50 {
             let cost = Credit { blocks: n, metadata_bytes: 2 * n };
             set_cost_at(&page, LogPosition(n * 100), cost).expect("noted");
-            assert_eq!(cost_at(&page, LogPosition(n * 100)), Some(cost));
-            assert_eq!(cost_at(&page, LogPosition((n - 1) * 100)).map(|c| c.blocks), Some(n - 1));
+            assert_eq!(cost_before(&page, LogPosition(n * 100)), cost);
+            assert_eq!(cost_before(&page, LogPosition((n - 1) * 100)).blocks, n - 1);
         }
-        assert_eq!(cost_at(&page, LogPosition(7)), None);
+        assert_eq!(cost_before(&page, LogPosition(4950)).blocks, 49, "the note of a later commit was lost");
+        assert_eq!(cost_before(&page, LogPosition(7)), Credit::default());
     }
 }

@@ -366,9 +366,10 @@ fn to_errno(error: &io::Error) -> Errno {
 /// Grants a session a range of inode numbers.
 pub fn grant_inode_range(shared: &SharedState, id: SessionId) -> Result<(InodeId, u64), Errno> {
     let mut state = shared.lock();
-    if state.live(id).ok_or(Errno::EIO)?.ranges.is_full() {
-        // The oldest range is forgotten next; records that use its numbers must have been validated by then.
+    if state.live(id).ok_or(Errno::EIO)?.ranges.needs_commit() {
         state = shared.apply_settled(state, id);
+        shared.commit_all(&mut state)?;
+        state.sessions.get_mut(&id).ok_or(Errno::EIO)?.ranges.record_commit();
     }
     // A new inode that other sessions see may get a lease of its own, for which no session asks. So a session gets no
     // more numbers than have room for that.

@@ -46,7 +46,9 @@ pub enum RecoveryPhase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnmetDependency {
     /// Another session's log must be applied first.
-    Session(SessionId),
+    ///
+    /// It must be applied up to this position.
+    Session(SessionId, LogPosition),
     /// Room, which other logs may give back, or a commit.
     Room,
 }
@@ -219,8 +221,13 @@ impl State {
     pub fn handle_refusal(&mut self, id: SessionId, refusal: RecordRefusal) {
         match refusal {
             RecordRefusal::Forged(violation) => self.fence(id, &violation),
-            RecordRefusal::Unmet(other) => {
-                self.unmet.insert(id, UnmetDependency::Session(other));
+            RecordRefusal::Unmet(other, position) => {
+                self.unmet.insert(id, UnmetDependency::Session(other, position));
+            }
+            RecordRefusal::NotGranted(violation) => {
+                let position = self.store.applied(id);
+                tracing::warn!(session = id.0, %position, %violation, "the log is cut: the grant of its next record is lost");
+                self.cut(id);
             }
             RecordRefusal::Store(StoreError::FullBlocks { .. } | StoreError::FullMetadata { .. })
                 if self.phase == RecoveryPhase::Recovering =>
@@ -237,6 +244,14 @@ impl State {
                 tracing::error!(session = id.0, %error, "the shared area failed");
                 self.failure.get_or_insert(error);
             }
+        }
+    }
+
+    /// Cuts the log of a session whose process is gone: nothing more of it is applied.
+    pub fn cut(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            (session.is_ending, session.is_cut) = (true, true);
+            self.counters.logs_cut += 1;
         }
     }
 

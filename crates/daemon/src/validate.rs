@@ -5,7 +5,7 @@
 
 use ashlar_store::{Store, StoreError};
 use ashlar_types::{
-    Access, Credentials, FileKind, Inode, InodeId, MODE_SETGID, MODE_SETUID, SessionId, WHITEOUT_DEVICE,
+    Access, Credentials, FileKind, Inode, InodeId, LogPosition, MODE_SETGID, MODE_SETUID, SessionId, WHITEOUT_DEVICE,
 };
 use ashlar_update::acl::Acl;
 use ashlar_update::permission::{allows, granted_access, is_stuck, owns};
@@ -56,8 +56,13 @@ pub enum RecordRefusal {
     #[error(transparent)]
     Forged(#[from] Violation),
     /// A dependency of the record is not applied yet (at recovery).
-    #[error("a record depends on updates of session {0} that are not there")]
-    Unmet(SessionId),
+    #[error("a record depends on updates of session {0} up to {1} that are not there")]
+    Unmet(SessionId, LogPosition),
+    /// The session is not known to have been granted this.
+    ///
+    /// A session from before the machine's last start forged the record, or had not made the grant last.
+    #[error(transparent)]
+    NotGranted(Violation),
     /// SharedFS itself failed.
     #[error(transparent)]
     Store(StoreError),

@@ -176,8 +176,10 @@ pub struct LibFs {
     log_began: LogPosition,
     /// Bytes of the log's file that have room on the medium.
     log_room: AtomicU64,
-    /// The record of whose session this is would survive a loss of power.
-    is_known_to_last: AtomicBool,
+    /// How often SharedFS has granted means: the session itself, inode numbers, and credit.
+    means_granted: AtomicU64,
+    /// The grants up to this one are noted in the lease table so that a loss of power leaves them.
+    means_lasting: AtomicU64,
     medium: Medium,
     poisoned: AtomicBool,
     tidying: Mutex<()>,
@@ -273,7 +275,8 @@ impl LibFs {
             sync_needed: welcome.sync_needed,
             log_began,
             log_room: AtomicU64::new(welcome.log_allocated),
-            is_known_to_last: AtomicBool::new(false),
+            means_granted: AtomicU64::new(1),
+            means_lasting: AtomicU64::new(0),
             medium,
             poisoned: AtomicBool::new(false),
             tidying: Mutex::new(()),
@@ -442,6 +445,7 @@ impl LibFs {
         let mut range = self.inodes.lock();
         if range.1 == 0 {
             let Reply::Inodes(first, count) = self.call(&Request::InodeRange)? else { return Err(Errno::EIO) };
+            self.means_granted.fetch_add(1, Ordering::Release);
             *range = (first.0, count);
         }
         let id = InodeId(range.0);

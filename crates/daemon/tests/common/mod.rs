@@ -179,6 +179,17 @@ impl Site {
         rustix::io::pwrite(&table, &[0; 16], 88).expect("another boot");
     }
 
+    /// Makes a session's files look like ones of an earlier boot, and of an ordinary user.
+    ///
+    /// The page is one of an earlier version, whose user has no checksum.
+    pub fn age_as(&self, session: ashlar_types::SessionId, uid: u32) {
+        self.age(session);
+        let table = self.arena().join(format!("sessions/{session}.leases"));
+        let table = std::fs::File::options().write(true).open(table).expect("a lease table");
+        rustix::io::pwrite(&table, b"ASHLIDN1", 64).expect("another version");
+        rustix::io::pwrite(&table, &[uid.to_le_bytes(), uid.to_le_bytes()].concat(), 104).expect("another user");
+    }
+
     /// Waits until a session's files are prepared again, or removed.
     ///
     /// The session has ended. The daemon removes them if enough are prepared.

@@ -465,10 +465,12 @@ impl LibFs {
                 }
             }
         }
-        // The record of whose session the log is must survive too, and no thread has synced it yet.
-        if !self.is_known_to_last.load(Ordering::Acquire) {
+        // The lease table must last too: whose session the log is, and the numbers and the credit that its records use.
+        // After a loss of power SharedFS cuts a log where a grant is missing. These records have been granted theirs.
+        let granted = self.means_granted.load(Ordering::Acquire);
+        if self.means_lasting.load(Ordering::Acquire) < granted {
             self.leases.memory().sync().map_err(|_| Errno::EIO)?;
-            self.is_known_to_last.store(true, Ordering::Release);
+            self.means_lasting.fetch_max(granted, Ordering::AcqRel);
         }
         self.log.memory().sync().map_err(|_| Errno::EIO)?;
         // The disk takes its time; meanwhile SharedFS may have fenced the session.

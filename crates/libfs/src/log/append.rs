@@ -224,7 +224,10 @@ impl LibFs {
     /// Requests credit for an update.
     pub(crate) fn request_credit(&self, want: Credit, replaces: bool) -> Outcome<()> {
         match self.call(&Request::Credit { want, replaces })? {
-            Reply::Credit(_) => Ok(()),
+            Reply::Credit(_) => {
+                self.means_granted.fetch_add(1, Ordering::Release);
+                Ok(())
+            }
             _ => Err(Errno::EIO),
         }
     }

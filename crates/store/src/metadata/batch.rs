@@ -123,7 +123,7 @@ impl Batch {
             std::collections::hash_map::Entry::Occupied(mut row) => row.get_mut().value = Some(value),
             std::collections::hash_map::Entry::Vacant(place) => {
                 self.bytes += crate::metadata::rows::INODE_BYTES + value.target.len() + 9 + ROW_OVERHEAD_BYTES;
-                self.inode_end = self.inode_end.max(inode.0 + 1);
+                self.inode_end = self.inode_end.max(inode.0.saturating_add(1));
                 place.insert(InodeRow { value: Some(value), fresh: absent });
             }
         }
