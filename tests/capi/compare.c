@@ -717,7 +717,36 @@ static void threads(void)
     IS(ashlar_unlink(fs, ours("appended")), 0);
 }
 
-/* A child can't use its parent's session, and can open one of its own. */
+/* Whether the process has a file of a session mapped, or a session's file or connection open. */
+static int has_mapped_session(void)
+{
+    char line[4096];
+    int found = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+
+    while (maps && fgets(line, sizeof line, maps))
+        found |= strstr(line, "/sessions/") != NULL || strstr(line, "/segments/") != NULL;
+    fclose(maps);
+    return found;
+}
+
+static int has_open_session(void)
+{
+    char name[64], leads_to[4096];
+    int number, found = 0;
+
+    for (number = 3; number < 1024; number++) {
+        ssize_t length;
+
+        snprintf(name, sizeof name, "/proc/self/fd/%d", number);
+        length = readlink(name, leads_to, sizeof leads_to - 1);
+        leads_to[length < 0 ? 0 : length] = 0;
+        found |= strstr(leads_to, "/sessions/") != NULL || strncmp(leads_to, "socket:", 7) == 0;
+    }
+    return found;
+}
+
+/* A child has nothing of its parent's session, and can open one of its own. */
 static void children(void)
 {
     int file = ashlar_open(fs, ours("file"), O_RDONLY, 0), status = -1;
@@ -730,7 +759,7 @@ static void children(void)
     if (child == 0) {
         ashlar_fs *own;
         ashlar_dirent entry;
-        int wrong = ashlar_read(fs, file, &byte, 1) != -EBADF || ashlar_readdir(dir, &entry) != -EBADF ||
+        int wrong = has_mapped_session() || has_open_session() || ashlar_read(fs, file, &byte, 1) != -EBADF || ashlar_readdir(dir, &entry) != -EBADF ||
                     ashlar_sync(fs) != -EBADF || ashlar_closedir(dir) != 0 || ashlar_close_fs(fs) != 0;
         wrong = wrong || ashlar_open_fs(&own, mount_point, 0, NULL, 0) != 0 || ashlar_mkdir(own, ours("by_child"), 0755) != 0 ||
                 ashlar_close_fs(own) != 0;
@@ -738,6 +767,12 @@ static void children(void)
     }
     IS(waitpid(child, &status, 0), child);
     IS(status, 0);
+    child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    if (child == 0)
+        _exit(has_mapped_session());
+    IS(waitpid(child, &status, 0), child);
+    IS(status, 0);
+    IS(has_mapped_session() && has_open_session(), 1);
     IS(ashlar_read(fs, file, &byte, 1), 1);
     IS(ashlar_rmdir(fs, ours("by_child")), 0);
     IS(ashlar_close(fs, file), 0);

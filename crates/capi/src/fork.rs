@@ -3,9 +3,15 @@
 //! The kernel wipes one page of memory in every child, however the child is made (`MADV_WIPEONFORK`). The page holds
 //! the process's token. So a call only loads one word; asking the kernel for the process's number would cost as much as
 //! a read.
+//!
+//! A child may give up its parent's rights. LibFS keeps a session's memory from children. A child that libc forks also
+//! closes the session's descriptors before any code of the program runs. One that is made in another way keeps them
+//! until it runs another program.
 
+use std::os::fd::RawFd;
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use ashlar_types::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
@@ -45,6 +51,48 @@ impl Token {
     /// Whether this is still that process.
     pub(crate) fn is_here(self) -> bool {
         word().is_some_and(|word| word.load(Ordering::Relaxed) == self.0)
+    }
+}
+
+/// Descriptors whose closing in children can be recorded: those of processes that may have a million.
+const NUMBERS: usize = 1 << 20;
+/// The sessions' descriptors, by bit.
+static DESCRIPTORS: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS / 64];
+/// The words of [`DESCRIPTORS`] that were ever used are below this one.
+static DESCRIPTORS_END: AtomicUsize = AtomicUsize::new(0);
+
+/// Records a session's descriptor, which children of this process close.
+pub(crate) fn record_descriptor(number: RawFd) {
+    if let Some(word) = DESCRIPTORS.get(number as usize / 64) {
+        word.fetch_or(1 << (number % 64), Ordering::AcqRel);
+        DESCRIPTORS_END.fetch_max(number as usize / 64 + 1, Ordering::AcqRel);
+    }
+}
+
+/// Removes the record of a descriptor that is about to be closed.
+pub(crate) fn forget_descriptor(number: RawFd) {
+    if let Some(word) = DESCRIPTORS.get(number as usize / 64) {
+        word.fetch_and(!(1 << (number % 64)), Ordering::AcqRel);
+    }
+}
+
+/// Makes each child that libc forks close the sessions' descriptors.
+pub(crate) fn watch_forks() {
+    static WATCHED: Once = Once::new();
+    // SAFETY: the function calls only what may be called in a forked child of a process with threads.
+    WATCHED.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(close_descriptors)) });
+}
+
+/// Closes the descriptors of all sessions, which are the parent's.
+unsafe extern "C" fn close_descriptors() {
+    let end = DESCRIPTORS_END.load(Ordering::Acquire);
+    for (first, word) in (0..).step_by(64).zip(&DESCRIPTORS[..end]) {
+        let mut left = word.swap(0, Ordering::AcqRel);
+        while left != 0 {
+            // SAFETY: the descriptor is the library's, and sessions of the parent are not used here.
+            unsafe { libc::close(first + left.trailing_zeros() as RawFd) };
+            left &= left - 1;
+        }
     }
 }
 

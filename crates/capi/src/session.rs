@@ -14,7 +14,7 @@ use ashlar_libfs::{
 use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::{PATIENCE_VARIABLE, SessionKind, patience_ms};
 
-use crate::fork::Token;
+use crate::fork::{self, Token};
 use crate::fs_protected::Guards;
 use crate::mount_lookup::{NamedFileSystem, OpenRefusal};
 use crate::numbered_file::{FileNumbers, NumberedFile};
@@ -81,10 +81,15 @@ impl CapiSession {
             patience_ms: patience_ms(said.as_deref().map(OsStr::as_bytes)),
             // The program gets an errno; the library writes nothing to the program's standard error.
             notice: |_| {},
-            descriptors: DescriptorPolicy { from: DESCRIPTORS_FROM, ..DescriptorPolicy::ANY },
+            descriptors: DescriptorPolicy {
+                from: DESCRIPTORS_FROM,
+                note: fork::record_descriptor,
+                forget: fork::forget_descriptor,
+            },
             beside: 0,
             yields_to_kernel: false,
         };
+        fork::watch_forks();
         let fs = LibFs::connect(&options).map_err(|error| refusal(&file_system.socket, &error))?;
         // A file of this interface has no number in the kernel.
         drop(fs.take_placeholder());
@@ -110,12 +115,11 @@ impl CapiSession {
         if self.process.is_here() && !self.is_over.load(Ordering::Relaxed) { Ok(()) } else { Err(Errno::EBADF) }
     }
 
-    /// Ends the session. In a child of its process, only the child's copy is freed.
+    /// Ends the session. In a child of its process, nothing is left to end.
     pub(crate) fn close_session(self: Arc<Self>) {
         if !self.process.is_here() {
-            self.fs.close_connections();
-            // The session's memory is the parent's log. The child must not touch it, and threads of the parent may hold
-            // locks in it.
+            // The session's memory is not there, and other memory may be in its place. Threads of the parent may hold
+            // locks of the session.
             std::mem::forget(self);
             return;
         }

@@ -214,7 +214,9 @@ impl LibFs {
             _ => Medium::MEMORY,
         };
         let map = |file: &OwnedFd, bytes: u64, access: MappingAccess, medium: Medium| {
-            Mapping::map_above(file, bytes, access, medium, options.descriptors.from).map_err(|error| memory(&error))
+            let mapping = Mapping::map_above(file, bytes, access, medium, options.descriptors.from);
+            let kept = mapping.and_then(|mapping| Ok(mapping.keep_from_children().map(|()| mapping)?));
+            kept.map_err(|error| memory(&error))
         };
         let volatile = Medium::MEMORY;
         let log = Log::open(map(log, welcome.log_bytes, MappingAccess::ReadWrite, medium)?).map_err(|e| memory(&e))?;
@@ -410,9 +412,23 @@ impl LibFs {
         self.client.close_connections();
     }
 
-    /// Closes the connections in a forked process: the session belongs to the parent.
-    pub fn close_connections(&self) {
+    /// Takes the session from its own process, which goes on with fewer rights.
+    ///
+    /// The process keeps none of the session's memory and files; `instead` takes the place of its descriptors. Other
+    /// threads may be in the middle of a call, which fails. It can't be undone.
+    ///
+    /// # Errors
+    /// If the kernel refuses a part, the rest is gone all the same.
+    pub fn give_up_session(&self, instead: BorrowedFd<'_>) -> std::io::Result<()> {
+        self.poisoned.store(true, Ordering::Release);
         self.client.close_connections();
+        let memory = [self.log.memory(), self.control.memory(), self.leases.memory()].into_iter();
+        let memory = memory.chain(self.grant_cache.as_ref().map(GrantCacheReader::memory));
+        let mut given_up = Ok(());
+        for outcome in memory.map(|memory| memory.give_up_file(instead)) {
+            given_up = given_up.and(outcome);
+        }
+        given_up.and(self.segments.give_up_files(instead))
     }
 
     pub(crate) fn call(&self, request: &Request) -> Outcome<Reply> {

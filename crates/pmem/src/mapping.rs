@@ -161,6 +161,41 @@ impl Mapping {
         Ok(true)
     }
 
+    /// Keeps the mapping from processes that this one forks, however it makes them.
+    ///
+    /// There, other memory may stand at its addresses. So they must neither use nor drop it.
+    ///
+    /// # Errors
+    /// Those of `madvise(2)`.
+    pub fn keep_from_children(&self) -> io::Result<()> {
+        // SAFETY: the pages are this mapping's, and it changes nothing that a load or store could see.
+        match unsafe { libc::madvise(self.start.cast(), self.length, libc::MADV_DONTFORK) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Gives up the file, for good: zeros of this process take the place of its bytes, and `instead` that of its
+    /// descriptor.
+    ///
+    /// Other threads may use the mapping meanwhile. They find it as if its file were truncated.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)` and `dup3(2)`.
+    pub fn give_up_file(&self, instead: BorrowedFd<'_>) -> io::Result<()> {
+        let protection = match self.access {
+            MappingAccess::ReadOnly => libc::PROT_READ,
+            MappingAccess::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        };
+        // Private memory would count as the process's data, which may be limited.
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        // SAFETY: the range is this mapping's, so no other memory is replaced.
+        if unsafe { libc::mmap(self.start.cast(), self.length, protection, flags, -1, 0) } == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        replace_descriptor(self.file.as_fd(), instead)
+    }
+
     /// The permitted use of the mapping.
     #[must_use]
     pub fn access(&self) -> MappingAccess {
@@ -413,6 +448,18 @@ impl Mapping {
         // SAFETY: the word is inside the mapping, aligned (mappings begin at pages), and valid as long as `self` is. It
         // is only ever used as an atomic here; read-only mappings only load it.
         Ok(unsafe { AtomicU64::from_ptr(address.cast()) })
+    }
+}
+
+/// Makes a descriptor's number lead to another open file, and closes the one that was there.
+///
+/// # Errors
+/// Those of `dup3(2)`.
+pub fn replace_descriptor(number: BorrowedFd<'_>, by: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: it takes numbers. The owner of `number` expects errors of its file.
+    match unsafe { libc::dup3(by.as_raw_fd(), number.as_raw_fd(), libc::O_CLOEXEC) } {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use ashlar_pmem::{Crc32c, MapError, Mapping, MappingAccess, Medium, OutOfBounds};
+use ashlar_pmem::{Crc32c, MapError, Mapping, MappingAccess, Medium, OutOfBounds, replace_descriptor};
 use ashlar_types::{BLOCK_BYTES, BlockAddress, Errno, InodeHasher};
 use ashlar_wire::{Contents, Reply, Request, WelcomeSegment};
 use rustix_futex_sync::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
@@ -36,7 +36,11 @@ impl SegmentBytes {
         if address_space().is_none() {
             match Mapping::map_above(file, length, MappingAccess::ReadOnly, medium, least) {
                 Err(MapError::System(_) | MapError::TooMany) => {}
-                mapped => return mapped.map(Self::Mapped),
+                mapped => {
+                    let mapping = mapped?;
+                    mapping.keep_from_children()?;
+                    return Ok(Self::Mapped(mapping));
+                }
             }
         }
         let moved = rustix::io::fcntl_dupfd_cloexec(file, least);
@@ -63,6 +67,13 @@ impl SegmentBytes {
         match self {
             Self::Mapped(mapping) => mapping.file(),
             Self::File { file, .. } => file.as_fd(),
+        }
+    }
+
+    fn give_up_file(&self, instead: BorrowedFd<'_>) -> std::io::Result<()> {
+        match self {
+            Self::Mapped(mapping) => mapping.give_up_file(instead),
+            Self::File { file, .. } => replace_descriptor(file.as_fd(), instead),
         }
     }
 }
@@ -233,6 +244,11 @@ impl Segments {
                 *mapped = SegmentTable { version, by_number: HashMap::default() };
             }
         }
+    }
+
+    /// Gives up all segments' files, for good.
+    pub(crate) fn give_up_files(&self, instead: BorrowedFd<'_>) -> std::io::Result<()> {
+        self.0.read().by_number.values().try_for_each(|segment| segment.bytes.give_up_file(instead))
     }
 
     fn find_segment(&self, number: u32, version: u64) -> Option<MappedRwLockReadGuard<'_, MappedSegment>> {

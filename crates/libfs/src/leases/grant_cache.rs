@@ -54,13 +54,20 @@ impl FirstReads {
 #[derive(Debug)]
 pub(crate) struct GrantCacheReader {
     grant_cache: ashlar_wire::GrantCache<Arc<Mapping>>,
+    memory: Arc<Mapping>,
     /// The segment version of that SharedFS; another SharedFS begins a new version before it grants anything.
     version: u64,
 }
 
 impl GrantCacheReader {
     pub(crate) fn new(memory: Mapping, version: u64) -> Option<Self> {
-        Some(Self { grant_cache: ashlar_wire::GrantCache::new(Arc::new(memory))?, version })
+        let memory = Arc::new(memory);
+        Some(Self { grant_cache: ashlar_wire::GrantCache::new(Arc::clone(&memory))?, memory, version })
+    }
+
+    /// Returns the memory.
+    pub(crate) fn memory(&self) -> &Mapping {
+        &self.memory
     }
 
     /// Returns the lease word of a slot, as it is now; after a restart of SharedFS, a word that allows nothing.

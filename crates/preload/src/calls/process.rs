@@ -185,11 +185,12 @@ pub(crate) fn give_up_sessions() {
 /// From here on paths may have another meaning, calls may be forbidden, or descriptors may be used unseen or differ
 /// between threads.
 pub(super) fn leave_to_kernel() {
+    let is_single_thread = single_thread::is_single_thread();
     // From here on the library doesn't see when another thread is made.
     single_thread::end_detection();
     hand_over_files();
     hand_over_inherited(|_| true);
-    user_sessions::end_all_sessions();
+    user_sessions::end_all_sessions(is_single_thread);
     IS_KERNELS.store(true, Ordering::Relaxed);
     super::stop_catching();
 }
@@ -316,7 +317,7 @@ fn execute_program(number: u64, a: [u64; 6]) -> Served {
     }
     hand_over_files();
     hand_over_inherited(|number| descriptors::closes_on_exec(number) != Some(true));
-    user_sessions::end_all_sessions();
+    user_sessions::end_all_sessions(false);
     program_profile::record_long();
     report::record_execution();
     if let Some(result) = without_library::execute(number as i64, a) {

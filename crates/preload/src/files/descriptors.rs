@@ -9,7 +9,7 @@ mod inherited;
 mod open_file;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ashlar_types::Errno;
 use rustix_futex_sync::{Mutex, MutexGuard};
@@ -54,6 +54,12 @@ const _: () = assert!(UNSHARED as usize + ADOPTABLE_MAX as usize <= INHERITED as
 ///
 /// So all numbers of an open file can be found. It contains the inherited open files.
 static TABLE: Mutex<Inherited> = Mutex::new(BTreeMap::new());
+
+/// Descriptors of sessions, by bit: a forked process has none of them.
+static OF_SESSIONS: [AtomicU64; DESCRIPTORS / 64] = [const { AtomicU64::new(0) }; DESCRIPTORS / 64];
+/// All these are among the words of [`OF_SESSIONS`] from the first of these numbers up to the other.
+static SESSIONS_FROM: AtomicU32 = AtomicU32::new(u32::MAX);
+static SESSIONS_TO: AtomicU32 = AtomicU32::new(0);
 
 /// One more than the highest descriptor that LibFS ever served.
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
@@ -265,10 +271,40 @@ pub(crate) fn forget_internal(descriptor: i32) {
     }
 }
 
-/// The same for a descriptor that is about to be closed, and that only the kernel still uses.
-pub(crate) fn forget_closing_internal(descriptor: i32) {
+/// Records a descriptor of a session.
+pub(crate) fn record_session_descriptor(descriptor: i32) {
+    record_internal(descriptor);
+    if let Some(word) = OF_SESSIONS.get(descriptor as usize / 64) {
+        word.fetch_or(1 << (descriptor % 64), Ordering::Relaxed);
+        SESSIONS_FROM.fetch_min(descriptor as u32 / 64, Ordering::Relaxed);
+        SESSIONS_TO.fetch_max(descriptor as u32 / 64 + 1, Ordering::Relaxed);
+    }
+}
+
+/// Removes the record of a descriptor of a session that is about to be closed.
+pub(crate) fn forget_session_descriptor(descriptor: i32) {
+    if let Some(word) = OF_SESSIONS.get(descriptor as usize / 64) {
+        word.fetch_and(!(1 << (descriptor % 64)), Ordering::Relaxed);
+    }
     forget_internal(descriptor);
     recycled_descriptor::record_freed(descriptor as u32);
+}
+
+/// Closes the descriptors of all sessions, which are the parent's, in a forked process.
+pub(crate) fn close_session_descriptors() {
+    let words = SESSIONS_FROM.load(Ordering::Relaxed)..SESSIONS_TO.load(Ordering::Relaxed);
+    for (first, word) in words.map(|word| (word as i32 * 64, &OF_SESSIONS[word as usize])) {
+        let mut left = word.swap(0, Ordering::Relaxed);
+        while left != 0 {
+            let descriptor = first + left.trailing_zeros() as i32;
+            left &= left - 1;
+            // The program may have taken the number of a session that has ended.
+            if is_internal(descriptor) {
+                forget_internal(descriptor);
+                close_number(descriptor);
+            }
+        }
+    }
 }
 
 /// Returns whether there ever was a LibFS descriptor.

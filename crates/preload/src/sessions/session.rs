@@ -107,6 +107,34 @@ impl MountSession {
         self.is_over.store(true, Ordering::Relaxed);
     }
 
+    /// Closes its descriptors of the mount in a forked process.
+    pub(crate) fn close_in_child(&self) {
+        for number in [self.root.as_raw_fd(), self.opened.swap(-1, Ordering::Relaxed)] {
+            // The program may have taken the number of a session that has ended.
+            if descriptors::is_internal(number) {
+                descriptors::forget_internal(number);
+                descriptors::close_number(number);
+            }
+        }
+    }
+
+    /// Takes it from this process, which goes on with fewer rights.
+    ///
+    /// It has ended. If it can't be taken, as for want of memory, SharedFS still serves it no more.
+    pub(crate) fn give_up(&self) {
+        self.mark_over();
+        let Ok(instead) = placeholder() else { return };
+        // SAFETY: it stays open.
+        let _ = self.fs.give_up_session(unsafe { BorrowedFd::borrow_raw(instead) });
+        for number in [self.root.as_raw_fd(), self.opened.load(Ordering::Relaxed)] {
+            if descriptors::is_internal(number) {
+                let arguments = [instead as u64, number as u64, libc::O_CLOEXEC as u64, 0, 0, 0];
+                // SAFETY: the number is the library's, and nothing more is done through it.
+                unsafe { system_call(libc::SYS_dup3 as u64, arguments) };
+            }
+        }
+    }
+
     /// Returns whether its changes of content clear set-id bits: those of all but the super-user do.
     pub(crate) fn strips_set_id(&self) -> bool {
         self.user.uid != 0
@@ -269,8 +297,8 @@ fn begin_session(mount: &AshlarMount, root: BorrowedFd<'_>) -> Result<(FirstChec
         notice: |words| write_notice(&format!("ashlar: {words}\n")),
         descriptors: DescriptorPolicy {
             from: lowest_internal() as i32,
-            note: descriptors::record_internal,
-            forget: descriptors::forget_closing_internal,
+            note: descriptors::record_session_descriptor,
+            forget: descriptors::forget_session_descriptor,
         },
         beside: device,
         yields_to_kernel: true,

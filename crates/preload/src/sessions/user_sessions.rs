@@ -223,6 +223,20 @@ pub(crate) fn record_user_change() {
     // Leave mappings that another thread has made until now. No thread makes more through these sessions.
     segment_mapping::hand_over_all();
     end_sessions(gone);
+    if !may_return {
+        give_up_ended(user.as_ref());
+    }
+}
+
+/// Takes the ended sessions of other users from a process that can't become these users again.
+fn give_up_ended(user: Option<&Credentials>) {
+    if session::other_sessions().ended.is_empty() {
+        return;
+    }
+    // If there is one thread, this call is the only one in progress, and it uses no session any more.
+    free_ended();
+    let others = session::other_sessions();
+    others.ended.iter().filter(|session| user != Some(&session.user)).for_each(|session| session.give_up());
 }
 
 /// Removes and returns all sessions, current and set aside.
@@ -232,15 +246,24 @@ fn take_all_sessions(others: &mut OtherSessions) -> Vec<&'static MountSession> {
 
 /// Ends all sessions, with nothing open in them.
 ///
-/// The kernel serves the process, or it runs another program.
-pub(crate) fn end_all_sessions() {
+/// The kernel serves the process, or it runs another program. If the kernel serves it, the library does not see when
+/// the process becomes another user. So the process `gives_up` their memory and descriptors, unless other threads may
+/// be in the middle of a call.
+pub(crate) fn end_all_sessions(gives_up: bool) {
     let gone = take_all_sessions(&mut session::other_sessions());
     segment_mapping::hand_over_all();
     end_sessions(gone);
     // From here on the program may use the numbers of their descriptors, so these stay as they are.
     IS_ANY_ENDED.store(false, Ordering::Relaxed);
     let ended = std::mem::take(&mut session::other_sessions().ended);
-    ended.iter().filter(|session| !segment_mapping::is_any_mapped(session)).for_each(|session| leave_session(session));
+    for session in ended {
+        if !segment_mapping::is_any_mapped(session) {
+            leave_session(session);
+        }
+        if gives_up {
+            session.give_up();
+        }
+    }
 }
 
 /// Returns whether there is a session, current or set aside.
@@ -296,14 +319,15 @@ fn leave_session(session: &MountSession) {
 
 /// Discards all sessions in a forked process: they are the parent's.
 ///
-/// They are not freed: the program may use the numbers of their descriptors here.
+/// The process may become another user. So it has none of their descriptors when its own code begins, and the kernel
+/// has kept their memory from it (`MADV_DONTFORK`). They are not freed: other memory may stand there.
 pub(crate) fn forget_user_sessions() {
     let mut others = session::other_sessions();
-    let all = take_all_sessions(&mut others).into_iter().chain(others.ended.drain(..));
-    for session in all.filter(|session| !session.is_over()) {
+    for session in take_all_sessions(&mut others).into_iter().chain(others.ended.drain(..)) {
         session.mark_over();
-        session.fs.close_connections();
+        session.close_in_child();
     }
+    descriptors::close_session_descriptors();
     // The new process has one thread, and thus one user.
     IS_REAL_USER.store(0, Ordering::Relaxed);
     [&HAS_CHANGED, &IS_KERNELS, &IS_ANY_ENDED].into_iter().for_each(|known| known.store(false, Ordering::Relaxed));

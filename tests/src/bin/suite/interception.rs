@@ -4,6 +4,7 @@ mod adverse;
 mod faults;
 mod fenced;
 mod foreign_code;
+mod former_sessions;
 mod mappings;
 mod narrowed_rights;
 mod record_locks;
@@ -21,6 +22,7 @@ pub const GROUPS: &[&[Test]] = &[
     watches::TESTS,
     shared_files::TESTS,
     fenced::TESTS,
+    former_sessions::TESTS,
     narrowed_rights::TESTS,
     short_programs::TESTS,
     foreign_code::TESTS,
