@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 
 use ashlar_pmem::{Crc32c, OutOfBounds, Persistent};
-use ashlar_types::{Credentials, SessionId};
+use ashlar_types::{Credentials, SessionId, escape_controls};
 use ashlar_wire::SessionKind;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -169,6 +169,8 @@ impl SessionIdentity {
         if kind == SessionKind::Mount && uid != 0 {
             return Err("only root may serve a mount, as it acts for all users".into());
         }
+        // The administrator reads it, in a terminal and in the log.
+        let label = escape_controls(label);
         let cut =
             label.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|&end| end <= LABEL_BYTES_MAX).last();
         let label = label[..cut.unwrap_or(0)].to_owned();
@@ -301,6 +303,14 @@ mod tests {
         assert_eq!(SessionIdentity::load(&page), None);
         identity.store(&page).expect("stored");
         assert_eq!(SessionIdentity::load(&page), Some(identity));
+    }
+
+    #[test]
+    fn label_of_session_has_no_control_characters() {
+        let (one, _two) = UnixStream::pair().expect("sockets");
+        let label = "vim\x1b]0;TITLE\x07\n      99  process  1  0  fake line";
+        let (identity, _) = SessionIdentity::of_peer(&one, SessionKind::Process, label).expect("this very process");
+        assert_eq!(identity.label, r"vim\u{1b}]0;TITLE\u{7}\n      99  process  1  0  fake line");
     }
 
     #[test]

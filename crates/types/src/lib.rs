@@ -13,6 +13,7 @@ mod ids;
 mod inode_hasher;
 mod mountinfo;
 mod name;
+mod printable;
 mod quota;
 
 pub use attributes::{
@@ -27,6 +28,7 @@ pub use name::{
     COOKIE_PARENT, COOKIE_SELF, NAME_MAX, Name, NameError, PATH_MAX, SYMLINK_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX,
     name_cookie,
 };
+pub use printable::escape_controls;
 pub use quota::{QuotaAmount, QuotaKey, QuotaLimits, quota_keys};
 
 /// Bytes in one block of a data segment: the unit of allocation and of checksums.

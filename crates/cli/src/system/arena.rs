@@ -9,7 +9,10 @@ use std::sync::Arc;
 
 use ashlar_pmem::{ARENA_BYTES_MIN, Arena, ArenaError, ArenaOptions, ArenaSummary};
 use ashlar_store::{Store, StoreError};
-use ashlar_types::Timestamp;
+use ashlar_types::{Timestamp, escape_controls};
+use rustix::fs::{AtFlags, FlockOperation, OFlags, StatxAttributes, StatxFlags, flock, statx};
+use rustix::mount::{MountFlags, mount};
+use rustix::process::geteuid;
 
 use crate::error::CliError;
 use crate::output::progress;
@@ -255,7 +258,10 @@ pub fn survives(medium: &str) -> &'static str {
 
 /// Returns the name of the program that runs as `pid`.
 pub fn program_of(pid: u32) -> String {
-    fs::read_to_string(format!("/proc/{pid}/comm")).map_or_else(|_| "unknown".to_owned(), |name| name.trim().to_owned())
+    fs::read(format!("/proc/{pid}/comm")).map_or_else(
+        |_| "unknown".to_owned(),
+        |name| escape_controls(String::from_utf8_lossy(&name).trim()).into_owned(),
+    )
 }
 
 /// Returns the present time.

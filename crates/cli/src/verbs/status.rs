@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use ashlar_launch::live_records;
 use ashlar_pmem::Medium;
+use ashlar_types::escape_controls;
 use ashlar_wire::{SessionStatus, StatusReply};
 use serde::Serialize;
 
@@ -135,7 +136,7 @@ fn text(report: &ArenaReport) -> String {
     }
     for session in &daemon.sessions {
         if let Some(why) = &session.fenced {
-            text += &format!("session {} is fenced, all its calls fail: {why}\n", session.session);
+            text += &format!("session {} is fenced, all its calls fail: {}\n", session.session, escape_controls(why));
         }
     }
     // A counter at zero is left out; JSON has all of them.
@@ -157,7 +158,7 @@ fn row(session: &SessionStatus) -> Vec<String> {
         Size(session.log_bytes).to_string(),
         percent(session.log_used_bytes, session.log_bytes),
         grouped(session.records),
-        session.label.clone(),
+        escape_controls(&session.label).into_owned(),
     ]
 }
 

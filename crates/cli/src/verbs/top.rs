@@ -7,7 +7,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use ashlar_types::{BLOCK_BYTES, QuotaKey, SessionId};
+use ashlar_types::{BLOCK_BYTES, QuotaKey, SessionId, escape_controls};
 use ashlar_wire::{OperationCounts, OperationKind, SessionKind, SessionStatus, StatusReply};
 use serde::Serialize;
 
@@ -286,8 +286,7 @@ impl SessionPace {
         let name = if self.is_fenced { format!("{} (fenced)", self.command) } else { self.command.clone() };
         vec![
             self.pid.to_string(),
-            // The name that a program gives itself must not move the cursor.
-            name.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect(),
+            escape_controls(&name).into_owned(),
             self.user.clone(),
             count(rates.operations),
             count(rates.reads),

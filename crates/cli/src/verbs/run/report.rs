@@ -7,6 +7,7 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use ashlar_types::escape_controls;
 use ashlar_wire::{
     CallCounts, MissedProgram, MissedReply, REPORT_BEGIN, REPORT_BYTES, REPORT_CALLS, REPORT_DEVICES_MAX,
     REPORT_DIRECTORY, REPORT_END, REPORT_THREADS, decode_report, encode_report_header,
@@ -203,7 +204,7 @@ impl RunReport {
             add(&mut requests.read_ahead, reply.behind);
             let by = |program: &MissedProgram| MissedBy {
                 missed: program.requests,
-                program: program.name.clone(),
+                program: escape_controls(&program.name).into_owned(),
                 has_library: program.has_library,
             };
             missed_by.extend(reply.programs.iter().map(by));
