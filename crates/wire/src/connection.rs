@@ -15,11 +15,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, shutdown, socket_with,
 };
+use rustix::process::geteuid;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
@@ -53,6 +54,9 @@ pub enum WireError {
     /// Nothing has arrived for as long as the connection waits.
     #[error("the other side does not answer")]
     Silent,
+    /// The process that listens there is neither root's nor the caller's own.
+    #[error("the process that listens there belongs to user {0}; only one of root or of the caller is trusted")]
+    ForeignServer(u32),
     /// The socket reported an error.
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
@@ -81,10 +85,13 @@ impl AsRawFd for Connection {
 impl Connection {
     /// Connects to SharedFS's socket.
     ///
+    /// The path may be another user's choice, as the source of a mount is. So a server is trusted only if it is root's
+    /// or the caller's own: it serves the contents of files, and the memory that the caller maps.
+    ///
     /// # Errors
-    /// [`WireError::Io`] if no process listens there.
+    /// [`WireError::Io`] if no process listens there, [`WireError::ForeignServer`] if another user's does.
     pub fn connect(path: &Path) -> Result<Self, WireError> {
-        Ok(Self::from_socket(UnixStream::connect(path)?))
+        Self::to_trusted_server(UnixStream::connect(path)?)
     }
 
     /// Connects like [`Self::connect`], with a descriptor numbered `least` or higher.
@@ -109,7 +116,16 @@ impl Connection {
         }
         // A listener that accepts nothing has room for some connections only. Then this call waits too.
         connect(&socket, &SocketAddrUnix::new(path).map_err(io::Error::from)?).map_err(io::Error::from)?;
-        Ok(Self::from_socket(UnixStream::from(socket)))
+        Self::to_trusted_server(UnixStream::from(socket))
+    }
+
+    /// Wraps a socket that is connected to a server.
+    fn to_trusted_server(socket: UnixStream) -> Result<Self, WireError> {
+        let server = socket_peercred(&socket).map_err(io::Error::from)?.uid;
+        if !server.is_root() && server != geteuid() {
+            return Err(WireError::ForeignServer(server.as_raw()));
+        }
+        Ok(Self::from_socket(socket))
     }
 
     /// Wraps a connected socket.
@@ -424,6 +440,30 @@ mod tests {
         assert!(UnixStream::connect(&path).is_ok(), "the new one can be reached");
         drop(new);
         assert!(!path.exists());
+    }
+
+    /// The socket of a mount's source may be any user's.
+    #[test]
+    fn server_of_another_user_is_refused() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("socket");
+        let listener = Listener::bind(&path).expect("bound");
+        assert!(Connection::connect(&path).is_ok(), "root's own");
+        // The kernel notes the user that begins to listen.
+        let stranger = rustix::process::Uid::from_raw(65534);
+        std::thread::scope(|scope| {
+            let listening = scope.spawn(|| {
+                rustix::thread::set_thread_res_uid(stranger, stranger, stranger).expect("another user");
+                rustix::net::listen(&*listener.socket, 5).expect("listening");
+            });
+            listening.join().expect("no panic");
+        });
+        for connected in [Connection::connect(&path), Connection::connect_above(&path, 0, Duration::from_secs(1))] {
+            assert!(matches!(connected, Err(WireError::ForeignServer(65534))), "{connected:?}");
+        }
     }
 
     #[test]

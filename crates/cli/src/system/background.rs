@@ -29,7 +29,11 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// Asks the daemon of an arena; returns `None` if none answers.
 pub fn ask(place: &ArenaLocation, request: &Request) -> Result<Option<Reply>, CliError> {
-    let Ok(mut connection) = Connection::connect(&place.socket()) else { return Ok(None) };
+    let mut connection = match Connection::connect(&place.socket()) {
+        Ok(connection) => connection,
+        Err(error @ WireError::ForeignServer(_)) => return Err(error.into()),
+        Err(_) => return Ok(None),
+    };
     let (reply, _) = connection.call::<_, Reply>(request, &[])?;
     Ok(Some(reply))
 }
@@ -71,7 +75,11 @@ fn holder_pid(place: &ArenaLocation) -> Option<u32> {
 
 /// Returns the status that the daemon of an arena reports; `None` if none answers.
 pub fn daemon_status(place: &ArenaLocation) -> Result<Option<StatusReply>, CliError> {
-    let Ok(mut connection) = Connection::connect_above(&place.socket(), 0, SILENCE) else { return Ok(None) };
+    let mut connection = match Connection::connect_above(&place.socket(), 0, SILENCE) {
+        Ok(connection) => connection,
+        Err(error @ WireError::ForeignServer(_)) => return Err(error.into()),
+        Err(_) => return Ok(None),
+    };
     match connection.call::<_, Reply>(&Request::Status, &[]) {
         Ok((Reply::Status(status), _)) => Ok(Some(*status)),
         Ok(_) => Err(CliError::Misunderstood),

@@ -199,7 +199,9 @@ impl SharedFsClient {
                 Ok(answer) => return Ok(answer),
                 Err(WireError::TooLong(_) | WireError::Malformed) => return Err(Errno::EIO),
                 Err(WireError::Silent) => return Err(self.give_up()),
-                Err(WireError::Closed | WireError::Io(_)) => self.resume(generation, wait.deadline, reclaim)?,
+                Err(WireError::Closed | WireError::Io(_) | WireError::ForeignServer(_)) => {
+                    self.resume(generation, wait.deadline, reclaim)?;
+                }
             }
         }
     }
@@ -275,8 +277,12 @@ impl SharedFsClient {
                 Ok(reply) => return Ok(reply),
                 Err(WireError::Silent) => return Err(self.give_up()),
                 // A SharedFS that has forgotten the waiting has ended it.
-                Err(WireError::Closed | WireError::Io(_)) if is_cancelled => return Err(Errno::EINTR),
-                Err(WireError::Closed | WireError::Io(_)) => self.resume(generation, wait.deadline, reclaim)?,
+                Err(WireError::Closed | WireError::Io(_) | WireError::ForeignServer(_)) if is_cancelled => {
+                    return Err(Errno::EINTR);
+                }
+                Err(WireError::Closed | WireError::Io(_) | WireError::ForeignServer(_)) => {
+                    self.resume(generation, wait.deadline, reclaim)?;
+                }
             }
         }
     }
