@@ -154,7 +154,7 @@ pub struct QuotaRemoveArguments {
 /// The arena of a verb.
 #[derive(Args, Clone, Debug)]
 pub struct ArenaArgument {
-    /// Where files are kept: 'disk' (below /var/lib/ashlar), 'memory' (below /dev/shm), or a directory
+    /// Where files are kept: 'disk' (below /var/lib/ashlar), 'memory' (below /run/ashlar), or a directory
     #[arg(long, value_name = "WHERE", default_value = "disk", env = "ASHLAR_ARENA", hide_env = true)]
     pub arena: ArenaChoice,
 }

@@ -66,11 +66,15 @@ pub use error::{DaemonError, SupervisorError};
 pub use log_check::{LogFindings, check_logs};
 pub use supervisor::{RESTART_EXIT, Supervised, supervise};
 
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use ashlar_pmem::{ArenaError, PrivateDirectory};
 use ashlar_wire::{BusyWait, Listener};
+use rustix::fs::{Mode, OFlags};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -95,8 +99,11 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let socket = config.socket.clone();
     let shared = Arc::new(recovery::recover(config)?);
     let failed = |error| DaemonError::Socket { path: socket.clone(), error };
+    if let Some(directory) = socket.parent() {
+        PrivateDirectory::open(directory).map_err(ArenaError::from)?;
+    }
     let listener = Listener::bind(&socket).map_err(failed)?;
-    std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
+    open_socket_to_all(&socket).map_err(failed)?;
     let stopper = Arc::clone(&shared);
     let mut threads = digest::start_threads(&shared).map_err(system("cannot start threads"))?;
     let watched = Arc::clone(&shared);
@@ -123,4 +130,12 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let result = digest::digest_all(&shared);
     drop(listener);
     served.and(result.map_err(DaemonError::Failed))
+}
+
+/// Lets all users connect to a socket: its own file, and none that a link in its place leads to.
+fn open_socket_to_all(path: &Path) -> std::io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
+    std::fs::set_permissions(itself, std::fs::Permissions::from_mode(SOCKET_MODE))
 }

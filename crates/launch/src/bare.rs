@@ -24,8 +24,9 @@ use std::path::{Path, PathBuf};
 
 use ashlar_launch::{
     LIBRARY, MAIN_COMMAND, MountRecord, NOT_EXECUTABLE, NOT_FOUND, PRELOAD_VARIABLE, RECORDS_DIRECTORY,
-    encode_mount_list, failure_message, install_directories, is_mount_process, is_record_name, missing_message,
-    plain_program, plans_directory, preload_value, preload_without, sort_records, variable_value, with_variables,
+    encode_mount_list, failure_message, install_directories, is_mount_process, is_of_root, is_record_name,
+    missing_message, plain_program, plans_directory, preload_value, preload_without, sort_records, variable_value,
+    with_variables,
 };
 use ashlar_wire::{MOUNTS_VARIABLE, PLANS_VARIABLE, can_load_library, socket_of};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -155,6 +156,9 @@ fn usable_mounts() -> Option<Vec<(PathBuf, PathBuf)>> {
         Ok(directory) => directory,
         Err(error) => return (error == Errno::NOENT).then(Vec::new),
     };
+    if !is_of_root(directory.as_fd()) {
+        return Some(Vec::new());
+    }
     // Not on the stack, which may have next to no room: its limit is the program's own.
     let mut names = Vec::with_capacity(NAMES_BYTES);
     let mut buffer = vec![0; TEXT_BYTES];

@@ -35,8 +35,8 @@ pub use environment::{
     preload_value, preload_without, variable_value, with_variables,
 };
 pub use records::{
-    MountRecord, RECORDS_DIRECTORY, dead_record_of, is_mount_process, is_record_name, is_topmost, live_records,
-    sort_records,
+    MountRecord, RECORDS_DIRECTORY, dead_record_of, is_mount_process, is_of_root, is_record_name, is_topmost,
+    live_records, sort_records,
 };
 
 /// The command that has all verbs.

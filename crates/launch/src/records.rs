@@ -3,10 +3,11 @@
 //! The kernel's table (`/proc/self/mountinfo`) shows the mounts. The process that serves a mount writes its arena and
 //! itself into `/run/ashlar/PROCESS.json`. If its process is gone, any process that finds the record removes it.
 
-use std::fs::{self, DirEntry};
-use std::io;
+use std::fs::{self, DirBuilder, DirEntry, File};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use ashlar_types::topmost_mount;
@@ -36,8 +37,18 @@ impl MountRecord {
     /// # Errors
     /// The system's.
     pub fn write(&self) -> io::Result<()> {
-        fs::create_dir_all(RECORDS_DIRECTORY)?;
-        fs::write(self.path(), serde_json::to_vec(self)?)
+        DirBuilder::new().recursive(true).mode(0o755).create(RECORDS_DIRECTORY)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = rustix::fs::openat(CWD, RECORDS_DIRECTORY, flags, Mode::empty())?;
+        if !is_of_root(directory.as_fd()) {
+            return Err(io::Error::other(
+                "other users can change the directory; make it root's alone: chown root, chmod 755",
+            ));
+        }
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
+        let file = rustix::fs::openat(&directory, format!("{}.json", self.pid), flags, mode)?;
+        File::from(file).write_all(&serde_json::to_vec(self)?)
     }
 
     /// Removes the record.
@@ -83,6 +94,12 @@ impl MountRecord {
     }
 }
 
+/// Whether only root can change a directory. Programs trust the servers that records name.
+#[must_use]
+pub fn is_of_root(directory: BorrowedFd) -> bool {
+    rustix::fs::fstat(directory).is_ok_and(|found| found.st_uid == 0 && found.st_mode & 0o022 == 0)
+}
+
 /// Whether a file among the records is one, by its name.
 #[must_use]
 pub fn is_record_name(name: &[u8]) -> bool {
@@ -117,7 +134,9 @@ pub fn dead_record_of(directory: &Path) -> Option<MountRecord> {
 
 /// Returns all records, and removes those of mounts that no longer exist.
 fn living_and_dead() -> (Vec<MountRecord>, Vec<MountRecord>) {
-    let files = fs::read_dir(RECORDS_DIRECTORY).into_iter().flatten().flatten();
+    let is_of_root = File::open(RECORDS_DIRECTORY).is_ok_and(|directory| is_of_root(directory.as_fd()));
+    let listed = if is_of_root { fs::read_dir(RECORDS_DIRECTORY).ok() } else { None };
+    let files = listed.into_iter().flatten().flatten();
     let is_record_file = |file: &DirEntry| is_record_name(file.file_name().as_bytes());
     let records = files.filter(is_record_file).filter_map(|file| MountRecord::read(&fs::read(file.path()).ok()?));
     let (living, dead): (_, Vec<MountRecord>) = records.partition(MountRecord::is_alive);
@@ -146,6 +165,13 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
+
+    #[test]
+    fn directory_that_others_can_change_is_not_of_root() {
+        let is_of_root = |path: &str| is_of_root(File::open(path).expect("opened").as_fd());
+        assert!(is_of_root("/proc"));
+        assert!(!is_of_root("/tmp"), "others may write there");
+    }
 
     #[test]
     fn topmost_mount_is_recognised_by_its_device() {

@@ -10,23 +10,24 @@
 //! A segment file begins with one CRC32C (4 bytes, little-endian) for each of its blocks, rounded up to whole blocks;
 //! then come the blocks. All of it is allocated when the segment is added. Files under construction end in `.new` and
 //! are removed when the arena is opened. Directories have mode 0700, files 0600: processes of others get descriptors,
-//! never paths.
+//! never paths. The directory is one that no other user can change ([`PrivateDirectory`]). Its files are opened in it,
+//! by their names alone, and never through symbolic links.
 
-use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use ashlar_types::{BLOCK_BYTES, SessionId};
 use parking_lot::Mutex;
-use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, fstat, statvfs};
+use rustix::fs::{FallocateFlags, FileType, FlockOperation, OFlags, fallocate, flock, fstat, fstatvfs};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::{ArenaSummary, Medium};
+use crate::{ArenaSummary, DirectoryError, Medium, PrivateDirectory};
 
 /// The smallest arena: below it, a segment and its reserves leave no room worth having.
 pub const ARENA_BYTES_MIN: u64 = 16 << 20;
@@ -83,6 +84,9 @@ pub enum ArenaError {
     /// The segment does not exist.
     #[error("there is no segment {0}")]
     NoSegment(u32),
+    /// Another user can change the arena's directory, or the system refused.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
     /// The system refused; a session's file that is there already, or not at all, comes out so too.
     #[error("{path}: {source}")]
     Io {
@@ -93,8 +97,13 @@ pub enum ArenaError {
     },
 }
 
-fn at(path: &Path) -> impl FnOnce(io::Error) -> ArenaError + '_ {
-    move |source| ArenaError::Io { path: path.to_owned(), source }
+fn at(path: PathBuf) -> impl FnOnce(io::Error) -> ArenaError {
+    move |source| ArenaError::Io { path, source }
+}
+
+/// Names a file in a directory, in an error.
+fn at_file(directory: &PrivateDirectory, name: impl AsRef<OsStr>) -> impl FnOnce(io::Error) -> ArenaError {
+    at(directory.path().join(name.as_ref()))
 }
 
 /// How to make an arena.
@@ -190,11 +199,36 @@ pub struct Resized {
 /// An open arena. While it is open, no other process can open it.
 #[derive(Debug)]
 pub struct Arena {
-    dir: PathBuf,
+    directories: ArenaDirectories,
     medium: Medium,
     state: Mutex<State>,
     // Holds the advisory lock; closing it gives the arena free.
     lock: File,
+}
+
+/// The arena's directory, and those in it.
+#[derive(Debug)]
+struct ArenaDirectories {
+    root: PrivateDirectory,
+    metadata: PrivateDirectory,
+    segments: PrivateDirectory,
+    sessions: PrivateDirectory,
+}
+
+impl ArenaDirectories {
+    /// Opens those in `root`, and makes missing ones.
+    fn within(root: PrivateDirectory) -> Result<Self, ArenaError> {
+        let [metadata, segments, sessions] = ["metadata", "segments", "sessions"].map(|name| root.subdirectory(name));
+        let directories = Self { metadata: metadata?, segments: segments?, sessions: sessions?, root };
+        // The store opens its files by their paths.
+        for name in directories.metadata.names().map_err(at(directories.metadata.path().to_owned()))? {
+            let found = directories.metadata.stat(&name).map_err(at_file(&directories.metadata, &name))?;
+            if FileType::from_raw_mode(found.st_mode) == FileType::Symlink {
+                return Err(at_file(&directories.metadata, &name)(Errno::LOOP.into()));
+            }
+        }
+        Ok(directories)
+    }
 }
 
 #[derive(Debug)]
@@ -212,15 +246,13 @@ impl Arena {
         if options.size_bytes < ARENA_BYTES_MIN {
             return Err(ArenaError::TooSmall { asked_bytes: options.size_bytes });
         }
-        make_dir(dir)?;
-        let lock = lock(dir)?;
-        if dir.join("ARENA").exists() {
-            return Err(ArenaError::AlreadyExists(dir.to_owned()));
+        let root = PrivateDirectory::make(dir, 0o700)?;
+        let lock = lock(&root)?;
+        if root.stat("ARENA").is_ok() {
+            return Err(ArenaError::AlreadyExists(root.path().to_owned()));
         }
-        for name in ["metadata", "segments", "sessions"] {
-            make_dir(&dir.join(name))?;
-        }
-        let medium = Medium::probe(dir, options.emulate_pmem).map_err(at(dir))?;
+        let directories = ArenaDirectories::within(root)?;
+        let medium = find_medium(&directories.root, options.emulate_pmem)?;
         let summary = ArenaSummary {
             id: random_u64(),
             size_bytes: options.size_bytes,
@@ -228,16 +260,15 @@ impl Arena {
             emulated: options.emulate_pmem,
         };
         // Left-overs of a creation that was cut before it wrote the superblock belong to no arena.
-        for segment in list_segments(dir)? {
-            remove_file(&segment_path(dir, segment.number))?;
+        for segment in list_segments(&directories.segments)? {
+            remove_file(&directories.segments, segment_name(segment.number))?;
         }
-        let arena =
-            Self { dir: dir.to_owned(), medium, state: Mutex::new(State { summary, segments: Vec::new() }), lock };
+        let arena = Self { directories, medium, state: Mutex::new(State { summary, segments: Vec::new() }), lock };
         arena.add_segments(&mut arena.state.lock(), options.size_bytes)?;
         // The superblock comes last: a directory without it is no arena.
         arena.write_superblock(&summary)?;
-        if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            sync_dir(parent)?;
+        if let Some(parent) = arena.dir().parent() {
+            File::open(parent).and_then(|parent| parent.sync_all()).map_err(at(parent.to_owned()))?;
         }
         Ok(arena)
     }
@@ -249,21 +280,20 @@ impl Arena {
     pub fn open(dir: &Path) -> Result<Self, ArenaError> {
         // Probe first, so that a directory that is not an arena does not get a lock file.
         Self::probe(dir)?;
-        let lock = lock(dir)?;
+        let root = PrivateDirectory::open(dir)?;
+        let lock = lock(&root)?;
         let summary = Self::probe(dir)?;
-        let medium = Medium::probe(dir, summary.emulated).map_err(at(dir))?;
-        for name in ["metadata", "segments", "sessions"] {
-            make_dir(&dir.join(name))?;
-        }
-        for folder in ["segments", "sessions"] {
-            for path in list(&dir.join(folder))? {
-                if path.extension() == Some(OsStr::new("new")) {
-                    remove_file(&path)?;
+        let medium = find_medium(&root, summary.emulated)?;
+        let directories = ArenaDirectories::within(root)?;
+        for directory in [&directories.segments, &directories.sessions] {
+            for name in list(directory)? {
+                if Path::new(&name).extension() == Some(OsStr::new("new")) {
+                    remove_file(directory, name)?;
                 }
             }
         }
-        let segments = list_segments(dir)?;
-        Ok(Self { dir: dir.to_owned(), medium, state: Mutex::new(State { summary, segments }), lock })
+        let segments = list_segments(&directories.segments)?;
+        Ok(Self { directories, medium, state: Mutex::new(State { summary, segments }), lock })
     }
 
     /// Reads the superblock in `dir`, without opening the arena.
@@ -273,13 +303,15 @@ impl Arena {
     pub fn probe(dir: &Path) -> Result<ArenaSummary, ArenaError> {
         let path = dir.join("ARENA");
         let mut bytes = Vec::new();
-        match File::open(&path) {
+        // The directory may be any user's, and the file a pipe.
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        match OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(&path) {
             // A superblock is far smaller than this bound; anything else under its name is not read into memory whole.
-            Ok(file) => file.take(4096).read_to_end(&mut bytes).map_err(at(&path))?,
+            Ok(file) => file.take(4096).read_to_end(&mut bytes).map_err(at(path))?,
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 return Err(ArenaError::NotAnArena);
             }
-            Err(error) => return Err(at(&path)(error)),
+            Err(error) => return Err(at(path)(error)),
         };
         ArenaSummary::decode(&bytes)
     }
@@ -299,13 +331,13 @@ impl Arena {
     /// The arena's directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
-        &self.dir
+        self.directories.root.path()
     }
 
     /// The directory of the metadata store.
     #[must_use]
     pub fn metadata_dir(&self) -> PathBuf {
-        self.dir.join("metadata")
+        self.directories.metadata.path().to_owned()
     }
 
     /// The segments, in the order of their numbers.
@@ -323,8 +355,9 @@ impl Arena {
         if !self.state.lock().segments.iter().any(|segment| segment.number == number) {
             return Err(ArenaError::NoSegment(number));
         }
-        let path = segment_path(&self.dir, number);
-        OpenOptions::new().read(true).write(writable).open(&path).map_err(at(&path))
+        let (segments, name) = (&self.directories.segments, segment_name(number));
+        let flags = if writable { OFlags::RDWR } else { OFlags::RDONLY };
+        segments.open_file(&name, flags).map_err(at_file(segments, &name))
     }
 
     /// Changes the arena's size. Growing adds segments at once; shrinking names the segments that the caller must empty
@@ -371,9 +404,9 @@ impl Arena {
         if state.segments.last().is_none_or(|last| last.number != number) {
             return Err(ArenaError::NotLast(number));
         }
-        remove_file(&segment_path(&self.dir, number))?;
+        remove_file(&self.directories.segments, segment_name(number))?;
         state.segments.pop();
-        sync_dir(&self.dir.join("segments"))
+        sync_directory(&self.directories.segments)
     }
 
     /// Makes files of a session, one after the other, and opens them for reading and writing.
@@ -389,9 +422,10 @@ impl Arena {
         session: SessionId,
         wanted: [(SessionFile, u64, u64); N],
     ) -> Result<[File; N], ArenaError> {
-        let make = |(file, length, allocated)| allocate_file(&self.session_path(session, file), length, allocated);
+        let sessions = &self.directories.sessions;
+        let make = |(file, length, allocated)| allocate_file(sessions, &session_name(session, file), length, allocated);
         let mut made = wanted.into_iter().map(make).collect::<Result<Vec<_>, _>>()?.into_iter();
-        sync_dir(&self.dir.join("sessions"))?;
+        sync_directory(sessions)?;
         Ok(std::array::from_fn(|_| made.next().expect("one for each")))
     }
 
@@ -400,8 +434,8 @@ impl Arena {
     /// # Errors
     /// [`ArenaError::Io`], of kind `NotFound` if the session has no such file.
     pub fn open_session_file(&self, session: SessionId, file: SessionFile) -> Result<File, ArenaError> {
-        let path = self.session_path(session, file);
-        OpenOptions::new().read(true).write(true).open(&path).map_err(at(&path))
+        let (sessions, name) = (&self.directories.sessions, session_name(session, file));
+        sessions.open_file(&name, OFlags::RDWR).map_err(at_file(sessions, &name))
     }
 
     /// Removes a session's files, those that are there.
@@ -410,16 +444,17 @@ impl Arena {
     /// [`ArenaError::Io`].
     pub fn remove_session(&self, session: SessionId) -> Result<(), ArenaError> {
         // An error with one file does not stop the others.
-        let removed = SessionFile::ALL.map(|file| remove_file(&self.session_path(session, file)));
+        let sessions = &self.directories.sessions;
+        let removed = SessionFile::ALL.map(|file| remove_file(sessions, session_name(session, file)));
         let removed = removed.into_iter().collect::<Result<(), _>>();
-        let removed = removed.and_then(|()| sync_dir(&self.dir.join("sessions")));
+        let removed = removed.and_then(|()| sync_directory(sessions));
         removed.or_else(|error| if self.is_gone() { Ok(()) } else { Err(error) })
     }
 
     /// Whether the whole arena was removed while it was in use, so that nothing of it will be found again. One that was
     /// moved will be.
     fn is_gone(&self) -> bool {
-        fstat(&self.lock).is_ok_and(|found| found.st_nlink == 0) && !self.dir.join("ARENA").exists()
+        fstat(&self.lock).is_ok_and(|found| found.st_nlink == 0) && self.directories.root.stat("ARENA").is_err()
     }
 
     /// The sessions that have at least one file in the arena, in order.
@@ -428,18 +463,15 @@ impl Arena {
     /// [`ArenaError::Io`].
     pub fn sessions(&self) -> Result<Vec<SessionId>, ArenaError> {
         let known = SessionFile::ALL.map(|file| Some(OsStr::new(file.extension())));
-        let mut sessions: Vec<_> = list(&self.dir.join("sessions"))?
+        let mut sessions: Vec<_> = list(&self.directories.sessions)?
             .iter()
+            .map(Path::new)
             .filter(|path| known.contains(&path.extension()))
             .filter_map(|path| path.file_stem()?.to_str()?.parse().ok().map(SessionId))
             .collect();
         sessions.sort_unstable();
         sessions.dedup();
         Ok(sessions)
-    }
-
-    fn session_path(&self, session: SessionId, file: SessionFile) -> PathBuf {
-        self.dir.join("sessions").join(format!("{session}.{}", file.extension()))
     }
 
     /// Adds segments until the arena holds `size_bytes`: all of them, or none. Half a growth would use up the host's
@@ -455,7 +487,7 @@ impl Arena {
             }
             let number = state.segments.last().map_or(0, |last| last.number + 1);
             let segment = SegmentInfo { number, blocks: (bytes / BLOCK_BYTES) as u32 };
-            match make_segment(&segment_path(&self.dir, number), segment.file_bytes()) {
+            match make_segment(&self.directories.segments, &segment_name(number), segment.file_bytes()) {
                 Ok(_) => state.segments.push(segment),
                 Err(error) => {
                     self.remove_segments_from(state, before)?;
@@ -468,11 +500,11 @@ impl Arena {
     /// Refuses a file that can't fit before any of it is allocated, since other programs need the host's file system
     /// meanwhile.
     fn check_room(&self, bytes: u64) -> Result<(), ArenaError> {
-        let segments = self.dir.join("segments");
-        let host = statvfs(&segments).map_err(|error| at(&segments)(error.into()))?;
+        let segments = &self.directories.segments;
+        let host = fstatvfs(segments).map_err(|error| at(segments.path().to_owned())(error.into()))?;
         // A file system without a limit of its own (a tmpfs may be one) reports no blocks at all.
         if host.f_blocks > 0 && bytes > host.f_bavail.saturating_mul(host.f_frsize) {
-            return Err(ArenaError::NoSpace { path: segments, needed_bytes: bytes });
+            return Err(ArenaError::NoSpace { path: segments.path().to_owned(), needed_bytes: bytes });
         }
         Ok(())
     }
@@ -480,26 +512,25 @@ impl Arena {
     /// Removes segments that no process knows of yet, last first: a crash leaves no gap in their numbers.
     fn remove_segments_from(&self, state: &mut State, first: usize) -> Result<(), ArenaError> {
         while let Some(segment) = state.segments.get(first..).and_then(<[_]>::last) {
-            remove_file(&segment_path(&self.dir, segment.number))?;
+            remove_file(&self.directories.segments, segment_name(segment.number))?;
             state.segments.pop();
         }
         Ok(())
     }
 
     fn write_superblock(&self, summary: &ArenaSummary) -> Result<(), ArenaError> {
-        let path = self.dir.join("ARENA");
-        let temporary = self.dir.join("ARENA.new");
+        let root = &self.directories.root;
         let write = || {
-            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+            let mut file = root.open_file("ARENA.new", OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
             file.write_all(&summary.encode())?;
             file.sync_all()?;
-            fs::rename(&temporary, &path)
+            root.rename("ARENA.new", "ARENA")
         };
         write().map_err(|error| match error.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::NOSPC) => ArenaError::NoSpace { path: path.clone(), needed_bytes: BLOCK_BYTES },
-            _ => at(&path)(error),
+            Some(Errno::NOSPC) => ArenaError::NoSpace { path: root.path().join("ARENA"), needed_bytes: BLOCK_BYTES },
+            _ => at_file(root, "ARENA")(error),
         })?;
-        sync_dir(&self.dir)
+        sync_directory(root)
     }
 }
 
@@ -507,47 +538,46 @@ fn data_bytes(segments: &[SegmentInfo]) -> u64 {
     segments.iter().map(|segment| u64::from(segment.blocks) * BLOCK_BYTES).sum()
 }
 
-fn segment_path(dir: &Path, number: u32) -> PathBuf {
-    dir.join("segments").join(format!("{number:06}.data"))
+fn segment_name(number: u32) -> String {
+    format!("{number:06}.data")
 }
 
-fn list(dir: &Path) -> Result<Vec<PathBuf>, ArenaError> {
-    fs::read_dir(dir).map_err(at(dir))?.map(|entry| Ok(entry.map_err(at(dir))?.path())).collect()
+fn session_name(session: SessionId, file: SessionFile) -> String {
+    format!("{session}.{}", file.extension())
+}
+
+fn find_medium(root: &PrivateDirectory, emulate: bool) -> Result<Medium, ArenaError> {
+    Medium::of_directory(root, emulate).map_err(at(root.path().to_owned()))
+}
+
+fn list(directory: &PrivateDirectory) -> Result<Vec<OsString>, ArenaError> {
+    directory.names().map_err(at(directory.path().to_owned()))
 }
 
 /// The segments in the directory. A gap in the numbers ends the list, since it means files that were removed by hand.
-fn list_segments(dir: &Path) -> Result<Vec<SegmentInfo>, ArenaError> {
+fn list_segments(directory: &PrivateDirectory) -> Result<Vec<SegmentInfo>, ArenaError> {
     let mut segments = Vec::new();
     for number in 0.. {
-        let path = segment_path(dir, number);
-        let file_bytes = match fs::metadata(&path) {
-            Ok(metadata) => metadata.len(),
+        let name = segment_name(number);
+        let file_bytes = match directory.stat(&name) {
+            Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::RegularFile => found.st_size as u64,
+            Ok(_) => return Err(at_file(directory, &name)(io::Error::other("it is no regular file"))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => break,
-            Err(error) => return Err(at(&path)(error)),
+            Err(error) => return Err(at_file(directory, &name)(error)),
         };
         let segment = SegmentInfo::from_file(number, file_bytes)
-            .ok_or_else(|| at(&path)(io::Error::other("the file's size is no segment's size")))?;
+            .ok_or_else(|| at_file(directory, &name)(io::Error::other("the file's size is no segment's size")))?;
         segments.push(segment);
     }
     Ok(segments)
 }
 
-fn make_dir(dir: &Path) -> Result<(), ArenaError> {
-    match fs::DirBuilder::new().mode(0o700).create(dir) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(at(dir)(error)),
-        _ => Ok(()),
-    }
+fn remove_file(directory: &PrivateDirectory, name: impl AsRef<OsStr>) -> Result<(), ArenaError> {
+    directory.remove_file(&name).map_err(at_file(directory, name))
 }
 
-fn remove_file(path: &Path) -> Result<(), ArenaError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(path)(error)),
-        _ => Ok(()),
-    }
-}
-
-fn sync_dir(dir: &Path) -> Result<(), ArenaError> {
-    File::open(dir).and_then(|file| file.sync_all()).map_err(at(dir))
+fn sync_directory(directory: &PrivateDirectory) -> Result<(), ArenaError> {
+    directory.sync().map_err(at(directory.path().to_owned()))
 }
 
 /// Gives bytes of a file room, as far as they have none.
@@ -563,55 +593,41 @@ pub fn allocate(file: impl AsFd, bytes: Range<u64>) -> io::Result<()> {
 }
 
 /// Makes a file of `length` bytes, of which the first `allocated` have room. After a failure no file exists.
-fn allocate_file(path: &Path, length: u64, allocated: u64) -> Result<File, ArenaError> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(full(path, allocated))?;
+fn allocate_file(directory: &PrivateDirectory, name: &str, length: u64, allocated: u64) -> Result<File, ArenaError> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+    let file = directory.open_file(name, flags).map_err(full(directory, name, allocated))?;
     let made = file.set_len(length).and_then(|()| allocate(&file, 0..allocated)).and_then(|()| file.sync_all());
     made.map(|()| file).map_err(|error| {
         // The failure that counts is the first one.
-        let _ = fs::remove_file(path);
-        full(path, allocated)(error)
+        let _ = directory.remove_file(name);
+        full(directory, name, allocated)(error)
     })
 }
 
 /// Names the failure to make a file of this size.
-fn full(path: &Path, needed_bytes: u64) -> impl Fn(io::Error) -> ArenaError {
+fn full(directory: &PrivateDirectory, name: &str, needed_bytes: u64) -> impl Fn(io::Error) -> ArenaError {
+    let path = directory.path().join(name);
     move |error| match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::NOSPC | Errno::DQUOT) => ArenaError::NoSpace { path: path.to_owned(), needed_bytes },
-        _ => at(path)(error),
+        Some(Errno::NOSPC | Errno::DQUOT) => ArenaError::NoSpace { path: path.clone(), needed_bytes },
+        _ => at(path.clone())(error),
     }
 }
 
 /// Makes a file of allocated zeros under its final name: it is there whole or not at all, after a crash too.
-fn make_segment(path: &Path, bytes: u64) -> Result<File, ArenaError> {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".new");
-    let temporary = PathBuf::from(temporary);
-    remove_file(&temporary)?;
-    let file = allocate_file(&temporary, bytes, bytes)?;
-    fs::rename(&temporary, path).map_err(|error| {
-        let _ = fs::remove_file(&temporary);
-        full(path, bytes)(error)
+fn make_segment(directory: &PrivateDirectory, name: &str, bytes: u64) -> Result<File, ArenaError> {
+    let temporary = format!("{name}.new");
+    remove_file(directory, &temporary)?;
+    let file = allocate_file(directory, &temporary, bytes, bytes)?;
+    directory.rename(&temporary, name).map_err(|error| {
+        let _ = directory.remove_file(&temporary);
+        full(directory, name, bytes)(error)
     })?;
-    path.parent().map_or(Ok(()), sync_dir)?;
+    sync_directory(directory)?;
     Ok(file)
 }
 
-fn lock(dir: &Path) -> Result<File, ArenaError> {
-    let path = dir.join("lock");
-    let mut file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&path)
-        .map_err(at(&path))?;
+fn lock(directory: &PrivateDirectory) -> Result<File, ArenaError> {
+    let mut file = directory.open_file("lock", OFlags::RDWR | OFlags::CREATE).map_err(at_file(directory, "lock"))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
@@ -620,13 +636,13 @@ fn lock(dir: &Path) -> Result<File, ArenaError> {
             let _ = file.read_to_string(&mut text);
             return Err(ArenaError::InUse { pid: text.trim().parse().unwrap_or(0) });
         }
-        Err(error) => return Err(at(&path)(error.into())),
+        Err(error) => return Err(at_file(directory, "lock")(error.into())),
     }
     let write = |file: &mut File| {
         file.set_len(0)?;
         writeln!(file, "{}", std::process::id())
     };
-    write(&mut file).map_err(at(&path))?;
+    write(&mut file).map_err(at_file(directory, "lock"))?;
     Ok(file)
 }
 

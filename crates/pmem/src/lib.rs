@@ -22,6 +22,7 @@
 //!   atomics, and every access is bounds-checked and fails with a typed error.
 //! * A process that truncates its file harms no other: the file's mapping reads as zeros and reports that it is
 //!   truncated ([`sigbus`]).
+//! * An arena stands in a directory that no other user can change, and no file in it is opened through a symbolic link.
 //! * A segment's blocks are allocated when the segment is added, so a full disk shows then, and not as a fault later.
 //!
 //! Not here: allocation of blocks, the content of logs and of the metadata directory, checksums of blocks.
@@ -37,6 +38,7 @@ pub mod huge;
 mod mapping;
 mod medium;
 mod persistent;
+mod private_directory;
 #[cfg(target_arch = "x86_64")]
 pub mod processor;
 mod read_ahead;
@@ -56,5 +58,6 @@ pub use huge::{HUGE_PAGE_BYTES, HugePages};
 pub use mapping::{MapError, Mapping, MappingAccess, replace_descriptor};
 pub use medium::{Medium, MediumKind};
 pub use persistent::{OutOfBounds, Persistent};
+pub use private_directory::{DirectoryError, PrivateDirectory, UnsafeReason, resolve_directory};
 pub use read_ahead::FetchedAhead;
 pub use superblock::ArenaSummary;

@@ -1,7 +1,7 @@
 //! The medium of an arena's files, found out by probing.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, fstatfs, ftruncate, open, openat};
@@ -74,11 +74,18 @@ impl Medium {
     /// # Errors
     /// Those of opening the directory and of making a small unnamed file in it.
     pub fn probe(dir: &Path, emulate: bool) -> io::Result<Self> {
+        Self::of_directory(open(dir, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?, emulate)
+    }
+
+    /// Does as [`Self::probe`], in an open directory.
+    ///
+    /// # Errors
+    /// As [`Self::probe`].
+    pub fn of_directory(directory: impl AsFd, emulate: bool) -> io::Result<Self> {
         #[cfg(feature = "witness")]
         if let Some(medium) = crate::witness::pretended() {
             return Ok(medium);
         }
-        let directory = open(dir, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let magic = fstatfs(&directory)?.f_type as u64 & 0xffff_ffff;
         if matches!(magic, TMPFS_MAGIC | RAMFS_MAGIC | HUGETLBFS_MAGIC) {
             return Ok(if emulate { Self::emulated_pmem() } else { Self::MEMORY });

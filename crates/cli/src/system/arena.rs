@@ -1,4 +1,8 @@
 //! Arenas on the command line: their location, creation and survival of failures.
+//!
+//! Root's arenas in memory stand in a tmpfs of their own, which no other user can change. It stays mounted: its arenas
+//! outlive all processes. Directories that all users share, as `/dev/shm`, may hold files that another user has
+//! prepared.
 
 use std::fmt;
 use std::fs;
@@ -7,7 +11,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use ashlar_pmem::{ARENA_BYTES_MIN, Arena, ArenaError, ArenaOptions, ArenaSummary};
+use ashlar_pmem::{
+    ARENA_BYTES_MIN, Arena, ArenaError, ArenaOptions, ArenaSummary, DirectoryError, PrivateDirectory, UnsafeReason,
+    resolve_directory,
+};
 use ashlar_store::{Store, StoreError};
 use ashlar_types::{Timestamp, escape_controls};
 use rustix::fs::{AtFlags, FlockOperation, OFlags, StatxAttributes, StatxFlags, flock, statx};
@@ -20,12 +27,18 @@ use crate::output::size::Size;
 
 /// The standard place on disk.
 const DISK: &str = "/var/lib/ashlar/default";
-/// The standard place in memory.
-const MEMORY: &str = "/dev/shm/ashlar/default";
+/// The tmpfs that holds root's arenas in memory, and the standard place in it.
+const MEMORY_OF_ROOT: &str = "/run/ashlar/memory";
+const ARENA_OF_ROOT: &str = "/run/ashlar/memory/default";
+/// The source of that tmpfs, for lists of mounts.
+const MEMORY_SOURCE: &str = "ashlar-memory";
 /// The largest default size of a new arena: its space is allocated at once, and it can grow online.
 const SIZE_DEFAULT_MAX: u64 = 4 << 30;
 /// The longest path that a socket may have (`sockaddr_un`), its NUL included.
 const SOCKET_PATH_MAX: usize = 108;
+/// The log of a daemon, and that of the processes behind mounts, in the arena's directory.
+pub const DAEMON_LOG: &str = "daemon.log";
+pub const MOUNT_LOG: &str = "mount.log";
 /// Marks, in the directory, that an arena is being made, so that an interrupted creation is resumed.
 const UNFINISHED: &str = "unfinished";
 
@@ -76,7 +89,7 @@ impl ArenaLocation {
     pub fn new(choice: &ArenaChoice) -> Result<Self, CliError> {
         let directory = match choice {
             ArenaChoice::Disk => PathBuf::from(DISK),
-            ArenaChoice::Memory => PathBuf::from(MEMORY),
+            ArenaChoice::Memory => memory_directory(geteuid().as_raw()),
             ArenaChoice::Directory(directory) => {
                 std::path::absolute(directory).map_err(CliError::system("finding the current directory"))?
             }
@@ -84,9 +97,29 @@ impl ArenaLocation {
         Self::at(directory)
     }
 
+    /// Returns the location that `choice` names for a verb that makes no arena. An ordinary user without an arena in
+    /// memory means root's.
+    pub fn find(choice: &ArenaChoice) -> Result<Self, CliError> {
+        let own = Self::new(choice)?;
+        if *choice == ArenaChoice::Memory && !own.exists() {
+            return Self::of_root_in_memory();
+        }
+        Ok(own)
+    }
+
+    /// Returns root's standard place in memory.
+    pub fn of_root_in_memory() -> Result<Self, CliError> {
+        Self::at(PathBuf::from(ARENA_OF_ROOT))
+    }
+
     /// Returns the location in `directory`.
     pub fn at(directory: PathBuf) -> Result<Self, CliError> {
-        let directory = fs::canonicalize(&directory).unwrap_or(directory);
+        let directory = match resolve_directory(&directory) {
+            Ok(resolved) => resolved,
+            // It does not exist, or the caller may not see it.
+            Err(DirectoryError::Io { .. }) => directory,
+            Err(error) => return Err(CliError::Arena { arena: directory, error: error.into() }),
+        };
         let place = Self { directory };
         if place.socket().as_os_str().len() >= SOCKET_PATH_MAX {
             return Err(CliError::PathTooLong(place.directory));
@@ -106,12 +139,7 @@ impl ArenaLocation {
 
     /// Returns the log of its daemon.
     pub fn daemon_log(&self) -> PathBuf {
-        self.directory.join("daemon.log")
-    }
-
-    /// Returns the log of the processes behind its mounts.
-    pub fn mount_log(&self) -> PathBuf {
-        self.directory.join("mount.log")
+        self.directory.join(DAEMON_LOG)
     }
 
     /// Reads the content of its superblock.
@@ -131,44 +159,51 @@ impl ArenaLocation {
 
     /// Makes the arena if none exists. The result says whether it was made.
     pub fn prepare(&self, size: Option<Size>, emulate_pmem: bool) -> Result<PreparedArena, CliError> {
-        let unfinished = self.directory.join(UNFINISHED);
+        if geteuid().is_root() && self.directory.starts_with(MEMORY_OF_ROOT) {
+            mount_memory()?;
+        }
         if self.exists() {
-            let summary = self.probe()?;
-            if unfinished.exists() {
-                self.format_store(&unfinished)?;
+            let (directory, summary) = (self.open_directory()?, self.probe()?);
+            if directory.stat(UNFINISHED).is_ok() {
+                self.format_store(&directory)?;
             }
             return Ok(PreparedArena { made: false, summary });
         }
         let options = ArenaOptions { size_bytes: self.size_for_new(size)?, emulate_pmem };
-        fs::create_dir_all(&self.directory)
-            .map_err(CliError::system(format!("making the directory {}", self.directory.display())))?;
-        fs::write(&unfinished, b"").map_err(CliError::system(format!("writing to {}", self.directory.display())))?;
+        // Users that may open sessions reach the socket in it; all else in it is for its owner alone.
+        let directory = PrivateDirectory::make(&self.directory, 0o755).map_err(|error| self.error(error.into()))?;
+        directory
+            .open_file(UNFINISHED, OFlags::WRONLY | OFlags::CREATE)
+            .map_err(CliError::system(format!("writing to {}", self.directory.display())))?;
         let spinner = progress::spinner(&format!("making an arena of {}", Size(options.size_bytes)));
         let made = Arena::create(&self.directory, &options);
         spinner.finish_and_clear();
         drop(made.map_err(|error| {
             // Nothing was made, so nothing is left behind: neither the mark nor the new directory.
-            let _ = fs::remove_file(&unfinished);
-            let _ = fs::remove_file(self.directory.join("lock"));
+            let _ = directory.remove_file(UNFINISHED);
+            let _ = directory.remove_file("lock");
             let _ = fs::remove_dir(&self.directory);
             self.creation_error(error, options.size_bytes)
         })?);
-        self.format_store(&unfinished)?;
+        self.format_store(&directory)?;
         Ok(PreparedArena { made: true, summary: self.probe()? })
     }
 
-    fn format_store(&self, unfinished: &Path) -> Result<(), CliError> {
+    /// Opens its directory, which no other user may be able to change.
+    pub fn open_directory(&self) -> Result<PrivateDirectory, CliError> {
+        PrivateDirectory::open(&self.directory).map_err(|error| self.error(error.into()))
+    }
+
+    fn format_store(&self, directory: &PrivateDirectory) -> Result<(), CliError> {
         let arena = Arc::new(self.open()?);
         match Store::open(Arc::clone(&arena)) {
             Ok(_) => {}
             Err(StoreError::NotFormatted) => Store::format(&arena, now()).map_err(|error| self.store_error(error))?,
             Err(error) => return Err(self.store_error(error)),
         }
-        match fs::remove_file(unfinished) {
-            // Another process has finished it at the same time.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            result => result.map_err(CliError::system(format!("removing {}", unfinished.display()))),
-        }
+        // Another process may have finished it at the same time.
+        let removed = directory.remove_file(UNFINISHED);
+        removed.map_err(CliError::system(format!("removing {}", self.directory.join(UNFINISHED).display())))
     }
 
     /// Returns the size of a new arena: the requested one, or a modest part of the free space.
@@ -204,7 +239,13 @@ impl ArenaLocation {
             ArenaError::InUse { pid } => CliError::ArenaInUse { arena, pid, program: program_of(pid) },
             ArenaError::WrongVersion { found, supported } => CliError::WrongVersion { arena, found, supported },
             ArenaError::NotAnArena => CliError::NoArena(arena),
-            ArenaError::Io { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
+            ArenaError::Io { source, .. } | ArenaError::Directory(DirectoryError::Io { source, .. })
+                if source.kind() == ErrorKind::PermissionDenied =>
+            {
+                CliError::NotReadable(arena)
+            }
+            // An ordinary user at root's arena.
+            ArenaError::Directory(DirectoryError::Unsafe { reason: UnsafeReason::Owner(0), .. }) => {
                 CliError::NotReadable(arena)
             }
             error => CliError::Arena { arena, error },
@@ -224,6 +265,34 @@ impl ArenaLocation {
     pub fn store_error(&self, error: StoreError) -> CliError {
         CliError::Store { arena: self.directory.clone(), error }
     }
+}
+
+/// Returns the standard place in memory of a user's arena.
+///
+/// An ordinary user can mount no tmpfs. In `/dev/shm`, the directory above the arena must be the user's own.
+fn memory_directory(user: u32) -> PathBuf {
+    if user == 0 { ARENA_OF_ROOT.into() } else { format!("/dev/shm/ashlar-{user}/default").into() }
+}
+
+/// Mounts the tmpfs that holds root's arenas in memory, unless it is mounted. It is as large as `/dev/shm` is by
+/// default: half of the machine's memory at most.
+fn mount_memory() -> Result<(), CliError> {
+    let failed = || CliError::system(format!("mounting a tmpfs on {MEMORY_OF_ROOT}"));
+    let refused = |error: DirectoryError| CliError::Arena { arena: ARENA_OF_ROOT.into(), error: error.into() };
+    let place = Path::new(MEMORY_OF_ROOT);
+    PrivateDirectory::make(place, 0o755).map_err(refused)?;
+    // Of two commands at once, one mounts.
+    let above = place.parent().map(PrivateDirectory::open).transpose().map_err(refused)?;
+    if let Some(above) = &above {
+        flock(above, FlockOperation::LockExclusive).map_err(failed())?;
+    }
+    let how = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    let found = statx(rustix::fs::CWD, place, how, StatxFlags::empty()).map_err(failed())?;
+    if found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+        return Ok(());
+    }
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    mount(MEMORY_SOURCE, place, "tmpfs", flags, c"mode=0755").map_err(failed())
 }
 
 /// Returns the size of a new arena without `--size`: at most half of the free space, since metadata and logs need room
@@ -282,6 +351,25 @@ mod tests {
         assert!("".parse::<ArenaChoice>().is_err());
         let place = ArenaLocation::new(&ArenaChoice::Directory("/nowhere/arena".into())).expect("a place");
         assert_eq!(place.socket(), Path::new("/nowhere/arena/socket"));
+    }
+
+    #[test]
+    fn memory_of_users_is_apart() {
+        assert_eq!(memory_directory(0), Path::new("/run/ashlar/memory/default"));
+        assert_eq!(memory_directory(1000), Path::new("/dev/shm/ashlar-1000/default"));
+    }
+
+    #[test]
+    fn directory_that_others_may_write_takes_no_arena() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().expect("a directory");
+        let arena = directory.path().join("arena");
+        fs::create_dir(&arena).expect("made");
+        fs::set_permissions(&arena, fs::Permissions::from_mode(0o777)).expect("open to all");
+        let place = ArenaLocation::at(arena.clone()).expect("a place");
+        let error = place.prepare(Some(Size(16 << 20)), false).expect_err("refused").to_string();
+        assert!(error.contains("can be written by other users (mode 777)"), "{error}");
+        assert_eq!(fs::read_dir(&arena).expect("listed").count(), 0);
     }
 
     #[test]

@@ -1,20 +1,20 @@
 //! Starts daemons and mount processes in the background, and waits for them.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ashlar_pmem::{Arena, ArenaError};
+use ashlar_pmem::{Arena, ArenaError, PrivateDirectory};
 use ashlar_wire::{Connection, Reply, Request, StatusReply, WireError};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::error::CliError;
 use crate::output::progress;
-use crate::system::arena::{ArenaLocation, program_of};
+use crate::system::arena::{ArenaLocation, DAEMON_LOG, MOUNT_LOG, program_of};
 
 /// How long without a session a daemon stays that a mount has started, in seconds.
 pub const LINGER_SECONDS: u64 = 10;
@@ -131,7 +131,7 @@ fn is_temporary(error: Option<&ArenaError>, deadline: Instant) -> bool {
 }
 
 fn start_daemon(place: &ArenaLocation) -> Result<StatusReply, CliError> {
-    let (log, said_before) = open_log(&place.daemon_log())?;
+    let (log, said_before) = open_log(&place.open_directory()?, DAEMON_LOG)?;
     let mut child = Command::new(this_program()?)
         .args(["daemon", "--background", "--linger-seconds", &LINGER_SECONDS.to_string(), "--arena"])
         .arg(place.directory())
@@ -155,13 +155,14 @@ fn start_daemon(place: &ArenaLocation) -> Result<StatusReply, CliError> {
 }
 
 /// Opens a log to append to, and returns its length. A long one is kept as `….old`, in place of the one before.
-pub fn open_log(path: &Path) -> Result<(File, u64), CliError> {
-    if std::fs::metadata(path).is_ok_and(|log| log.len() > LOG_BYTES_MAX) {
+pub fn open_log(directory: &PrivateDirectory, name: &str) -> Result<(File, u64), CliError> {
+    if directory.stat(name).is_ok_and(|log| log.st_size as u64 > LOG_BYTES_MAX) {
         // If that fails, the log becomes longer.
-        let _ = std::fs::rename(path, path.with_extension("log.old"));
+        let _ = directory.rename(name, format!("{name}.old"));
     }
-    let open = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
-    let log = open.map_err(CliError::system(format!("opening the log {}", path.display())))?;
+    let opened = directory.open_file(name, OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND);
+    let path = directory.path().join(name);
+    let log = opened.map_err(CliError::system(format!("opening the log {}", path.display())))?;
     let length = log.metadata().map_or(0, |metadata| metadata.len());
     Ok((log, length))
 }
@@ -181,8 +182,8 @@ fn error_line(text: &str) -> Option<String> {
 }
 
 /// Starts a process in the background that prints on its standard output either `ready` or an error.
-pub fn start_reporting(command: &mut Command, log: &Path) -> Result<Child, CliError> {
-    let (log_file, _) = open_log(log)?;
+pub fn start_reporting(command: &mut Command, directory: &PrivateDirectory) -> Result<Child, CliError> {
+    let (log_file, _) = open_log(directory, MOUNT_LOG)?;
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -201,7 +202,7 @@ pub fn start_reporting(command: &mut Command, log: &Path) -> Result<Child, CliEr
             let status = child.wait().map_err(CliError::system("waiting for the process behind the mount"))?;
             Err(CliError::MountProcess(format!(
                 "the process behind the mount ended with {status}; its log is {}",
-                log.display()
+                directory.path().join(MOUNT_LOG).display()
             )))
         }
         words => {
@@ -265,12 +266,13 @@ mod tests {
     #[test]
     fn long_log_is_renamed() {
         let directory = tempfile::tempdir().expect("a directory");
-        let (log, old) = (directory.path().join("daemon.log"), directory.path().join("daemon.log.old"));
+        let (log, old) = (directory.path().join(DAEMON_LOG), directory.path().join("daemon.log.old"));
+        let open_log = || open_log(&PrivateDirectory::open(directory.path()).expect("a private one"), DAEMON_LOG);
         std::fs::write(&log, vec![b'x'; LOG_BYTES_MAX as usize]).expect("written");
-        assert_eq!(open_log(&log).expect("opened").1, LOG_BYTES_MAX);
+        assert_eq!(open_log().expect("opened").1, LOG_BYTES_MAX);
         assert!(!old.exists());
         std::fs::write(&log, vec![b'x'; LOG_BYTES_MAX as usize + 1]).expect("written");
-        assert_eq!(open_log(&log).expect("opened").1, 0);
+        assert_eq!(open_log().expect("opened").1, 0);
         assert_eq!(old.metadata().expect("kept").len(), LOG_BYTES_MAX + 1);
     }
 
@@ -286,8 +288,8 @@ mod tests {
     #[test]
     fn message_of_a_background_process_is_handed_on() {
         let directory = tempfile::tempdir().expect("a directory");
-        let log = directory.path().join("log");
-        let run = |script: &str| start_reporting(Command::new("sh").args(["-c", script]), &log);
+        let logs = PrivateDirectory::open(directory.path()).expect("a private one");
+        let run = |script: &str| start_reporting(Command::new("sh").args(["-c", script]), &logs);
         assert!(run("echo ready").expect("ready").wait().expect("ended").success());
         assert!(
             matches!(run("echo no such thing; exit 1"), Err(CliError::MountProcess(words)) if words == "no such thing")

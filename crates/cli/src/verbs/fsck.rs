@@ -35,7 +35,7 @@ struct Findings {
 
 /// Checks an arena, and repairs it if the user asks for that.
 pub fn run(arguments: &FsckArguments) -> Result<ExitCode, CliError> {
-    let place = ArenaLocation::new(&arguments.arena.arena)?;
+    let place = ArenaLocation::find(&arguments.arena.arena)?;
     place.probe()?;
     let spinner = progress::spinner("checking");
     let online = ask_patiently(&place, &Request::Fsck);

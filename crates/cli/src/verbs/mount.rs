@@ -85,7 +85,7 @@ fn start_in_background(process: &MountProcessArguments, place: &ArenaLocation) -
         command.arg("--read-only");
     }
     // It outlives this process, and nothing waits for it here.
-    drop(start_reporting(&mut command, &place.mount_log())?);
+    drop(start_reporting(&mut command, &place.open_directory()?)?);
     Ok(())
 }
 

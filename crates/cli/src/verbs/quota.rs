@@ -85,7 +85,7 @@ fn arena_location(arena: &QuotaArenaArguments) -> Result<ArenaLocation, CliError
             let record = mounts::record_of(&directory).ok_or(CliError::NotMounted(directory))?;
             ArenaLocation::at(record.arena)?
         }
-        (None, choice) => ArenaLocation::new(choice.as_ref().unwrap_or(&ArenaChoice::Disk))?,
+        (None, choice) => ArenaLocation::find(choice.as_ref().unwrap_or(&ArenaChoice::Disk))?,
     };
     place.probe()?;
     ensure_daemon(&place)?;

@@ -14,7 +14,7 @@ use crate::system::background::{ask, daemon_status, ensure_daemon};
 
 /// Changes an arena's size through its daemon, which is started for this if none runs.
 pub fn run(arguments: &ResizeArguments) -> Result<ExitCode, CliError> {
-    let place = ArenaLocation::new(&arguments.arena.arena)?;
+    let place = ArenaLocation::find(&arguments.arena.arena)?;
     let before = Size(place.probe()?.size_bytes);
     ensure_daemon(&place)?;
     let spinner = progress::spinner(&format!("changing the arena from {before} to {}", arguments.size));

@@ -57,15 +57,16 @@ pub fn run(arguments: &StatusArguments) -> Result<ExitCode, CliError> {
 /// Returns the requested arena, or all mounted ones and the standard ones that exist.
 pub fn chosen_arenas(wanted: Option<&ArenaChoice>) -> Result<Vec<ArenaLocation>, CliError> {
     if let Some(choice) = wanted {
-        let place = ArenaLocation::new(choice)?;
+        let place = ArenaLocation::find(choice)?;
         return if place.exists() { Ok(vec![place]) } else { Err(CliError::NoArena(place.directory().to_owned())) };
     }
     let mut chosen_arenas = Vec::new();
-    for choice in [ArenaChoice::Disk, ArenaChoice::Memory] {
-        chosen_arenas.extend(Some(ArenaLocation::new(&choice)?).filter(ArenaLocation::exists));
-    }
-    for record in live_records() {
-        let place = ArenaLocation::at(record.arena)?;
+    let of_root = ArenaLocation::of_root_in_memory();
+    let standard = [ArenaLocation::new(&ArenaChoice::Disk), ArenaLocation::new(&ArenaChoice::Memory), of_root];
+    let mounted = live_records().into_iter().map(|record| ArenaLocation::at(record.arena));
+    let existing = standard.into_iter().filter(|place| place.as_ref().is_ok_and(ArenaLocation::exists));
+    for place in existing.chain(mounted) {
+        let place = place?;
         if !chosen_arenas.contains(&place) {
             chosen_arenas.push(place);
         }

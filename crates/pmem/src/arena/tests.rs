@@ -1,3 +1,4 @@
+use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use super::*;
@@ -103,7 +104,7 @@ fn large_arenas_have_several_segments() {
 fn an_arena_that_cannot_grow_keeps_its_size() {
     let dir = tempfile::tempdir().unwrap();
     let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
-    let files = || list(&dir.path().join("segments")).unwrap().len();
+    let files = || fs::read_dir(dir.path().join("segments")).unwrap().count();
     assert!(matches!(arena.resize(1 << 60), Err(ArenaError::NoSpace { .. })));
     assert_eq!((blocks(&arena.segments()), files()), (vec![4096], 1));
     assert_eq!(Arena::probe(dir.path()).unwrap().size_bytes, 16 * MIB);
@@ -132,7 +133,8 @@ fn directory_without_superblock_is_no_arena() {
     // As a creation leaves it that was killed before the superblock.
     fs::create_dir(dir.path().join("segments")).unwrap();
     let bytes = SegmentInfo { number: 0, blocks: 7 }.file_bytes();
-    allocate_file(&segment_path(dir.path(), 0), bytes, bytes).unwrap();
+    let segments = PrivateDirectory::open(&dir.path().join("segments")).unwrap();
+    allocate_file(&segments, &segment_name(0), bytes, bytes).unwrap();
     let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
     assert_eq!(blocks(&arena.segments()), [4096]);
     drop(arena);
@@ -188,5 +190,58 @@ fn a_file_that_does_not_fit_is_refused_whole() {
     // tmpfs compares the length with its own size before it allocates anything.
     let error = arena.session_files(SESSION, [(SessionFile::Log, 1 << 50, 1 << 50)]).unwrap_err();
     assert!(matches!(error, ArenaError::NoSpace { needed_bytes, .. } if needed_bytes == 1 << 50));
-    assert_eq!(list(&dir.path().join("sessions")).unwrap().len(), 0);
+    assert_eq!(fs::read_dir(dir.path().join("sessions")).unwrap().count(), 0);
+}
+
+/// Root's own files were truncated through links in an arena that another user had prepared.
+#[test]
+fn links_in_a_prepared_arena_are_not_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let victim = dir.path().join("victim");
+    fs::write(&victim, "precious").unwrap();
+    let path = dir.path().join("arena");
+    let link = |name: &str| {
+        fs::create_dir_all(path.join(name).parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(&victim, path.join(name)).unwrap();
+    };
+    link("lock");
+    assert!(matches!(Arena::create(&path, &options(16 * MIB)), Err(ArenaError::Io { .. })));
+    fs::remove_file(path.join("lock")).unwrap();
+    drop(Arena::create(&path, &options(16 * MIB)).unwrap());
+    for name in ["ARENA.new", "segments/000001.data.new", "sessions/42.log"] {
+        link(name);
+        let arena = Arena::open(&path).unwrap();
+        assert!(arena.open_session_file(SESSION, SessionFile::Log).is_err());
+        let _ = arena.session_files(SESSION, [(SessionFile::Log, MIB, MIB)]);
+        let _ = arena.resize(32 * MIB);
+        arena.remove_session(SESSION).unwrap();
+        fs::remove_file(path.join(name)).ok();
+    }
+    for name in ["metadata/data.mdb", "segments/000009.data"] {
+        link(name);
+        let opened = Arena::open(&path);
+        assert_eq!(opened.is_err(), name.starts_with("metadata"), "{name}");
+        fs::remove_file(path.join(name)).unwrap();
+    }
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+}
+
+/// An arena that another user made beforehand was taken for root's, set-user-id programs included.
+#[test]
+fn arena_of_another_user_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("arena");
+    drop(Arena::create(&path, &options(16 * MIB)).unwrap());
+    std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+    let refused = [Arena::open(&path).unwrap_err(), Arena::create(&path, &options(16 * MIB)).unwrap_err()];
+    for error in refused {
+        assert!(error.to_string().contains("belongs to user 65534"), "{error}");
+    }
+    std::os::unix::fs::chown(&path, Some(0), None).unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let error = Arena::open(&path).unwrap_err();
+    assert!(error.to_string().contains("can be written by other users (mode 777)"), "{error}");
 }
