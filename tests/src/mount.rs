@@ -185,7 +185,8 @@ impl TestArena {
             }
             _ => {}
         }
-        self.ashlar(&["mount", "--size", self.size, &point.display().to_string()])?.success()
+        // Most tests with ordinary users are about their sessions.
+        self.ashlar(&["mount", "--sessions", "all", "--size", self.size, &point.display().to_string()])?.success()
     }
 
     /// Unmounts directory `number`.

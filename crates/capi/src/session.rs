@@ -86,7 +86,7 @@ impl CapiSession {
                 note: fork::record_descriptor,
                 forget: fork::forget_descriptor,
             },
-            beside: 0,
+            beside: file_system.device,
             yields_to_kernel: false,
         };
         fork::watch_forks();
@@ -292,6 +292,8 @@ fn refusal(socket: &Path, error: &ConnectError) -> OpenRefusal {
             _ => Errno::ENOTCONN,
         },
         ConnectError::Refused(_) => Errno(libc::ECONNREFUSED),
+        ConnectError::NotAdmitted => Errno::EACCES,
+        ConnectError::ReadOnly => Errno::EROFS,
         ConnectError::Memory(_) => Errno::ENOMEM,
     };
     (errno, error.to_string())

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ashlar_wire::Admission;
 use clap::{Args, Parser, Subcommand};
 
 use crate::output::size::{FilesLimit, Size, SpaceLimit};
+use crate::system::admission::AdmissionChoice;
 use crate::system::arena::ArenaChoice;
 
 const FIRST_STEPS: &str = "\
@@ -182,9 +184,15 @@ pub struct MountArguments {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub create: CreateArguments,
-    /// Mount for reading only
+    /// Mount for reading only; programs under 'ashlar run' are served by the kernel then
     #[arg(short, long)]
     pub read_only: bool,
+    /// The users that 'ashlar run' serves: root, user=NAME, group=NAME, several with commas between, or all
+    ///
+    /// By default these are root and the user behind sudo. The kernel serves all others. With 'all', each user can read
+    /// all data in the arena, whatever the modes of files say.
+    #[arg(long, value_name = "USERS")]
+    pub sessions: Option<AdmissionChoice>,
     /// Stay in the foreground until the file system is unmounted, or Ctrl-C is pressed
     #[arg(short, long)]
     pub foreground: bool,
@@ -296,6 +304,9 @@ pub struct DaemonArguments {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub create: CreateArguments,
+    /// The users whose programs may name the socket instead of a mount, as for 'ashlar mount'; by default root
+    #[arg(long, value_name = "USERS")]
+    pub sessions: Option<AdmissionChoice>,
     /// End when there was no session for so many seconds; without it, stay
     #[arg(long, value_name = "N")]
     pub linger_seconds: Option<u64>,
@@ -345,6 +356,9 @@ pub struct SharedFsArguments {
     /// End when there was no session for so many seconds
     #[arg(long)]
     pub linger_seconds: Option<u64>,
+    /// The users that may have sessions without a mount
+    #[arg(long, default_value = "root")]
+    pub sessions: Admission,
 }
 
 /// `ashlar helper`.
@@ -366,6 +380,9 @@ pub struct MountProcessArguments {
     /// Mount for reading only
     #[arg(long)]
     pub read_only: bool,
+    /// The users that may have sessions by the mount
+    #[arg(long, default_value = "root")]
+    pub sessions: Admission,
 }
 
 /// `ashlar arena resize`.
@@ -396,7 +413,9 @@ mod tests {
         let Verb::Mount(mount) = arguments.verb else { panic!("not a mount") };
         assert!(mount.foreground && !mount.read_only);
         assert_eq!(mount.arena.arena, ArenaChoice::Memory);
-        assert_eq!(mount.create.size, Some(Size(1 << 30)));
+        assert_eq!((mount.create.size, mount.sessions), (Some(Size(1 << 30)), None));
+        let arguments = Arguments::parse_from(["ashlar", "mount", "--sessions", "user=ann,group=staff", "/mnt"]);
+        assert!(matches!(arguments.verb, Verb::Mount(MountArguments { sessions: Some(_), .. })));
     }
 
     #[test]

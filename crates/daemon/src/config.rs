@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use ashlar_wire::Admission;
+
 /// Bytes of a log on a large arena.
 const LOG_BYTES_DEFAULT: u64 = 64 << 20;
 /// The smallest log.
@@ -40,6 +42,10 @@ pub struct Config {
     pub lease_ttl_us: u64,
     /// Seconds without any session after which SharedFS ends; `None`: it stays.
     pub linger_seconds: Option<u64>,
+    /// The users whose programs may have sessions that come by no mount, as those that name the socket do.
+    ///
+    /// A mount has its own ([`ashlar_wire::MountTerms`]).
+    pub sessions: Admission,
     /// The command of the process that does the work that may have to wait for a mount.
     ///
     /// It runs [`ashlar_helper::run`] on its standard input. If it's empty, sessions get no descriptors.
@@ -59,6 +65,7 @@ impl Config {
             lease_hold_us: LEASE_HOLD_US,
             lease_ttl_us: LEASE_TTL_US,
             linger_seconds: None,
+            sessions: Admission::default(),
             helper: Vec::new(),
         }
     }

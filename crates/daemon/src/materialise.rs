@@ -118,15 +118,20 @@ fn device_of(directory: &OwnedFd) -> Result<u64, Errno> {
     Ok(rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor))
 }
 
-/// Returns whether a living session serves a mount whose files show this device.
-pub fn is_mount(state: &State, device: u64) -> bool {
-    let is_it = |session: &ServedSession| {
+/// Returns the living session that serves a mount whose files show this device.
+pub fn find_mount(state: &State, device: u64) -> Option<&ServedSession> {
+    let is_it = |session: &&ServedSession| {
         session.identity.kind == SessionKind::Mount
             && session.mount_device == device
             && session.fenced.is_none()
             && !session.is_ending
     };
-    device != 0 && state.sessions.values().any(is_it)
+    state.sessions.values().find(is_it).filter(|_| device != 0)
+}
+
+/// Returns whether a living session serves a mount whose files show this device.
+pub fn is_mount(state: &State, device: u64) -> bool {
+    find_mount(state, device).is_some()
 }
 
 /// Returns an inode's access list, if it has one.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_types::{Errno, LogPosition, SessionId};
-use ashlar_wire::{Acceptor, Connection, Listener, Reply, Request, SessionKind, WelcomeSegment, WireError};
+use ashlar_wire::{Acceptor, Connection, Listener, MountTerms, Reply, Request, SessionKind, WelcomeSegment, WireError};
 use parking_lot::{Condvar, Mutex};
 
 use crate::grant::{LookupTarget, Patience};
@@ -400,9 +400,9 @@ fn serve_session(
             let (segment, file) = open_segment(shared, number)?;
             ReplyWithFiles::of(Some(Reply::Segment(segment)), vec![Arc::new(file)])
         }
-        Request::RegisterMount { device: number } => {
+        Request::RegisterMount { device: number, terms } => {
             let device = descriptors.into_iter().next().ok_or(Errno::EINVAL)?;
-            register_mount(shared, id, device, number)?.into()
+            register_mount(shared, id, device, number, terms)?.into()
         }
         Request::QueryLock { .. } => locking::query_lock(shared, id, &request)?.into(),
         Request::CancelLock { ticket } => locking::cancel_wait(shared, id, ticket).into(),
@@ -449,13 +449,19 @@ fn serve_session(
     })
 }
 
-fn register_mount(shared: &SharedState, id: SessionId, device: OwnedFd, number: u64) -> Result<Reply, Errno> {
+fn register_mount(
+    shared: &SharedState,
+    id: SessionId,
+    device: OwnedFd,
+    number: u64,
+    terms: MountTerms,
+) -> Result<Reply, Errno> {
     let mut state = shared.lock();
     let session = state.sessions.get_mut(&id).ok_or(Errno::ESTALE)?;
     if session.identity.kind != ashlar_wire::SessionKind::Mount {
         return Err(Errno::EPERM);
     }
-    session.set_mount_device(number).map_err(|_| Errno::EIO)?;
+    session.set_mount(number, terms)?;
     let device = MountDevice::new(device, number, &shared.helper);
     match &session.notifier {
         Some(notifier) => notifier.connect(device)?,

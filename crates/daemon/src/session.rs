@@ -11,10 +11,11 @@ use ashlar_pmem::{
     Arena, ArenaError, HUGE_PAGE_BYTES, HugePages, MapError, Mapping, MappingAccess, MediumKind, OutOfBounds,
     SessionFile,
 };
-use ashlar_types::{Credentials, InodeId, LogGeneration, LogPosition, SessionId};
+use ashlar_types::{Credentials, Errno, InodeId, LogGeneration, LogPosition, SessionId};
 use ashlar_wire::{
-    CONTROL_BYTES, CONTROL_BYTES_BEFORE, CONTROL_ROOM, CONTROL_ROOM_FAR, ControlPage, Credit, CreditKind, LEASE_SLOTS,
-    LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, Question, QuotaVersion, Reply,
+    ADMITTED_MAX, CONTROL_BYTES, CONTROL_BYTES_BEFORE, CONTROL_ROOM, CONTROL_ROOM_FAR, ControlPage, Credit, CreditKind,
+    LEASE_SLOTS, LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, MountTerms, Question, QuotaVersion,
+    Reply,
 };
 use thiserror::Error;
 
@@ -309,6 +310,8 @@ pub struct ServedSession {
     pub notifier: Option<Arc<Notifier>>,
     /// The device number that its mount's files show; 0 before it has registered.
     pub mount_device: u64,
+    /// The terms of its mount.
+    pub mount_terms: MountTerms,
     /// Detects directories that it scans.
     pub scans: ScanDetector,
     /// Its walks through directory trees.
@@ -378,6 +381,7 @@ impl ServedSession {
         // An earlier SharedFS may have been killed while it polled.
         session.control.request_slot().set_listening(false);
         session.mount_device = session_page::mount_device(&*session.page);
+        session.mount_terms = session_page::mount_terms(&*session.page);
         session.account.granted = session_page::granted(&*session.page);
         // After a loss of power, the page may lack the last commits: then the cost of an earlier one counts.
         session.account.used = used;
@@ -436,6 +440,7 @@ impl ServedSession {
             fenced: None,
             notifier: None,
             mount_device: 0,
+            mount_terms: MountTerms::default(),
             scans: ScanDetector::default(),
             walks: TreeWalks::default(),
             kept: None,
@@ -500,12 +505,22 @@ impl ServedSession {
         Ok(())
     }
 
-    /// Records the number of its mount's device, so that a restarted SharedFS finds it.
+    /// Records the number of its mount's device and the mount's terms, so that a restarted SharedFS finds them.
     ///
-    /// Sessions may ask for descriptors on the mount before the mount's process has noticed the restart.
-    pub fn set_mount_device(&mut self, device: u64) -> Result<(), OutOfBounds> {
-        session_page::set_mount_device(&*self.page, device)?;
-        self.mount_device = device;
+    /// Programs may begin sessions by the mount, or ask for descriptors on it, before the mount's process has noticed
+    /// the restart.
+    ///
+    /// # Errors
+    /// `EINVAL` if the terms name too many users.
+    pub fn set_mount(&mut self, device: u64, terms: MountTerms) -> Result<(), Errno> {
+        if terms.sessions.users.len() + terms.sessions.groups.len() > ADMITTED_MAX {
+            return Err(Errno::EINVAL);
+        }
+        // The terms come first: by the device, programs find the mount.
+        let stored = session_page::set_mount_terms(&*self.page, &terms)
+            .and_then(|()| session_page::set_mount_device(&*self.page, device));
+        stored.map_err(|_| Errno::EIO)?;
+        (self.mount_device, self.mount_terms) = (device, terms);
         Ok(())
     }
 

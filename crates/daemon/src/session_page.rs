@@ -16,11 +16,14 @@
 //! 2304  128 times  first inode << 16 | count                 inode numbers granted, oldest overwritten
 //! 3328  16 times  inode:8                 files whose record locks are delegated, by the control page's slot
 //! 3456  rights:8                          words behind the lease slots that were ever used (`kept_rights.rs`)
+//! 3464  terms:8                           of a mount: 1 read-only, 2 sessions for all, users << 16, groups << 32
+//! 3472  64 times  number:4                users and then groups whose programs may have sessions by the mount
+//! 3728  log bytes:8                       of the log's file as SharedFS made it; 0: an earlier version made it
 //! ```
 
 use ashlar_pmem::{OutOfBounds, Persistent};
 use ashlar_types::{InodeId, LogPosition};
-use ashlar_wire::{Credit, LEASE_SLOTS, LOCK_SLOTS};
+use ashlar_wire::{ADMITTED_MAX, Admission, Credit, LEASE_SLOTS, LOCK_SLOTS, MountTerms};
 
 const VALIDATED: u64 = 2048;
 const GRANTED_BLOCKS: u64 = 2056;
@@ -38,7 +41,10 @@ const RANGE_SLOTS: u64 = 128;
 const DELEGATED: u64 = 3328;
 const _: () = assert!(COSTS + COST_SLOTS * COST_BYTES <= RANGES && RANGES + 8 * RANGE_SLOTS <= DELEGATED);
 const RIGHTS: u64 = DELEGATED + 8 * LOCK_SLOTS as u64;
-const PAGE_END: u64 = RIGHTS + 8;
+const TERMS: u64 = RIGHTS + 8;
+const ADMITTED: u64 = TERMS + 8;
+const LOG_BYTES: u64 = ADMITTED + 4 * ADMITTED_MAX as u64;
+const PAGE_END: u64 = LOG_BYTES + 8;
 const _: () = assert!(PAGE_END <= 4096);
 
 /// The most inode numbers in one range: the count must fit 16 bits.
@@ -111,6 +117,30 @@ pub fn mount_device(page: &impl Persistent) -> u64 {
 /// Sets that number.
 pub fn set_mount_device(page: &impl Persistent, device: u64) -> Result<(), OutOfBounds> {
     page.store_u64(MOUNT_DEVICE, device)
+}
+
+/// Returns the terms of the session's mount; those of a mount that has not registered admit root alone.
+pub fn mount_terms(page: &impl Persistent) -> MountTerms {
+    let word = page.load_u64(TERMS).unwrap_or(0);
+    let mut numbers = [0; 4 * ADMITTED_MAX];
+    if page.load(ADMITTED, &mut numbers).is_err() {
+        return MountTerms::default();
+    }
+    let mut numbers = numbers.chunks_exact(4).map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+    let [users, groups] = [16, 32].map(|shift| (word >> shift & 0xffff) as usize);
+    let users = numbers.by_ref().take(users).collect();
+    let sessions = Admission { all: word & 2 != 0, users, groups: numbers.take(groups).collect() };
+    MountTerms { read_only: word & 1 != 0, sessions }
+}
+
+/// Sets those terms, which name at most [`ADMITTED_MAX`] users and groups.
+pub fn set_mount_terms(page: &impl Persistent, terms: &MountTerms) -> Result<(), OutOfBounds> {
+    let Admission { all, users, groups } = &terms.sessions;
+    page.store_u64(TERMS, 0)?;
+    let numbers: Vec<u8> = users.iter().chain(groups).flat_map(|number| number.to_le_bytes()).collect();
+    page.store(ADMITTED, &numbers)?;
+    let flags = u64::from(terms.read_only) | u64::from(*all) << 1;
+    page.store_u64(TERMS, flags | (users.len() as u64) << 16 | (groups.len() as u64) << 32)
 }
 
 /// Returns how many slots of the lease table have room.
@@ -316,6 +346,20 @@ mod tests {
         let mut again = InodeRanges::load(&page);
         again.add(&page, InodeId(9000), 5).expect("added");
         assert!(!again.contains(InodeId(1000 + 72 * 20)) && again.contains(InodeId(9004)));
+    }
+
+    #[test]
+    fn terms_of_mount_survive_reload() {
+        let page = page();
+        assert_eq!(mount_terms(&page), MountTerms::default());
+        let full = (1..=ADMITTED_MAX as u32).map(|user| format!("user={user}")).collect::<Vec<_>>().join(",");
+        for (read_only, text) in [(true, "root,user=1000,user=7,group=50"), (false, "all"), (false, &full)] {
+            let terms = MountTerms { read_only, sessions: text.parse().expect("an admission") };
+            set_mount_terms(&page, &terms).expect("noted");
+            assert_eq!(mount_terms(&page), terms);
+        }
+        format_page(&page, LEASE_SLOTS, LogPosition(0)).expect("formatted");
+        assert_eq!(mount_terms(&page), MountTerms::default());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ashlar_pmem::MediumKind;
 use ashlar_types::{Errno, InodeId, LogGeneration, LogPosition, SessionId};
-use ashlar_wire::{CreditKind, Hello, LEASE_SLOTS, PROTOCOL_VERSION, Peer, SessionKind, Welcome};
+use ashlar_wire::{Admission, CreditKind, Hello, LEASE_SLOTS, PROTOCOL_VERSION, Peer, SessionKind, Welcome};
 
 use crate::apply::Slice;
 use crate::credit;
@@ -109,13 +109,7 @@ fn open_session(
         if state.ending {
             return Err(Refused::Because("the daemon is shutting down".into()));
         }
-        // The kernel shows a mount without a server, and so knows nothing of it: open files could not be handed over to
-        // the kernel.
-        if hello.beside != 0 && !materialise::is_mount(&state, hello.beside) {
-            return Err(Refused::Because(
-                "no process serves the mount any more; unmount it, and mount it again".into(),
-            ));
-        }
+        check_admission(&state, &shared.config.sessions, &identity, hello.beside)?;
         check_room(state.sessions.values().map(user_of), identity.uid)?;
     }
     let prepared = match identity.kind {
@@ -209,6 +203,35 @@ fn await_forgetting(shared: &SharedState, disturbed: &[(Arc<Control>, u64)]) {
     while is_due() && Instant::now() < deadline {
         std::thread::sleep(FORGETTING_PAUSE);
     }
+}
+
+/// Fails unless the user may have a session by a mount, or, with `beside` 0, by none.
+///
+/// The session says by which mount it comes, and may name any. So a mount admits the users that it names, however they
+/// come, and a read-only mount admits none.
+fn check_admission(
+    state: &State,
+    without_mount: &Admission,
+    identity: &SessionIdentity,
+    beside: u64,
+) -> Result<(), Refused> {
+    let admission = match (identity.kind, beside) {
+        (SessionKind::Mount, _) => return Ok(()),
+        (SessionKind::Process, 0) => without_mount,
+        (SessionKind::Process, device) => {
+            // The kernel shows a mount without a server, and so knows nothing of it: open files could not be handed
+            // over to the kernel.
+            let mount = materialise::find_mount(state, device).ok_or_else(|| {
+                Refused::Because("no process serves the mount any more; unmount it, and mount it again".into())
+            })?;
+            if mount.mount_terms.read_only {
+                return Err(Refused::Errno(Errno::EROFS));
+            }
+            &mount.mount_terms.sessions
+        }
+    };
+    let is_own = identity.uid == rustix::process::geteuid().as_raw();
+    if is_own || admission.admits(&identity.credentials()) { Ok(()) } else { Err(Refused::Errno(Errno::EPERM)) }
 }
 
 /// Returns a session's user, and whether the session is ending.

@@ -65,6 +65,7 @@ fn report_status(shared: &SharedState) -> StatusReply {
         leases_revoked: session.leases_revoked,
         operations: session.control.operations(),
         fenced: session.fenced.clone(),
+        terms: (session.mount_device != 0).then(|| session.mount_terms.clone()),
     });
     StatusReply {
         version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ashlar_types::{FileKind, InodeId};
 use ashlar_update::Update;
-use ashlar_wire::{Contents, CreditKind, LeaseWord, Reply, Request, SessionKind};
+use ashlar_wire::{Contents, CreditKind, LeaseWord, MountTerms, Reply, Request, SessionKind};
 use common::{Client, NOW, Site};
 
 #[test]
@@ -163,7 +163,11 @@ fn grant_waits_for_mount_absent_after_restart() {
             }
             let (device, mut kernel) = std::os::unix::net::UnixStream::pair().expect("a device");
             mount.resume(&site.socket());
-            let reply = mount.line.call(&Request::RegisterMount { device: 77 }, &[device.as_fd()]).expect("answered").0;
+            let reply = mount
+                .line
+                .call(&Request::RegisterMount { device: 77, terms: MountTerms::default() }, &[device.as_fd()])
+                .expect("answered")
+                .0;
             assert!(matches!(reply, Reply::Done));
             changing.join().expect("no panic").expect("granted");
             kernel.set_nonblocking(true).expect("set");

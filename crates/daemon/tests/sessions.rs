@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use ashlar_log::AppendError;
 use ashlar_types::{Errno, FileKind, InodeId, LogPosition};
 use ashlar_update::Update;
-use ashlar_wire::{Contents, Credit, CreditKind, LeaseRequest, LockKind, LockMode, Need, Reply, Request, ScopeKind};
+use ashlar_wire::{
+    Contents, Credit, CreditKind, LeaseRequest, LockKind, LockMode, MountTerms, Need, Reply, Request, ScopeKind,
+};
 use common::{Client, NOW, SessionsLeft, Site};
 
 #[test]
@@ -711,7 +713,11 @@ fn kernel_of_mount_is_notified_before_others_change_file() {
     let mut site = Site::new(64 << 20);
     let mut mount = Client::open_as(&site.socket(), ashlar_wire::SessionKind::Mount);
     let (device, mut kernel) = std::os::unix::net::UnixStream::pair().expect("a device");
-    let reply = mount.line.call(&Request::RegisterMount { device: 77 }, &[device.as_fd()]).expect("answered").0;
+    let reply = mount
+        .line
+        .call(&Request::RegisterMount { device: 77, terms: MountTerms::default() }, &[device.as_fd()])
+        .expect("answered")
+        .0;
     assert!(matches!(reply, Reply::Done));
     mount.acquire(&[(InodeId::ROOT, true)]).expect("granted");
     let file = mount.make(InodeId::ROOT, b"file", FileKind::Regular);

@@ -7,12 +7,13 @@ use ashlar_libfs::{
     ReserveReason, Seek, Space, WriteAt, Written, XattrFlags,
 };
 use ashlar_types::{Credentials, InodeId};
+use ashlar_wire::MountTerms;
 
 /// The operations of [`LibFs`] that a mount uses, with the same names and meanings. It is a trait so that the front end
 /// can be tested against a file system in memory. Mounts are generic over it, so it costs nothing.
 #[allow(missing_docs, clippy::too_many_arguments, clippy::missing_errors_doc)]
 pub trait FileSystem: Send + Sync + 'static {
-    fn register_mount(&self, device: OwnedFd, number: u64) -> Outcome<()>;
+    fn register_mount(&self, device: OwnedFd, number: u64, terms: MountTerms) -> Outcome<()>;
     fn cache_ttl_ms(&self, inode: InodeId) -> u64;
     fn name_ttl_ms(&self, directory: InodeId) -> u64;
     fn is_shared(&self) -> bool;
@@ -148,7 +149,7 @@ macro_rules! forward {
 }
 
 forward! {
-    fn register_mount(device: OwnedFd, number: u64) -> Outcome<()>;
+    fn register_mount(device: OwnedFd, number: u64, terms: MountTerms) -> Outcome<()>;
     fn cache_ttl_ms(inode: InodeId) -> u64;
     fn name_ttl_ms(directory: InodeId) -> u64;
     fn is_shared() -> bool;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use ashlar_helper::Helper;
 use ashlar_libfs::LibFs;
+use ashlar_wire::{Admission, MountTerms};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -34,6 +35,8 @@ pub struct MountOptions {
     pub source: String,
     /// Nothing can be changed through the mount.
     pub read_only: bool,
+    /// The users whose programs may have sessions by the mount.
+    pub sessions: Admission,
     /// Threads that read requests from the device. 0 for as many as fit the machine: one more than it has cores, three
     /// to five.
     pub threads: usize,
@@ -120,7 +123,8 @@ impl<F: FileSystem> FuseMount<F> {
         let entry = mountinfo::find_mount(&mount_point);
         let number = entry.as_ref().and_then(mountinfo::MountEntry::device_number);
         let number = number.ok_or_else(|| MountError::NotMounted { path: mount_point.clone() })?;
-        file_system.register_mount(duplicate, number).map_err(MountError::NotRegistered)?;
+        let terms = MountTerms { read_only: options.read_only, sessions: options.sessions };
+        file_system.register_mount(duplicate, number, terms).map_err(MountError::NotRegistered)?;
         entry.iter().for_each(set_read_ahead);
         guard.keep_mount();
         let threads = if options.threads == 0 { default_threads() } else { options.threads };

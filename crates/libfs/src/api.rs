@@ -45,6 +45,12 @@ pub enum ConnectError {
     /// The daemon refused, with its reason.
     #[error("the daemon refused the session: {0}")]
     Refused(String),
+    /// The user may have no session there; the kernel serves it.
+    #[error("there are no sessions for this user; 'ashlar status' shows for which users there are")]
+    NotAdmitted,
+    /// The mount is for reading only.
+    #[error("the file system is mounted for reading only; use its files through the mount")]
+    ReadOnly,
     /// Shared memory could not be mapped.
     #[error("the session's memory could not be mapped: {0}")]
     Memory(String),

@@ -47,7 +47,8 @@ use ashlar_log::Log;
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
 use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
 use ashlar_wire::{
-    CONTROL_BYTES, ControlPage, GRANT_CACHE_BYTES, LEASE_TABLE_BYTES, LeaseTable, Reply, Request, SessionKind,
+    CONTROL_BYTES, ControlPage, GRANT_CACHE_BYTES, LEASE_TABLE_BYTES, LeaseTable, MountTerms, Reply, Request,
+    SessionKind,
 };
 use rustix_futex_sync::Mutex;
 
@@ -323,15 +324,15 @@ impl LibFs {
         }
     }
 
-    /// Hands SharedFS the mount's `/dev/fuse` descriptor and its files' device number (`st_dev`).
+    /// Hands SharedFS the mount's `/dev/fuse` descriptor, its files' device number (`st_dev`), and its terms.
     ///
     /// SharedFS uses the descriptor to invalidate stale entries of the kernel's caches. After a restart of SharedFS,
     /// LibFS registers the mount again by itself.
     ///
     /// # Errors
     /// `EIO` if SharedFS is away.
-    pub fn register_mount(&self, device: OwnedFd, number: u64) -> Outcome<()> {
-        self.client.register_mount(device, number, self)
+    pub fn register_mount(&self, device: OwnedFd, number: u64, terms: MountTerms) -> Outcome<()> {
+        self.client.register_mount(device, number, terms, self)
     }
 
     /// Returns how long, in milliseconds, a kernel may cache the last answer about an inode; 0 if it is stale.

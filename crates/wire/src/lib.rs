@@ -21,6 +21,7 @@
 //! Non-goals: decisions. Source: `docs/format-session.md`.
 #![forbid(unsafe_code)]
 
+mod admission;
 mod busy_wait;
 mod connection;
 mod control;
@@ -35,6 +36,7 @@ mod run_environment;
 mod watch_attributes;
 mod words;
 
+pub use admission::{ADMITTED_MAX, Admission, MountTerms};
 pub use busy_wait::BusyWait;
 pub use connection::{Acceptor, Connection, Listener, MESSAGE_BYTES_MAX, WireError, socket_of};
 pub use control::{

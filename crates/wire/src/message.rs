@@ -7,10 +7,10 @@ use ashlar_types::{
 use ashlar_update::Cost;
 use serde::{Deserialize, Serialize};
 
-use crate::{OperationCounts, Question};
+use crate::{MountTerms, OperationCounts, Question};
 
 /// The version of the protocol and of the shared memory's layout. A daemon accepts only this one.
-pub const PROTOCOL_VERSION: u32 = 14;
+pub const PROTOCOL_VERSION: u32 = 15;
 
 /// The kind of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -417,6 +417,8 @@ pub enum Request {
     RegisterMount {
         /// The device number that the mount's files show (`st_dev`).
         device: u64,
+        /// Its terms for programs.
+        terms: MountTerms,
     },
     /// Sets or removes a lock.
     ///
@@ -610,6 +612,8 @@ pub struct SessionStatus {
     pub operations: Vec<OperationCounts>,
     /// If the session was fenced for forged records: the violation.
     pub fenced: Option<String>,
+    /// The terms of its mount, once that is registered.
+    pub terms: Option<MountTerms>,
 }
 
 /// The state of SharedFS.

@@ -7,11 +7,13 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use ashlar_daemon::{Config, DaemonError, RESTART_EXIT};
+use ashlar_wire::Admission;
 use tracing_subscriber::EnvFilter;
 
 use crate::arguments::{DaemonArguments, SharedFsArguments};
 use crate::error::CliError;
 use crate::output::size::Size;
+use crate::system::admission::resolve_admission;
 use crate::system::arena::{ArenaLocation, survives};
 use crate::system::background::{leave_terminal, this_program};
 
@@ -21,6 +23,10 @@ pub fn run(arguments: &DaemonArguments) -> Result<ExitCode, CliError> {
     if arguments.background {
         leave_terminal()?;
     }
+    let sessions = match &arguments.sessions {
+        Some(choice) => resolve_admission(Some(choice))?,
+        None => Admission::default(),
+    };
     let place = ArenaLocation::new(&arguments.arena.arena)?;
     let prepared = place.prepare(arguments.create.size, arguments.create.emulate_pmem)?;
     let place = ArenaLocation::at(place.directory().to_owned())?;
@@ -36,6 +42,7 @@ pub fn run(arguments: &DaemonArguments) -> Result<ExitCode, CliError> {
     if let Some(seconds) = arguments.linger_seconds {
         words.extend(["--linger-seconds".into(), seconds.to_string().into()]);
     }
+    words.extend(["--sessions".into(), sessions.to_string().into()]);
     ashlar_daemon::supervise(&this_program()?, &words)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -46,6 +53,7 @@ pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError
     abort_on_panic();
     let mut config = Config::new(&arguments.arena);
     config.linger_seconds = arguments.linger_seconds;
+    config.sessions = arguments.sessions.clone();
     config.helper = helper_command(&arguments.arena);
     match ashlar_daemon::run(config) {
         Err(error @ DaemonError::Failed(_)) => {

@@ -6,11 +6,12 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use ashlar_types::{Errno, RING_SWITCH};
-use ashlar_wire::StatusReply;
+use ashlar_wire::{MountTerms, StatusReply};
 
 use crate::arguments::{MountArguments, MountProcessArguments};
 use crate::error::CliError;
 use crate::output::size::Size;
+use crate::system::admission::{describe_terms, resolve_admission};
 use crate::system::arena::{ArenaLocation, PreparedArena, survives};
 use crate::system::background::{ensure_daemon, start_reporting, this_program};
 use crate::system::mounts;
@@ -27,6 +28,7 @@ pub fn run(arguments: &MountArguments) -> Result<ExitCode, CliError> {
     let directory = mounts::resolve_mount_point(&arguments.directory)?;
     mounts::end_dead_mount(&directory);
     check_mount_point(&directory)?;
+    let sessions = resolve_admission(arguments.sessions.as_ref())?;
     // This is known only before the mount covers the directory.
     let hides = is_not_empty(&directory);
     let place = ArenaLocation::new(&arguments.arena.arena)?;
@@ -38,10 +40,11 @@ pub fn run(arguments: &MountArguments) -> Result<ExitCode, CliError> {
         directory: directory.clone(),
         arena: place.directory().to_owned(),
         read_only: arguments.read_only,
+        sessions,
     };
     let print_summary = || {
         if !arguments.quiet {
-            print!("{}", summary(&place, arguments, &prepared, &daemon, started, &directory, hides));
+            print!("{}", summary(&place, arguments, &process, &prepared, &daemon, started, hides));
         }
     };
     if arguments.foreground {
@@ -84,6 +87,7 @@ fn start_in_background(process: &MountProcessArguments, place: &ArenaLocation) -
     if process.read_only {
         command.arg("--read-only");
     }
+    command.arg("--sessions").arg(process.sessions.to_string());
     // It outlives this process, and nothing waits for it here.
     drop(start_reporting(&mut command, &place.open_directory()?)?);
     Ok(())
@@ -93,13 +97,14 @@ fn start_in_background(process: &MountProcessArguments, place: &ArenaLocation) -
 fn summary(
     place: &ArenaLocation,
     arguments: &MountArguments,
+    process: &MountProcessArguments,
     prepared: &PreparedArena,
     daemon: &StatusReply,
     started: bool,
-    directory: &Path,
     hides: bool,
 ) -> String {
-    let size = Size(daemon.arena_bytes);
+    let (size, directory) = (Size(daemon.arena_bytes), &process.directory);
+    let terms = MountTerms { read_only: process.read_only, sessions: process.sessions.clone() };
     let mut text =
         format!("mounted   {}{}\n", directory.display(), if arguments.read_only { " (read-only)" } else { "" });
     let made = if prepared.made { ", made now" } else { "" };
@@ -107,6 +112,7 @@ fn summary(
     text += &format!("medium    {}: {}\n", daemon.medium, survives(&daemon.medium));
     let how = if started { "started now" } else { "was running" };
     text += &format!("daemon    process {} ({how}; log: {})\n", daemon.pid, place.daemon_log().display());
+    text += &format!("sessions  {}\n", describe_terms(&terms));
     if arguments.create.size.is_some_and(|asked| !prepared.made && asked.0 != prepared.summary.size_bytes) {
         text += "note      the arena was there and keeps its size; 'ashlar arena resize' changes it\n";
     }

@@ -51,6 +51,7 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
     })?;
     let options = MountOptions {
         read_only: arguments.read_only,
+        sessions: arguments.sessions.clone(),
         source: format!("{MOUNT_SOURCE}{}", arguments.arena.display()),
         helper: daemon::helper_command(&arguments.arena),
         ..MountOptions::default()

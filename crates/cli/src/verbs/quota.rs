@@ -3,7 +3,6 @@
 //! SharedFS keeps the limits, and the command asks it through its socket. Each inode names the subtree that it counts
 //! against. So an existing tree is walked once, through a mount, before its limits hold.
 
-pub mod names;
 mod tree;
 
 use std::process::ExitCode;
@@ -21,6 +20,7 @@ use crate::output::table::{grouped, table};
 use crate::system::arena::{ArenaChoice, ArenaLocation};
 use crate::system::background::{ask, ensure_daemon};
 use crate::system::mounts;
+use crate::system::names;
 use tree::Subtree;
 
 /// Runs a verb on quotas.

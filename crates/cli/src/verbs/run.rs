@@ -1,6 +1,7 @@
 //! `ashlar run PROGRAM…`: runs a program, and all that it starts, with LibFS.
 
 mod child_program;
+mod refusals;
 mod report;
 mod system_calls;
 
@@ -11,6 +12,7 @@ use ashlar_wire::REPORT_VARIABLE;
 
 use crate::arguments::RunArguments;
 use crate::error::CliError;
+use crate::verbs::run::refusals::find_refusals;
 use crate::verbs::run::report::RunCounts;
 
 /// Runs the program in place of this one, or as its child if a report is wanted. If nothing is mounted, the program
@@ -26,6 +28,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, CliError> {
 
 fn run_with_report(arguments: &RunArguments, prepared: PreparedProgram) -> Result<ExitCode, CliError> {
     let PreparedProgram { mut command, mounts } = prepared;
+    let refused = find_refusals(&mounts);
     let counts = RunCounts::begin_count(mounts)?;
     command.env(REPORT_VARIABLE, counts.path());
     let child = match child_program::start_child(&mut command) {
@@ -35,7 +38,7 @@ fn run_with_report(arguments: &RunArguments, prepared: PreparedProgram) -> Resul
     let end = child.wait()?;
     let words: Vec<_> = arguments.command.iter().map(|word| word.to_string_lossy()).collect();
     let written = counts
-        .end_count(words.join(" "))
+        .end_count(words.join(" "), refused)
         .and_then(|report| report.write(arguments.report_to.as_deref(), arguments.report_json));
     if let Err(error) = written {
         // The caller gets the program's own result.

@@ -12,6 +12,7 @@ use crate::arguments::StatusArguments;
 use crate::error::CliError;
 use crate::output::size::Size;
 use crate::output::table::{grouped, table};
+use crate::system::admission::describe_terms;
 use crate::system::arena::{ArenaChoice, ArenaLocation, survives};
 use crate::system::background::daemon_status;
 
@@ -128,6 +129,11 @@ fn text(report: &ArenaReport) -> String {
     text += &format!("size      {}, {free} free ({share} used)\n", Size(report.arena_bytes));
     let (pid, version) = (daemon.pid, &daemon.version);
     text += &format!("daemon    process {pid}, version {version}, up {}\n", duration(daemon.uptime_seconds));
+    for session in &daemon.sessions {
+        if let Some(terms) = &session.terms {
+            text += &format!("mount     {}: sessions {}\n", escape_controls(&session.label), describe_terms(terms));
+        }
+    }
     if daemon.sessions.is_empty() {
         text += "sessions  none\n";
     } else {
@@ -180,7 +186,7 @@ fn duration(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use ashlar_types::SessionId;
-    use ashlar_wire::{SessionKind, SpaceReply};
+    use ashlar_wire::{Admission, MountTerms, SessionKind, SpaceReply};
 
     use super::*;
 
@@ -218,6 +224,7 @@ mod tests {
             leases_revoked: 2,
             operations: vec![],
             fenced: Some("a record named a file that is not its own".into()),
+            terms: Some(MountTerms { read_only: false, sessions: Admission::of_all() }),
         };
         let daemon = StatusReply {
             version: "0.1.0".into(),
@@ -231,7 +238,16 @@ mod tests {
             counters: vec![("grants".into(), 1_000_000), ("splits".into(), 0)],
         };
         let text = text(&report(Some(daemon)));
-        for part in ["(25 % used)", "up 3 min", "25 %", "1,234", "/mnt", "is fenced", "1,000,000"] {
+        for part in [
+            "mount     /mnt: sessions for all users; each",
+            "(25 % used)",
+            "up 3 min",
+            "25 %",
+            "1,234",
+            "/mnt",
+            "is fenced",
+            "1,000,000",
+        ] {
             assert!(text.contains(part), "{part} is missing:\n{text}");
         }
         assert!(!text.contains("splits"), "what never happened is shown:\n{text}");

@@ -17,7 +17,7 @@ use crate::output::size::Size;
 use crate::output::table::{grouped, table};
 use crate::system::arena::ArenaLocation;
 use crate::system::background::daemon_status;
-use crate::verbs::quota::names;
+use crate::system::names;
 use crate::verbs::status::{chosen_arenas, percent};
 
 /// Moves the cursor to the top and clears the terminal.
@@ -346,6 +346,7 @@ mod tests {
             leases_revoked: 2,
             operations: operations.map(counts).to_vec(),
             fenced: None,
+            terms: None,
         }
     }
 

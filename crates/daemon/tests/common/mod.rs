@@ -44,10 +44,14 @@ pub fn spawn(command: &mut Command) -> Child {
 /// Sets the daemon's time to live of leases, in microseconds.
 const LEASE_TTL_ENV: &str = "ASHLAR_TEST_LEASE_TTL_US";
 
+/// Names the users that may have sessions.
+const SESSIONS_ENV: &str = "ASHLAR_TEST_SESSIONS";
+
 /// An arena in a directory of its own, and the daemon that serves it.
 pub struct Site {
     pub directory: tempfile::TempDir,
     lease_ttl_us: Option<u64>,
+    sessions: &'static str,
     daemon: Option<Child>,
 }
 
@@ -59,6 +63,15 @@ impl Site {
 
     /// Makes a fresh arena whose daemon expires leases so early.
     pub fn with_lease_ttl(size_bytes: u64, lease_ttl_us: Option<u64>) -> Self {
+        Self::make(size_bytes, lease_ttl_us, "all")
+    }
+
+    /// Makes a fresh arena whose daemon has sessions for these users.
+    pub fn admitting(sessions: &'static str) -> Self {
+        Self::make(64 << 20, None, sessions)
+    }
+
+    fn make(size_bytes: u64, lease_ttl_us: Option<u64>, sessions: &'static str) -> Self {
         let directory = tempfile::Builder::new().prefix("ashlar").tempdir_in("/dev/shm").expect("a directory");
         open_to_all(directory.path());
         let guard = STARTING.lock();
@@ -66,7 +79,7 @@ impl Site {
             .expect("an arena");
         ashlar_store::Store::format(&arena, Timestamp::default()).expect("formatted");
         drop((arena, guard));
-        let mut site = Self { directory, lease_ttl_us, daemon: None };
+        let mut site = Self { directory, lease_ttl_us, sessions, daemon: None };
         site.start();
         site
     }
@@ -86,6 +99,7 @@ impl Site {
         if std::env::var_os("ASHLAR_TEST_LOG").is_none() {
             command.stderr(Stdio::null());
         }
+        command.env(SESSIONS_ENV, self.sessions);
         if let Some(ttl_us) = self.lease_ttl_us {
             command.env(LEASE_TTL_ENV, ttl_us.to_string());
         }
@@ -244,6 +258,7 @@ pub fn run_daemon() {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let mut config = ashlar_daemon::Config {
         socket: directory.join("socket"),
+        sessions: std::env::var(SESSIONS_ENV).expect("named").parse().expect("an admission"),
         ..ashlar_daemon::Config::new(directory.join("arena"))
     };
     if let Ok(ttl_us) = std::env::var(LEASE_TTL_ENV) {
@@ -278,10 +293,15 @@ pub fn hello(
     resume: Option<Peer>,
 ) -> Result<(Connection, Reply, Vec<OwnedFd>), WireError> {
     let mut line = Connection::connect(socket)?;
-    let hello =
-        Hello { version: PROTOCOL_VERSION, kind, resume, label: "test".into(), beside: 0, yields_to_kernel: false };
+    let hello = Hello { resume, ..first_message(kind) };
     let (reply, files) = line.call(&Request::Hello(hello), &[])?;
     Ok((line, reply, files))
+}
+
+/// Returns the first message of a new session.
+pub fn first_message(kind: SessionKind) -> Hello {
+    let label = "test".into();
+    Hello { version: PROTOCOL_VERSION, kind, resume: None, label, beside: 0, yields_to_kernel: false }
 }
 
 impl Client {

@@ -13,6 +13,7 @@ use ashlar_libfs::{
     Seek, SetTime, Space, WriteAt, Written, XattrFlags,
 };
 use ashlar_types::{Credentials, Errno, FileKind, Inode, InodeId, Timestamp, blocks_for, name_cookie};
+use ashlar_wire::MountTerms;
 
 /// Long enough that a test only passes if invalidation works.
 const TTL_MS: u64 = 600_000;
@@ -237,7 +238,7 @@ impl Fake {
 }
 
 impl ashlar_fuse::FileSystem for Fake {
-    fn register_mount(&self, device: OwnedFd, _number: u64) -> Outcome<()> {
+    fn register_mount(&self, device: OwnedFd, _number: u64, _terms: MountTerms) -> Outcome<()> {
         self.state().devices[self.number] = Some(Arc::new(device));
         Ok(())
     }

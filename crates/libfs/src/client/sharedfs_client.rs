@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use ashlar_pmem::Mapping;
 use ashlar_types::{Errno, SessionId};
 use ashlar_wire::{
-    Connection, ControlPage, Hello, PROTOCOL_VERSION, Peer, Reply, Request, SessionKind, Welcome, WireError,
+    Connection, ControlPage, Hello, MountTerms, PROTOCOL_VERSION, Peer, Reply, Request, SessionKind, Welcome, WireError,
 };
 use rustix_futex_sync::Mutex;
 
@@ -121,6 +121,8 @@ impl SharedFsClient {
         let (welcome, descriptors) = match answer {
             (Reply::Welcome(welcome), descriptors) => (*welcome, descriptors),
             (Reply::Refused(reason), _) => return Err(ConnectError::Refused(reason)),
+            (Reply::Error(Errno::EPERM), _) => return Err(ConnectError::NotAdmitted),
+            (Reply::Error(Errno::EROFS), _) => return Err(ConnectError::ReadOnly),
             (Reply::Error(errno), _) => return Err(ConnectError::Refused(errno.to_string())),
             _ => return Err(ConnectError::Refused("it sent an unexpected answer".into())),
         };
@@ -150,8 +152,14 @@ impl SharedFsClient {
     }
 
     /// Keeps the mount's device and its number, and sends both to SharedFS.
-    pub(crate) fn register_mount(&self, device: OwnedFd, number: u64, reclaim: &dyn Reclaim) -> Result<(), Errno> {
-        let mount = Arc::new((Request::RegisterMount { device: number }, device));
+    pub(crate) fn register_mount(
+        &self,
+        device: OwnedFd,
+        number: u64,
+        terms: MountTerms,
+        reclaim: &dyn Reclaim,
+    ) -> Result<(), Errno> {
+        let mount = Arc::new((Request::RegisterMount { device: number, terms }, device));
         *self.mount.lock() = Some(Arc::clone(&mount));
         self.call_with(&mount.0, &[mount.1.as_fd()], reclaim).map(drop)
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use ashlar_libfs::{ADDRESS_SPACE_LEAST, DescriptorPolicy, LibFs, Options, PathCache};
+use ashlar_libfs::{ADDRESS_SPACE_LEAST, ConnectError, DescriptorPolicy, LibFs, Options, PathCache};
 use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::{PATIENCE_MS, SessionKind, decode_mounts};
 
@@ -164,6 +164,8 @@ static MOUNTS: OnceLock<Vec<AshlarMount>> = OnceLock::new();
 static SESSIONS: [AtomicPtr<MountSession>; MOUNTS_MAX] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOUNTS_MAX];
 /// Mounts that can't be used, by bit: the kernel serves them.
 static UNUSABLE: AtomicU32 = AtomicU32::new(0);
+/// Mounts with no sessions for the current user, by bit: the kernel serves them until the process becomes another user.
+static REFUSED: AtomicU32 = AtomicU32::new(0);
 /// Held while a session is opened.
 static CONNECTING: Mutex<OtherSessions> = Mutex::new(OtherSessions::NONE);
 static PLACEHOLDER: AtomicI32 = AtomicI32::new(-1);
@@ -208,10 +210,40 @@ pub(crate) fn of_mount(number: u32) -> Option<&'static MountSession> {
         // The kernel knows where the paths of an unmounted mount lead. Its open files stay LibFS's.
         return (!session.submounts.is_unreachable()).then_some(session);
     }
-    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 || deferred_session::defers_session(number) {
+    if !is_usable(number) || deferred_session::defers_session(number) {
         return None;
     }
     open_session(number)
+}
+
+/// Returns whether the current user may have a session with a mount, as far as is known.
+fn is_usable(number: u32) -> bool {
+    (UNUSABLE.load(Ordering::Relaxed) | REFUSED.load(Ordering::Relaxed)) & 1 << number == 0
+}
+
+/// Lets the process's next user try mounts that refused this one.
+pub(crate) fn forget_refusals() {
+    REFUSED.store(0, Ordering::Relaxed);
+}
+
+/// Why there is no session with a mount.
+enum NoSession {
+    /// It has none for this user.
+    NotAdmitted,
+    /// A sentence for people.
+    Because(String),
+}
+
+impl From<&str> for NoSession {
+    fn from(reason: &str) -> Self {
+        Self::Because(reason.to_owned())
+    }
+}
+
+impl From<String> for NoSession {
+    fn from(reason: String) -> Self {
+        Self::Because(reason)
+    }
 }
 
 /// Opens a session for a mount, if there is none.
@@ -224,14 +256,21 @@ pub(crate) fn open_session(number: u32) -> Option<&'static MountSession> {
         return Some(session);
     }
     // A refused process gets the message once.
-    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 || !user_sessions::may_begin_session(&others) {
+    if !is_usable(number) || !user_sessions::may_begin_session(&others) {
         return None;
     }
-    let opened =
-        credentials().ok_or_else(|| "the process has other rights than its user".to_owned()).and_then(|user| {
-            let known = others.resume(number, &user);
-            known.map_or_else(|| connect(number, user).map(|session| &*Box::leak(Box::new(session))), Ok)
-        });
+    let opened = match credentials() {
+        None => Err(NoSession::from("the process has other rights than its user")),
+        Some(user) if others.is_refused(number, &user) => Err(NoSession::NotAdmitted),
+        Some(user) => match others.resume(number, &user) {
+            Some(known) => Ok(known),
+            None => connect(number, &user).map(|session| &*Box::leak(Box::new(session))).inspect_err(|error| {
+                if matches!(error, NoSession::NotAdmitted) {
+                    others.record_refusal(number, user);
+                }
+            }),
+        },
+    };
     match opened {
         Ok(session) => {
             SESSIONS[number as usize].store(std::ptr::from_ref(session).cast_mut(), Ordering::Release);
@@ -240,7 +279,12 @@ pub(crate) fn open_session(number: u32) -> Option<&'static MountSession> {
             user_sessions::end_oldest(number);
             Some(session)
         }
-        Err(reason) => {
+        // That is as it should be, and needs no notice.
+        Err(NoSession::NotAdmitted) => {
+            REFUSED.fetch_or(1 << number, Ordering::Relaxed);
+            None
+        }
+        Err(NoSession::Because(reason)) => {
             UNUSABLE.fetch_or(1 << number, Ordering::Relaxed);
             write_notice(&format!(
                 "ashlar: {} is served by the kernel: {reason}\n",
@@ -258,7 +302,7 @@ pub(crate) fn other_sessions() -> MutexGuard<'static, OtherSessions> {
     CONNECTING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn connect(number: u32, user: Credentials) -> Result<MountSession, String> {
+fn connect(number: u32, user: &Credentials) -> Result<MountSession, NoSession> {
     let mount = &mounts()[number as usize];
     let path = CString::new(mount.path.clone()).map_err(|_| NOT_MOUNTED)?;
     let root = open_high(libc::AT_FDCWD, &path, libc::O_PATH | libc::O_DIRECTORY);
@@ -268,6 +312,7 @@ fn connect(number: u32, user: Credentials) -> Result<MountSession, String> {
             let submounts = Submounts::new(look, &mount.path, &fs);
             let admitted = Credentials { checked: true, ..user.clone() };
             let (paths, opened, is_over) = (PathCache::default(), AtomicI32::new(-1), AtomicBool::new(false));
+            let user = user.clone();
             Ok(MountSession { number, fs, user, admitted, device, submounts, paths, root, opened, is_over })
         }
         Err(reason) => {
@@ -280,7 +325,7 @@ fn connect(number: u32, user: Credentials) -> Result<MountSession, String> {
 /// Returns the beginning of a session with a mount: its submounts, LibFS, and its files' `st_dev`.
 ///
 /// The mount's root is `root`.
-fn begin_session(mount: &AshlarMount, root: BorrowedFd<'_>) -> Result<(FirstCheck, Arc<LibFs>, u64), String> {
+fn begin_session(mount: &AshlarMount, root: BorrowedFd<'_>) -> Result<(FirstCheck, Arc<LibFs>, u64), NoSession> {
     // This asks nothing of the mount, which would make the caller wait while SharedFS is away. The answer stays the
     // same for as long as the mount exists.
     let stat = statx(root.as_raw_fd(), libc::AT_STATX_DONT_SYNC);
@@ -303,7 +348,10 @@ fn begin_session(mount: &AshlarMount, root: BorrowedFd<'_>) -> Result<(FirstChec
         beside: device,
         yields_to_kernel: true,
     };
-    let fs = LibFs::connect(&options).map_err(|error| error.to_string())?;
+    let fs = LibFs::connect(&options).map_err(|error| match error {
+        ConnectError::NotAdmitted => NoSession::NotAdmitted,
+        error => NoSession::Because(error.to_string()),
+    })?;
     if let Some(placeholder) = fs.take_placeholder() {
         keep_placeholder(placeholder);
     }
@@ -658,6 +706,7 @@ pub(crate) fn forget_sessions() {
 /// Later calls open new ones, even for mounts that had none before.
 pub(crate) fn take_all() -> impl Iterator<Item = &'static MountSession> {
     UNUSABLE.store(0, Ordering::Relaxed);
+    forget_refusals();
     // SAFETY: as in `by_number`.
     SESSIONS.iter().filter_map(|session| unsafe { session.swap(std::ptr::null_mut(), Ordering::AcqRel).as_ref() })
 }

@@ -27,6 +27,8 @@ const ASIDE_MAX: usize = 2;
 ///
 /// If more have ended, the kernel serves the process.
 const ENDED_MAX: usize = 16;
+/// The most refused users that are remembered: a server serves few at a time.
+const REFUSED_MAX: usize = 16;
 /// If threads differ for longer, in milliseconds, they do so for good.
 ///
 /// libc changes them all in less, unless one is held up in the kernel.
@@ -60,10 +62,27 @@ pub(crate) struct OtherSessions {
     aside: Vec<&'static MountSession>,
     /// Those that begin no more calls.
     ended: Vec<&'static MountSession>,
+    /// Users that a mount, by its number, has no sessions for.
+    refused: Vec<(u32, Credentials)>,
 }
 
 impl OtherSessions {
-    pub(crate) const NONE: Self = Self { aside: Vec::new(), ended: Vec::new() };
+    pub(crate) const NONE: Self = Self { aside: Vec::new(), ended: Vec::new(), refused: Vec::new() };
+
+    /// Returns whether a mount has refused this user.
+    ///
+    /// A server that changes to such a user for each request then asks once.
+    pub(crate) fn is_refused(&self, mount: u32, user: &Credentials) -> bool {
+        self.refused.iter().any(|(number, refused)| *number == mount && refused == user)
+    }
+
+    /// Records that a mount has refused this user.
+    pub(crate) fn record_refusal(&mut self, mount: u32, user: Credentials) {
+        if self.refused.len() == REFUSED_MAX {
+            self.refused.remove(0);
+        }
+        self.refused.push((mount, user));
+    }
 
     /// Removes and returns the session that the process had with a mount as this user, if it is usable.
     pub(crate) fn resume(&mut self, mount: u32, user: &Credentials) -> Option<&'static MountSession> {
@@ -202,6 +221,7 @@ pub(crate) fn end_oldest(mount: u32) {
 /// Nothing is open in its sessions.
 pub(crate) fn record_user_change() {
     HAS_CHANGED.store(true, Ordering::Relaxed);
+    session::forget_refusals();
     DIFFER_SINCE_MS.store(0, Ordering::Relaxed);
     let user = session::credentials();
     let may_return = session::permitted_capabilities() & USER_CAPABILITIES == USER_CAPABILITIES;

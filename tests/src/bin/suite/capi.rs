@@ -252,6 +252,10 @@ fn refusals() -> Outcome<Verdict> {
     site.ashlar(&["mount", "--read-only", &place])?.success()?;
     list(&point, 0)?.failure(1, &["for reading only"])?;
     site.umount(0)?;
+    site.ashlar(&["mount", "--sessions", "root", &place])?.success()?;
+    list(&point, USER)?.failure(1, &["no sessions for this user", "ashlar status"])?;
+    list(&site.arena().join("socket"), USER)?.failure(1, &["no sessions for this user"])?;
+    site.umount(0)?;
     site.mount(0)?;
     site.kill_everything()?;
     // The message is about the mount or the daemon, whichever is found first.

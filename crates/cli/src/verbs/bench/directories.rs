@@ -94,6 +94,7 @@ impl OwnMount {
             arena: ArenaArgument { arena: ArenaChoice::Directory(arena) },
             create: CreateArguments { size: Some(Size(bytes)), emulate_pmem: false },
             read_only: false,
+            sessions: None,
             foreground: false,
             quiet: true,
         })?;

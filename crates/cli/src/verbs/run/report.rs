@@ -71,7 +71,7 @@ impl RunCounts {
     ///
     /// # Errors
     /// Those of reading the file.
-    pub fn end_count(mut self, command: String) -> Result<RunReport, CliError> {
+    pub fn end_count(mut self, command: String, refused: Vec<(PathBuf, String)>) -> Result<RunReport, CliError> {
         let mut missed = Vec::new();
         for (mount, trouble) in &mut self.mounts {
             if trouble.is_some() {
@@ -91,7 +91,7 @@ impl RunCounts {
         self.file.read_exact_at(&mut content, 0).map_err(reading())?;
         let (calls, programs) = decode_report(&content).ok_or(CliError::Misunderstood)?;
         let unknown = self.mounts.iter().filter_map(|(mount, trouble)| Some((mount.clone(), trouble.clone()?)));
-        Ok(RunReport::new(command, &calls, programs, &missed, unknown.collect()))
+        Ok(RunReport { refused, ..RunReport::new(command, &calls, programs, &missed, unknown.collect()) })
     }
 }
 
@@ -158,6 +158,8 @@ pub struct RunReport {
     missed_by: Vec<MissedBy>,
     /// Mounts that did not report their requests, and why.
     unknown: Vec<(PathBuf, String)>,
+    /// Mounts that have no sessions for the user, and why.
+    refused: Vec<(PathBuf, String)>,
     fuse_requests: RequestCounts,
 }
 
@@ -231,6 +233,7 @@ impl RunReport {
             missed_percent,
             missed_by,
             unknown,
+            refused: Vec::new(),
             fuse_requests: requests,
         }
     }
@@ -271,6 +274,9 @@ impl RunReport {
         for by in &self.missed_by {
             let why = if by.has_library { "past the library" } else { "without the library" };
             text += &format!("missed: {} by {}, {why}\n", grouped(by.missed), by.program);
+        }
+        for (mount, why) in &self.refused {
+            text += &format!("{} is served by the kernel: {why}\n", mount.display());
         }
         for (mount, why) in &self.unknown {
             text += &format!("what was missed on {} is not known: {why}\n", mount.display());
