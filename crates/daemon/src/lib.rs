@@ -29,6 +29,7 @@ mod credit_account;
 mod digest;
 mod durability;
 mod error;
+mod file_guard;
 mod grant;
 mod grant_cache;
 mod huge_pages;
@@ -113,6 +114,8 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     threads.push(std::thread::spawn(move || sessions::end_thread(&ender, &dead)));
     let filler = Arc::clone(&shared);
     threads.push(std::thread::spawn(move || session_pool::fill_thread(&filler)));
+    let guard = Arc::clone(&shared);
+    threads.push(std::thread::spawn(move || file_guard::guard_thread(&guard)));
     threads.push(std::thread::spawn(move || {
         for _ in signals.forever() {
             tracing::info!("a signal asks for the end");

@@ -380,6 +380,7 @@ fn settle_sessions(shared: &SharedState) -> Result<(), DaemonError> {
                 }
                 running.push(id);
                 crate::sessions::watch_process(shared, id, process);
+                crate::sessions::watch_files(shared, &state, id);
                 tracing::info!(session = id.0, "a running session goes on");
             }
             process => {

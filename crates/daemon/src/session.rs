@@ -143,6 +143,7 @@ impl PreparedSession {
         let log = Log::format(Arc::clone(&log_memory), LogGeneration(1))?;
         control.format(id);
         session_page::set_lease_room(&*page, LEASE_SLOTS_FIRST)?;
+        session_page::set_log_bytes(&*page, log_room.bytes)?;
         let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
         let token = fresh_token(id)?;
         leases.format(id, token);
@@ -179,6 +180,7 @@ impl PreparedSession {
         leases.clear(lease_top.saturating_add(1));
         kept_rights::clear_rights(&page)?;
         session_page::format_page(&*page, session_page::lease_room(&*page), begins)?;
+        session_page::set_log_bytes(&*page, log_room.bytes)?;
         let token = fresh_token(id)?;
         leases.format(id, token);
         let files = SessionFiles::new(&log_memory, control.memory(), &page)?;
@@ -346,9 +348,13 @@ impl ServedSession {
             ashlar_pmem::allocate(&control_file, 0..CONTROL_BYTES)?;
             control_file.set_len(CONTROL_BYTES)?;
         }
+        // While no SharedFS ran, its process may have made its files longer.
+        cut_file(&control_file, CONTROL_BYTES)?;
         let control = map_control(arena, &control_file)?;
         let log_file = arena.open_session_file(id, SessionFile::Log)?;
-        let log_bytes = log_file.metadata()?.len();
+        let found = log_file.metadata()?.len();
+        let log_bytes = session_page::log_bytes(&*page).map_or(found, |made| made.min(found));
+        cut_file(&log_file, log_bytes)?;
         let log_memory = Arc::new(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, medium)?);
         // A dead process's writes to a disk may be there in part. The machine need not have restarted since: the disk
         // may have been taken away under it. Its log then holds a valid prefix. Its lease table and page may be older
@@ -597,6 +603,11 @@ pub fn open_lease_table(arena: &Arena, id: SessionId) -> Result<Mapping, Session
         file.set_len(LEASES_FILE_BYTES)?;
     }
     Ok(Mapping::map(&file, LEASES_FILE_BYTES, MappingAccess::ReadWrite, arena.medium())?)
+}
+
+/// Cuts a file that is longer than it should be.
+fn cut_file(file: &File, bytes: u64) -> io::Result<()> {
+    if file.metadata()?.len() > bytes { file.set_len(bytes) } else { Ok(()) }
 }
 
 fn map_control(arena: &Arena, file: &File) -> Result<Control, SessionError> {

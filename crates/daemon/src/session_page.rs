@@ -156,6 +156,16 @@ pub fn set_lease_room(page: &impl Persistent, slots: u32) -> Result<(), OutOfBou
     page.store_u64(LEASE_ROOM, slots.into())
 }
 
+/// Returns the bytes of the log's file as SharedFS made it; `None` if an earlier version did.
+pub fn log_bytes(page: &impl Persistent) -> Option<u64> {
+    page.load_u64(LOG_BYTES).ok().filter(|&bytes| bytes != 0)
+}
+
+/// Sets those bytes.
+pub fn set_log_bytes(page: &impl Persistent, bytes: u64) -> Result<(), OutOfBounds> {
+    page.store_u64(LOG_BYTES, bytes)
+}
+
 /// Returns the file whose record locks are delegated in a slot.
 ///
 /// Returns `None` if there is none.

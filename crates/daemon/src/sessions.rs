@@ -13,6 +13,7 @@ use ashlar_wire::{Admission, CreditKind, Hello, LEASE_SLOTS, PROTOCOL_VERSION, P
 
 use crate::apply::Slice;
 use crate::credit;
+use crate::file_guard;
 use crate::identity::SessionIdentity;
 use crate::materialise;
 use crate::retired::{self, RetiredSession};
@@ -112,6 +113,10 @@ fn open_session(
         check_admission(&state, &shared.config.sessions, &identity, hello.beside)?;
         check_room(state.sessions.values().map(user_of), identity.uid)?;
     }
+    if file_guard::is_user_over(shared, identity.uid) {
+        let user = identity.uid;
+        return Err(Refused::Because(format!("processes of user {user} keep the files of ended sessions; end them")));
+    }
     let prepared = match identity.kind {
         SessionKind::Process => shared.pool.take(&identity.credentials()).map_or_else(|| prepare_session(shared), Ok),
         SessionKind::Mount => make_session(shared, SessionKind::Mount),
@@ -151,6 +156,7 @@ fn open_session(
     state.leasing.take_up(&session);
     admit_to_reserved(&mut state, id, hello);
     state.sessions.insert(id, ServedSession { is_connected: true, ..session });
+    watch_files(shared, &state, id);
     let disturbed = state.publish_sharing();
     drop(state);
     watch_process(shared, id, ending);
@@ -162,6 +168,13 @@ fn open_session(
 pub fn watch_process(shared: &SharedState, id: SessionId, process: OwnedFd) {
     if let Err(error) = shared.watcher.add(id, process) {
         tracing::error!(session = id.0, %error, "a process can't be watched; the next start removes its session");
+    }
+}
+
+/// Watches for files of a session that its process makes longer.
+pub fn watch_files(shared: &SharedState, state: &State, id: SessionId) {
+    if let Some(Err(error)) = state.sessions.get(&id).map(|session| shared.file_guard.watch(session)) {
+        tracing::error!(session = id.0, %error, "the lengths of a session's files can't be watched");
     }
 }
 

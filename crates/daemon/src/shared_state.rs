@@ -12,6 +12,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::Config;
 use crate::apply::Slice;
 use crate::digest;
+use crate::file_guard::FileGuard;
 use crate::grant::perform_decisions;
 use crate::placeholder::make_placeholder;
 use crate::process_watcher::ProcessWatcher;
@@ -38,6 +39,8 @@ pub struct SharedState {
     pub started: Instant,
     /// Sessions that are made in advance and have no owner yet.
     pub pool: SessionPool,
+    /// The files that processes can make longer.
+    pub file_guard: FileGuard,
     /// Sessions that ask through request slots in shared memory.
     pub request_slots: RequestSlots,
     state: Mutex<State>,
@@ -77,6 +80,7 @@ impl SharedState {
             placeholder: placeholder.map(Arc::new),
             started: Instant::now(),
             pool: SessionPool::default(),
+            file_guard: FileGuard::default(),
             request_slots: RequestSlots::default(),
             state: Mutex::new(state),
             digest_wanted: Condvar::new(),
@@ -111,6 +115,7 @@ impl SharedState {
         self.locks_changed.notify_all();
         self.watcher.wake();
         self.pool.end();
+        self.file_guard.end();
     }
 
     /// Applies at most [`BATCHES_IN_TURN`] batches of a session's log.

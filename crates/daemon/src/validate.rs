@@ -23,6 +23,9 @@ pub enum Violation {
     /// The log's file was truncated.
     #[error("its log's file was truncated")]
     Truncated,
+    /// The log's or the control page's file was made longer.
+    #[error("a file of it was made longer")]
+    Lengthened,
     /// The record's body is no update.
     #[error("a record can't be read: {0}")]
     Unreadable(#[from] DecodeError),

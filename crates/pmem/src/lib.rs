@@ -55,7 +55,7 @@ pub use crc32c::Crc32c;
 pub use file_handle::open_by_handle;
 pub use flush::FlushMethod;
 pub use huge::{HUGE_PAGE_BYTES, HugePages};
-pub use mapping::{MapError, Mapping, MappingAccess, replace_descriptor};
+pub use mapping::{MapError, Mapping, MappingAccess, is_only_user, replace_descriptor};
 pub use medium::{Medium, MediumKind};
 pub use persistent::{OutOfBounds, Persistent};
 pub use private_directory::{DirectoryError, PrivateDirectory, UnsafeReason, resolve_directory};

@@ -90,6 +90,25 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above; there is no unsynchronised interior state beside the mapped bytes themselves.
 unsafe impl Sync for Mapping {}
 
+/// Whether no process has a file open or mapped by another open file description than this descriptor's. Only a
+/// process that finds the file by a path can open it again.
+///
+/// # Errors
+/// Those of `fcntl(2)`.
+pub fn is_only_user(file: BorrowedFd<'_>) -> io::Result<bool> {
+    // The kernel gives a write lease only if no other process has the file open, and keeps none here. If a process
+    // opens the file in between, the kernel sends a signal that has no effect.
+    let calls = [(F_SETSIG, libc::SIGURG), (libc::F_SETLEASE, libc::F_WRLCK), (libc::F_SETLEASE, libc::F_UNLCK)];
+    for (command, value) in calls {
+        // SAFETY: it takes two numbers, and the descriptor is valid.
+        if unsafe { libc::fcntl(file.as_raw_fd(), command, value) } != 0 {
+            let error = io::Error::last_os_error();
+            return if error.raw_os_error() == Some(libc::EAGAIN) { Ok(false) } else { Err(error) };
+        }
+    }
+    Ok(true)
+}
+
 impl Mapping {
     /// Maps the first `length` bytes of a file. The descriptor is duplicated, for [`Persistent::sync`].
     ///
@@ -148,17 +167,7 @@ impl Mapping {
     /// # Errors
     /// Those of `fcntl(2)`.
     pub fn is_alone(&self) -> io::Result<bool> {
-        // The kernel gives a write lease only if no other process has the file open, and keeps none here. If a process
-        // opens the file in between, the kernel sends a signal that has no effect.
-        let calls = [(F_SETSIG, libc::SIGURG), (libc::F_SETLEASE, libc::F_WRLCK), (libc::F_SETLEASE, libc::F_UNLCK)];
-        for (command, value) in calls {
-            // SAFETY: it takes two numbers, and the descriptor is valid.
-            if unsafe { libc::fcntl(self.file.as_raw_fd(), command, value) } != 0 {
-                let error = io::Error::last_os_error();
-                return if error.raw_os_error() == Some(libc::EAGAIN) { Ok(false) } else { Err(error) };
-            }
-        }
-        Ok(true)
+        is_only_user(self.file())
     }
 
     /// Keeps the mapping from processes that this one forks, however it makes them.

@@ -5,8 +5,10 @@ mod errors;
 pub(crate) mod report;
 mod small_command;
 mod top;
+mod users;
 
 use ashlar_tests::harness::Test;
 
 /// The groups of tests here.
-pub const GROUPS: &[&[Test]] = &[bench::TESTS, errors::TESTS, small_command::TESTS, report::TESTS, top::TESTS];
+pub const GROUPS: &[&[Test]] =
+    &[bench::TESTS, errors::TESTS, small_command::TESTS, report::TESTS, top::TESTS, users::TESTS];
