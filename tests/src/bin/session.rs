@@ -12,6 +12,7 @@
 use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ fn main() -> ExitCode {
 }
 
 fn run(socket: &Path, directory: &Path) -> Result<(), Box<dyn std::error::Error>> {
-    let kind = SessionKind::Process;
+    let (kind, directory) = (SessionKind::Process, File::open(directory)?);
     let options = Options {
         socket: socket.to_owned(),
         kind,
@@ -44,11 +45,10 @@ fn run(socket: &Path, directory: &Path) -> Result<(), Box<dyn std::error::Error>
         patience_ms: 30_000,
         notice: |_| {},
         descriptors: DescriptorPolicy::ANY,
-        beside: 0,
+        beside: directory.metadata()?.dev(),
         yields_to_kernel: false,
     };
     let session = LibFs::connect(&options)?;
-    let directory = File::open(directory)?;
     for line in io::stdin().lock().lines() {
         let answer = serve(&session, &directory, &line?).unwrap_or_else(|errno| errno.symbol().to_owned());
         println!("{answer}");
