@@ -17,7 +17,7 @@ use common::{Client, Site, first_message, this_test};
 /// The user and group `nobody`, and another one.
 const NOBODY: u32 = 65534;
 const OTHER: u32 = 1000;
-/// What a user's process shall do, and where.
+/// The story of a user's process, and the socket that it uses.
 const STORY: &str = "ASHLAR_TEST_STORY";
 const SOCKET: &str = "ASHLAR_TEST_SOCKET";
 

@@ -32,7 +32,7 @@ pub enum DirectoryError {
     Unsafe {
         /// The directory, or the symbolic link, that is at fault.
         path: PathBuf,
-        /// What is wrong with it.
+        /// How another user may change it.
         reason: UnsafeReason,
     },
     /// The system refused.
