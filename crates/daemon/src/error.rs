@@ -37,6 +37,23 @@ pub enum DaemonError {
     },
 }
 
+impl DaemonError {
+    /// Returns whether another start may succeed a while later.
+    ///
+    /// The system lacks something at the moment, or a SharedFS that was killed is not gone yet.
+    #[must_use]
+    pub fn is_temporary(&self) -> bool {
+        let is_lack = |error: &io::Error| error.kind() != io::ErrorKind::NotFound;
+        match self {
+            Self::Arena(ashlar_pmem::ArenaError::InUse { .. }) => true,
+            Self::Arena(ashlar_pmem::ArenaError::Io { source: error, .. })
+            | Self::Socket { error, .. }
+            | Self::System { error, .. } => is_lack(error),
+            Self::Arena(_) | Self::Store(_) | Self::Failed(_) => false,
+        }
+    }
+}
+
 /// Why the supervisor gave up.
 #[derive(Debug, Error)]
 pub enum SupervisorError {
@@ -47,14 +64,6 @@ pub enum SupervisorError {
         program: PathBuf,
         /// The cause.
         error: io::Error,
-    },
-    /// SharedFS died repeatedly, each time within a second.
-    #[error("SharedFS died {deaths} times, each time within a second of its start (last: {last}); its log says why")]
-    KeepsDying {
-        /// The number of deaths.
-        deaths: u32,
-        /// The last exit status.
-        last: std::process::ExitStatus,
     },
     /// SharedFS ended by itself with an error: another start would end the same way.
     #[error("SharedFS gave up: {0}")]

@@ -65,7 +65,7 @@ mod validate;
 pub use config::Config;
 pub use error::{DaemonError, SupervisorError};
 pub use log_check::{LogFindings, check_logs};
-pub use supervisor::{RESTART_EXIT, Supervised, supervise};
+pub use supervisor::{DEATH_REPORT, RESTART_EXIT, RETRY_EXIT, Supervised, supervise};
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;

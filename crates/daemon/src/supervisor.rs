@@ -1,13 +1,15 @@
 //! The supervisor: keeps SharedFS running.
 //!
 //! It holds nothing that could break: a child process, and the signals to pass on. It restarts SharedFS at once after a
-//! death by signal, and after an exit with [`RESTART_EXIT`]. An exit with another error is final, since SharedFS itself
-//! decided to end (wrong arena, no space).
+//! death by signal, and after an exit with [`RESTART_EXIT`]. If SharedFS dies again and again, the pauses become
+//! longer, up to [`PAUSE_MAX`]; the supervisor never gives up, as sessions and mounts wait. An exit with another error
+//! is final, since SharedFS itself decided to end (wrong arena, no space). After it has once run, an exit with
+//! [`RETRY_EXIT`] is not: the system may have later what it lacks now.
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -18,8 +20,10 @@ use crate::SupervisorError;
 
 /// A run shorter than this counts as a failure to start.
 const QUICK: Duration = Duration::from_secs(1);
-/// After so many quick deaths in a row, another start is pointless.
-const QUICK_DEATHS_MAX: u32 = 5;
+/// The pause after the second quick death in a row; it doubles with each further one.
+const PAUSE_FIRST: Duration = Duration::from_millis(50);
+/// The longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// How supervision ended in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +44,7 @@ enum Event {
 /// It restarts the program each time it is killed. If the supervisor gets SIGTERM or SIGINT, it passes the signal on.
 ///
 /// # Errors
-/// [`SupervisorError`] if the program can't be started, ends with an error, or keeps dying.
+/// [`SupervisorError`] if the program can't be started, or ends with an error.
 pub fn supervise(program: &Path, args: &[OsString]) -> Result<Supervised, SupervisorError> {
     let (events, inbox) = channel();
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(SupervisorError::Signals)?;
@@ -52,31 +56,49 @@ pub fn supervise(program: &Path, args: &[OsString]) -> Result<Supervised, Superv
             }
         }
     });
-    let mut quick_deaths = 0;
+    let (mut quick_deaths, mut is_first) = (0, true);
     loop {
         let started = Instant::now();
         let (status, stopped) = run_once(program, args, &events, &inbox)?;
         if status.success() || stopped {
             return if stopped { Ok(Supervised::Stopped) } else { Ok(Supervised::Ended) };
         }
-        if status.code().is_some_and(|code| code != i32::from(RESTART_EXIT)) {
+        let may_mend = |code| code == i32::from(RESTART_EXIT) || !is_first && code == i32::from(RETRY_EXIT);
+        if status.code().is_some_and(|code| !may_mend(code)) {
             return Err(SupervisorError::GaveUp(status));
         }
+        is_first = false;
         quick_deaths = if started.elapsed() < QUICK { quick_deaths + 1 } else { 0 };
-        if quick_deaths >= QUICK_DEATHS_MAX {
-            return Err(SupervisorError::KeepsDying { deaths: quick_deaths, last: status });
+        let pause = pause_after(quick_deaths);
+        tracing::warn!(%status, restarts = quick_deaths, pause_ms = pause.as_millis() as u64, "{DEATH_REPORT}");
+        match inbox.recv_timeout(pause) {
+            Ok(Event::Signal) => return Ok(Supervised::Stopped),
+            Ok(Event::Died(_)) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
-        // The first restart is at once, since sessions wait; a repeated death gets a pause, so that it burns no
-        // processor.
-        std::thread::sleep(Duration::from_millis(u64::from(quick_deaths.saturating_sub(1)) * 50));
-        tracing::warn!(%status, restarts = quick_deaths, "SharedFS died and is started again");
     }
 }
+
+/// Returns how long to wait before the next start.
+///
+/// The first restart is at once, since sessions wait; a repeated death gets a pause, so that it burns no processor.
+fn pause_after(quick_deaths: u32) -> Duration {
+    match quick_deaths {
+        0 | 1 => Duration::ZERO,
+        more => PAUSE_MAX.min(PAUSE_FIRST * 2u32.saturating_pow(more - 2).min(1 << 16)),
+    }
+}
+
+/// The report of each death of SharedFS in the log.
+pub const DEATH_REPORT: &str = "SharedFS died and is started again";
 
 /// The exit code of a SharedFS that a restart with recovery may mend.
 ///
 /// It is also that of a Rust program whose main thread panicked.
 pub const RESTART_EXIT: u8 = 101;
+/// The exit code of a SharedFS that the system lacks something for.
+///
+/// It is `EX_TEMPFAIL`.
+pub const RETRY_EXIT: u8 = 75;
 
 /// How SharedFS's allocator is to give memory back (mallopt(3)).
 ///
@@ -166,7 +188,27 @@ mod tests {
     }
 
     #[test]
-    fn child_that_keeps_dying_is_given_up() {
-        assert!(matches!(shell("kill -9 $$"), Err(SupervisorError::KeepsDying { deaths: 5, .. })));
+    fn child_that_keeps_dying_is_started_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let count = directory.path().join("count").display().to_string();
+        let script = format!("echo >> {count}; test $(wc -l < {count}) -ge 7 && exit 0; kill -9 $$");
+        assert_eq!(shell(&script).expect("ended"), Supervised::Ended);
+    }
+
+    #[test]
+    fn pauses_between_starts_grow_to_their_maximum() {
+        let pauses: Vec<_> = (0..6).map(|deaths| pause_after(deaths).as_millis()).collect();
+        assert_eq!(pauses, [0, 0, 50, 100, 200, 400]);
+        assert_eq!((pause_after(12), pause_after(u32::MAX)), (PAUSE_MAX, PAUSE_MAX));
+    }
+
+    #[test]
+    fn temporary_failure_is_final_only_at_first() {
+        let script = format!("exit {RETRY_EXIT}");
+        assert!(matches!(shell(&script), Err(SupervisorError::GaveUp(status)) if status.code() == Some(75)));
+        let directory = tempfile::tempdir().expect("a directory");
+        let count = directory.path().join("count").display().to_string();
+        let script = format!("echo >> {count}; case $(wc -l < {count}) in 1) kill -9 $$;; 2) exit {RETRY_EXIT};; esac");
+        assert_eq!(shell(&script).expect("ended"), Supervised::Ended);
     }
 }

@@ -22,6 +22,8 @@ pub const LINGER_SECONDS: u64 = 10;
 const HANDOVER: Duration = Duration::from_secs(15);
 /// How long a daemon may take to answer a request for its status.
 const SILENCE: Duration = Duration::from_secs(10);
+/// A starting daemon that dies so often will not come up. Its supervisor alone would try on for ever.
+const DEATHS_MAX: usize = 5;
 /// A log that is longer than this is renamed at the next start.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 /// How often an event is polled for that nothing announces.
@@ -150,8 +152,25 @@ fn start_daemon(place: &ArenaLocation) -> Result<StatusReply, CliError> {
                 first_error(&place.daemon_log(), said_before).unwrap_or_else(|| format!("it ended with {status}"));
             return Err(CliError::DaemonStart { reason, log: place.daemon_log() });
         }
+        if count_deaths(&place.daemon_log(), said_before) >= DEATHS_MAX {
+            end_supervisor(&mut child);
+            let reason = format!("it died {DEATHS_MAX} times, each time within a second of its start");
+            return Err(CliError::DaemonStart { reason, log: place.daemon_log() });
+        }
         std::thread::sleep(PAUSE);
     }
+}
+
+/// Returns how often a supervisor has reported the death of its SharedFS, in a log after `from`.
+fn count_deaths(path: &Path, from: u64) -> usize {
+    log_after(path, from).map_or(0, |text| text.matches(ashlar_daemon::DEATH_REPORT).count())
+}
+
+/// Ends a supervisor whose SharedFS does not come up.
+fn end_supervisor(child: &mut Child) {
+    // It may be gone already.
+    let _ = rustix::process::kill_process(Pid::from_child(child), rustix::process::Signal::TERM);
+    let _ = child.wait();
 }
 
 /// Opens a log to append to, and returns its length. A long one is kept as `….old`, in place of the one before.
@@ -169,11 +188,16 @@ pub fn open_log(directory: &PrivateDirectory, name: &str) -> Result<(File, u64),
 
 /// Returns the first error for people in a log after `from`. The log's other lines are structured.
 fn first_error(path: &Path, from: u64) -> Option<String> {
+    error_line(&log_after(path, from)?)
+}
+
+/// Returns the text of a log after `from`.
+fn log_after(path: &Path, from: u64) -> Option<String> {
     let mut log = File::open(path).ok()?;
     log.seek(SeekFrom::Start(from)).ok()?;
     let mut text = Vec::new();
     log.read_to_end(&mut text).ok()?;
-    error_line(&String::from_utf8_lossy(&text))
+    Some(String::from_utf8_lossy(&text).into_owned())
 }
 
 fn error_line(text: &str) -> Option<String> {

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 
-use ashlar_daemon::{Config, DaemonError, RESTART_EXIT};
+use ashlar_daemon::{Config, DaemonError, RESTART_EXIT, RETRY_EXIT};
 use ashlar_wire::Admission;
 use tracing_subscriber::EnvFilter;
 
@@ -59,6 +59,10 @@ pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError
         Err(error @ DaemonError::Failed(_)) => {
             tracing::error!(%error, "SharedFS ends, to be started again");
             Ok(ExitCode::from(RESTART_EXIT))
+        }
+        Err(error) if error.is_temporary() => {
+            eprintln!("ashlar: {}", CliError::from(error));
+            Ok(ExitCode::from(RETRY_EXIT))
         }
         result => Ok(result.map(|()| ExitCode::SUCCESS)?),
     }
