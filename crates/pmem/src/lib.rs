@@ -37,6 +37,7 @@ mod flush;
 pub mod huge;
 mod mapping;
 mod medium;
+mod peer;
 mod persistent;
 mod private_directory;
 #[cfg(target_arch = "x86_64")]
@@ -57,6 +58,7 @@ pub use flush::FlushMethod;
 pub use huge::{HUGE_PAGE_BYTES, HugePages};
 pub use mapping::{MapError, Mapping, MappingAccess, is_only_user, replace_descriptor};
 pub use medium::{Medium, MediumKind};
+pub use peer::{peer_groups, peer_process, set_descriptors_pass};
 pub use persistent::{OutOfBounds, Persistent};
 pub use private_directory::{DirectoryError, PrivateDirectory, UnsafeReason, resolve_directory};
 pub use read_ahead::FetchedAhead;
