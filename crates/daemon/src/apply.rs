@@ -12,6 +12,7 @@ use ashlar_types::{Access, LogPosition, SessionId};
 use ashlar_update::coalesce::{CoalesceScope, coalesce};
 use ashlar_update::{Update, join};
 
+use crate::panics::{self, Blame};
 use crate::session::SessionLog;
 use crate::session_page;
 use crate::state::{RecoveryPhase, State};
@@ -112,8 +113,13 @@ impl State {
         if from >= to {
             return true;
         }
-        let batch = Batch::copy(&log, from, to, enough, std::mem::take(&mut self.scratch));
-        let (updates, damage) = batch.decode();
+        let _blame = Blame::for_records(session, from);
+        let scratch = std::mem::take(&mut self.scratch);
+        let Ok(batch) = panics::contain(|| Batch::copy(&log, from, to, enough, scratch)) else {
+            self.fence(id, &Violation::Panicked);
+            return true;
+        };
+        let (updates, damage) = panics::contain(|| batch.decode()).unwrap_or((Vec::new(), Some(Violation::Panicked)));
         self.store.take_quota_moves();
         let refusal = self.apply_updates(id, &batch.records, &updates).err().or(damage.map(RecordRefusal::from));
         // Only the end of a batch is right, so its use of quota is known only now.
@@ -227,7 +233,8 @@ impl State {
 
     /// Validates a record as it stands in the log, and charges its cost.
     fn admit_record(&mut self, id: SessionId, update: &Update<'_>, position: LogPosition) -> Result<(), RecordRefusal> {
-        self.validate_record(id, update, position)?;
+        // It changes nothing, so a panic leaves nothing half made.
+        panics::contain(|| self.validate_record(id, update, position)).unwrap_or(Err(Violation::Panicked.into()))?;
         self.charge_record(id, update)?;
         Ok(self.keep_rights(update)?)
     }

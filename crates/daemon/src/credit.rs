@@ -2,10 +2,9 @@
 
 use ashlar_types::{Errno, QuotaId, QuotaKey, SessionId};
 use ashlar_wire::{Credit, CreditKind, SpaceReply};
-use parking_lot::MutexGuard;
 
 use crate::digest::{release_blocks, take_unreleased_blocks};
-use crate::shared_state::SharedState;
+use crate::shared_state::{SharedState, StateGuard};
 use crate::state::State;
 
 /// The credit that a session gets at a time while there is plenty.
@@ -112,7 +111,7 @@ pub fn grant(shared: &SharedState, id: SessionId, want: Credit, replaces: bool) 
 }
 
 /// Makes free the space that sessions hold unused or have deleted.
-pub fn reclaim<'a>(shared: &'a SharedState, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>, Errno> {
+pub fn reclaim<'a>(shared: &'a SharedState, mut state: StateGuard<'a>) -> Result<StateGuard<'a>, Errno> {
     for id in state.live_ids() {
         if let Some(session) = state.sessions.get_mut(&id) {
             session.recall_credit().map_err(|_| Errno::EIO)?;

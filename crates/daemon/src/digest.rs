@@ -20,7 +20,7 @@ use crate::apply::Slice;
 use crate::huge_pages::{self, huge_thread};
 use crate::session::ServedSession;
 use crate::session_page;
-use crate::shared_state::SharedState;
+use crate::shared_state::{SharedState, StateGuard};
 use crate::state::{OWN_SESSION, State};
 
 /// The part of a log that may wait before the log is digested.
@@ -232,7 +232,7 @@ fn closed_orphans(state: &State) -> Vec<InodeId> {
 }
 
 /// Frees orphans that no session has open.
-pub fn sweep_orphans<'a>(shared: &'a SharedState, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+pub fn sweep_orphans<'a>(shared: &'a SharedState, mut state: StateGuard<'a>) -> StateGuard<'a> {
     let closed = closed_orphans(&state);
     if closed.is_empty() {
         return state;

@@ -9,11 +9,10 @@ use std::collections::BTreeSet;
 
 use ashlar_store::StoreError;
 use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
-use parking_lot::MutexGuard;
 
 use crate::grant::report_store_error;
 use crate::leasing::Ancestors;
-use crate::shared_state::SharedState;
+use crate::shared_state::{SharedState, StateGuard};
 use crate::state::State;
 
 /// Makes persistent what other sessions have done to an inode.
@@ -73,7 +72,7 @@ pub fn sync_all(shared: &SharedState) -> Result<(), Errno> {
 /// `EIO` if they can't be committed; [`SharedState::ENDING`].
 pub fn sync_positions(
     shared: &SharedState,
-    mut state: MutexGuard<'_, State>,
+    mut state: StateGuard<'_>,
     positions: &[(SessionId, LogPosition)],
 ) -> Result<(), Errno> {
     // A wait for a position that no session has reached would never end.

@@ -27,7 +27,7 @@ use crate::read_ahead;
 use crate::scan_detection;
 use crate::session::ServedSession;
 use crate::session_page;
-use crate::shared_state::SharedState;
+use crate::shared_state::{SharedState, StateGuard};
 use crate::state::State;
 
 /// Updates of other sessions on which a grant depends.
@@ -95,7 +95,7 @@ pub struct LookupTarget<'a> {
 }
 
 /// Applies what a session has logged; without patience, only if one batch suffices.
-pub fn lock_applied(shared: &SharedState, id: SessionId, patience: Patience) -> Result<MutexGuard<'_, State>, Errno> {
+pub fn lock_applied(shared: &SharedState, id: SessionId, patience: Patience) -> Result<StateGuard<'_>, Errno> {
     let mut state = shared.lock();
     if patience == Patience::Any {
         return Ok(shared.apply_settled(state, id));
@@ -114,10 +114,15 @@ pub fn begin_request<'a>(
     id: SessionId,
     wants: &[LeaseRequest],
     patience: Patience,
-) -> Result<MutexGuard<'a, State>, Errno> {
+) -> Result<StateGuard<'a>, Errno> {
     let mut state = lock_applied(shared, id, patience)?;
     if patience == Patience::None {
-        return if check_exists(&state, wants).is_ok() { Ok(state) } else { Err(SharedState::LATER) };
+        return if check_exists(&state, wants).is_ok() {
+            check_scopes(&state, wants)?;
+            Ok(state)
+        } else {
+            Err(SharedState::LATER)
+        };
     }
     if check_exists(&state, wants).is_err() {
         // A session that has the number from a descriptor may ask before the log of the inode's maker is applied.
@@ -130,6 +135,7 @@ pub fn begin_request<'a>(
         check_exists(&state, wants)?;
         state.live(id).ok_or(Errno::EIO)?;
     }
+    check_scopes(&state, wants)?;
     Ok(state)
 }
 
@@ -139,13 +145,14 @@ pub fn acquire(
     id: SessionId,
     wants: &[LeaseRequest],
     patience: Patience,
+    bytes_max: usize,
 ) -> Result<Reply, Errno> {
     let mut state = shared.lock();
     if !is_extent_request(&mut state, id, wants) {
         drop(state);
         state = begin_request(shared, id, wants, patience)?;
     }
-    let answer = request_grant(shared, &mut state, id, wants, patience)?;
+    let answer = request_grant(shared, &mut state, id, wants, (patience, bytes_max))?;
     let (applied, not_before) = (answer.applied, state.not_before);
     drop(state);
     let (grants, dependencies) = answer.finish(not_before, patience)?;
@@ -177,6 +184,7 @@ pub fn lookup(
     id: SessionId,
     sought: &LookupTarget<'_>,
     patience: Patience,
+    bytes_max: usize,
 ) -> Result<Reply, Errno> {
     let &LookupTarget { directory, name, within, makes, write, need } = sought;
     Name::check(name).map_err(|_| Errno::EINVAL)?;
@@ -193,7 +201,7 @@ pub fn lookup(
             &mut state,
             id,
             &[LeaseRequest { need: Need::default(), ..within }],
-            patience,
+            (patience, bytes_max),
         )?);
     }
     let (entry, answer) = loop {
@@ -208,8 +216,11 @@ pub fn lookup(
             let need = Need { entries: need.entries && !is_held, children: need.children && !is_held, ..need };
             LeaseRequest { inode: found.inode, write, scope: ScopeKind::Node, need }
         }));
-        let answer =
-            if wants.is_empty() { None } else { Some(request_grant(shared, &mut state, id, &wants, patience)?) };
+        let answer = if wants.is_empty() {
+            None
+        } else {
+            Some(request_grant(shared, &mut state, id, &wants, (patience, bytes_max))?)
+        };
         // For the grant, SharedFS may have applied another session's log, and that may have changed the entry.
         if state.store.entry(directory, name).map_err(|error| report_store_error(&error))? == found {
             break (found, answer);
@@ -288,6 +299,26 @@ fn check_exists(state: &State, wants: &[LeaseRequest]) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Fails if a session asks for a scope that no session asks for.
+///
+/// Only SharedFS grants the files of a directory at once, and only directories have something below them.
+fn check_scopes(state: &State, wants: &[LeaseRequest]) -> Result<(), Errno> {
+    for want in wants {
+        let is_odd = match want.scope {
+            ScopeKind::Node => false,
+            ScopeKind::Files => true,
+            ScopeKind::Subtree => {
+                let found = state.store.inode(want.inode).map_err(|error| report_store_error(&error))?;
+                found.is_none_or(|found| !found.is_directory())
+            }
+        };
+        if is_odd {
+            return Err(Errno::EINVAL);
+        }
+    }
+    Ok(())
+}
+
 impl GrantAnswer {
     /// Waits until no kernel believes anything that the grants make untrue.
     fn finish(self, not_before: Instant, patience: Patience) -> Result<(Vec<GrantReply>, Dependencies), Errno> {
@@ -313,13 +344,14 @@ impl GrantAnswer {
 
 /// Requests a grant and waits for it.
 ///
-/// On the way, requests of other sessions that come first are served.
+/// On the way, requests of other sessions that come first are served. The answer is [`SharedState::LONG`] if it would
+/// take more than `bytes_max` bytes of memory.
 fn request_grant(
     shared: &SharedState,
     state: &mut MutexGuard<'_, State>,
     id: SessionId,
     wants: &[LeaseRequest],
-    patience: Patience,
+    (patience, bytes_max): (Patience, usize),
 ) -> Result<GrantAnswer, Errno> {
     if wants.iter().any(|want| state.is_refused(id, want)) {
         return Err(Errno::RESERVED);
@@ -339,7 +371,7 @@ fn request_grant(
             index <= asked || !state.is_refused(id, want)
         });
     }
-    let wanted = WantedLeases { wants, asked };
+    let wanted = WantedLeases { wants, asked, bytes_max };
     if let Some(answer) = answer_covered(state, id, &wanted) {
         return Ok(answer);
     }
@@ -373,7 +405,7 @@ pub fn take_leases(
     id: SessionId,
     wants: &[LeaseRequest],
 ) -> Result<(), Errno> {
-    request_grant(shared, state, id, wants, Patience::Any)?.grants.map(drop)
+    request_grant(shared, state, id, wants, (Patience::Any, usize::MAX))?.grants.map(drop)
 }
 
 /// Widens a want to what the session is likely to access next.
@@ -463,7 +495,11 @@ pub fn take_from_all(shared: &SharedState, state: &mut MutexGuard<'_, State>, in
     let nobody = state.store.next_session_id().map_err(|error| report_store_error(&error))?;
     for &inode in inodes {
         let want = LeaseRequest { inode, write: true, scope: ScopeKind::Node, need: Need::default() };
-        let request = state.request_leases(now_us(), nobody, WantedLeases { wants: vec![want], asked: 1 })?;
+        let request = state.request_leases(
+            now_us(),
+            nobody,
+            WantedLeases { wants: vec![want], asked: 1, bytes_max: usize::MAX },
+        )?;
         loop {
             let wait = shared.perform_decisions(state);
             if state.leasing.answers.remove(&request).is_some() {
@@ -666,8 +702,16 @@ fn grant_replies(
     let mut replies = Vec::with_capacity(grants.len());
     let mut children = Vec::new();
     let mut unasked = UnaskedBytes::default();
+    let mut bytes = 0;
     for (index, (want, grant)) in wanted.wants.iter().zip(grants).enumerate() {
         let is_asked = index < wanted.asked;
+        // The state of an inode is sent once, however often the session asks for it.
+        let is_sent = |earlier: &LeaseRequest| earlier.inode == want.inode && earlier.need == want.need;
+        let want = &if wanted.wants[..index].iter().any(is_sent) {
+            LeaseRequest { need: Need::default(), ..*want }
+        } else {
+            *want
+        };
         let need = Need {
             xattrs: want.need.xattrs && unasked.bytes < scan_detection::ATTRIBUTE_BYTES_MAX,
             contents: want.need.contents && is_asked,
@@ -686,6 +730,10 @@ fn grant_replies(
             let contents = load_contents(state, grant.inode).map_err(|error| report_store_error(&error))?;
             unasked.content_bytes += content_bytes(&contents);
             described.contents = Some(contents);
+        }
+        bytes += state_bytes(&described);
+        if bytes > wanted.bytes_max {
+            return Err(SharedState::LONG);
         }
         let reply = make_reply(grant, described);
         if want.need.children && grant.word.scope == LeaseScope::Subtree {
@@ -809,6 +857,12 @@ fn is_short_first_access(want: &LeaseRequest, file: &InodeState) -> bool {
 
 fn xattr_bytes(state: &InodeState) -> usize {
     state.xattrs.iter().flatten().map(|(name, value)| name.len() + value.len()).sum()
+}
+
+/// Returns the bytes of memory that the parts of a state take that may be long.
+fn state_bytes(state: &InodeState) -> usize {
+    let entries = state.entries.iter().flatten().map(|entry| size_of::<DirectoryEntry>() + entry.name.len());
+    entries.sum::<usize>() + xattr_bytes(state) + state.contents.as_ref().map_or(0, content_bytes)
 }
 
 fn content_bytes(contents: &Contents) -> usize {

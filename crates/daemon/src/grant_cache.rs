@@ -228,7 +228,7 @@ mod tests {
         let need = Need { entries: true, ..Need::default() };
         let acquire = |id, write| {
             let want = LeaseRequest { inode: InodeId::ROOT, write, scope: ScopeKind::Node, need };
-            grant::acquire(&shared, id, &[want], grant::Patience::Any).expect("granted");
+            grant::acquire(&shared, id, &[want], grant::Patience::Any, usize::MAX).expect("granted");
         };
         let change = |mode| {
             let at = Timestamp { seconds: 7, nanoseconds: 0 };

@@ -2,9 +2,9 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use ashlar_pmem::{Crc32c, OutOfBounds, Persistent};
+use ashlar_pmem::{Crc32c, OutOfBounds, Persistent, peer_groups, peer_process};
 use ashlar_types::{Credentials, SessionId, escape_controls};
 use ashlar_wire::SessionKind;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -12,9 +12,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 /// The most groups that a session may have: as many as the identity page holds.
 pub const GROUPS_MAX: usize = 256;
 /// Room for one read of `/proc`, in bytes.
-///
-/// It holds as many groups as there may be, and the text before them.
-const TEXT_BYTES: usize = 4096;
+const TEXT_BYTES: usize = 1024;
+/// Clock ticks in a second, by which the kernel tells when processes started (`USER_HZ`).
+const TICKS_PER_SECOND: u64 = 100;
 /// The longest label that is kept, in bytes.
 const LABEL_BYTES_MAX: usize = 256;
 
@@ -61,6 +61,31 @@ impl Process {
         Some((Self::find(pid)?, pidfd)).filter(|(_, pidfd)| !has_ended(pidfd))
     }
 
+    /// Returns the process that connected a socket, and a descriptor that becomes readable when the process ends.
+    ///
+    /// Returns `None` if it is gone. The kernel keeps the number of a process only as long as the process is there. A
+    /// process that connects, ends, and leaves the socket to a child must not pass for the next one of that number.
+    /// Before Linux 6.5 no descriptor stands for the peer. Then a process that started after `accepted_ticks`, when the
+    /// connection was accepted, is another one.
+    fn find_peer(socket: BorrowedFd<'_>, pid: u32, accepted_ticks: u64) -> Option<(Self, OwnedFd)> {
+        match peer_process(socket) {
+            // The check comes after the look at the number: as long as the process is there, the number is its own.
+            Ok(pidfd) => Some((Self::find(pid)?, pidfd)).filter(|(_, pidfd)| !has_ended(pidfd)),
+            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+                Self::find_open(pid).filter(|(found, _)| found.start_ticks <= accepted_ticks)
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// Returns whether this very process connected a socket.
+    pub fn has_connected(&self, socket: impl AsFd, accepted_ticks: u64) -> bool {
+        let socket = socket.as_fd();
+        let Ok(peer) = rustix::net::sockopt::socket_peercred(socket) else { return false };
+        let pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
+        pid == self.pid && Self::find_peer(socket, pid, accepted_ticks).is_some_and(|(found, _)| found == *self)
+    }
+
     /// Returns a descriptor that becomes readable when the process ends.
     ///
     /// Returns `None` if the process is gone.
@@ -87,6 +112,12 @@ impl Process {
     pub fn is_of_this_boot(&self) -> bool {
         self.boot == boot_id()
     }
+}
+
+/// Returns the time since boot in the unit in which the kernel tells when processes started.
+pub fn ticks_now() -> u64 {
+    let since_boot = crate::grant::boot_time();
+    since_boot.as_secs() * TICKS_PER_SECOND + u64::from(since_boot.subsec_nanos()) * TICKS_PER_SECOND / 1_000_000_000
 }
 
 /// Returns whether the process of a pidfd has ended.
@@ -152,16 +183,25 @@ impl SessionIdentity {
     /// Returns the identity of a socket's peer.
     ///
     /// A descriptor comes with it that reports the end of its process. Everything but the label comes from the kernel.
+    /// User, group and groups are those with which the process connected.
     ///
     /// # Errors
     /// A sentence for people if the peer can't be served.
-    pub fn of_peer(socket: impl AsFd, kind: SessionKind, label: &str) -> Result<(Self, OwnedFd), String> {
-        let peer = rustix::net::sockopt::socket_peercred(socket)
-            .map_err(|error| format!("the kernel does not identify the peer: {}", io::Error::from(error)))?;
+    pub fn of_peer(
+        socket: impl AsFd,
+        accepted_ticks: u64,
+        kind: SessionKind,
+        label: &str,
+    ) -> Result<(Self, OwnedFd), String> {
+        let unknown = |error: io::Error| format!("the kernel does not identify the peer: {error}");
+        let socket = socket.as_fd();
+        let peer = rustix::net::sockopt::socket_peercred(socket).map_err(|error| unknown(error.into()))?;
         let pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
-        let gone = || format!("process {pid} cannot be seen from here; run the daemon in the same PID namespace");
-        let (process, ending) = Process::find_open(pid).ok_or_else(gone)?;
-        let groups = read_groups(pid).ok_or_else(gone)?;
+        let gone = || {
+            format!("process {pid} has ended, or cannot be seen from here; run the daemon in the same PID namespace")
+        };
+        let (process, ending) = Process::find_peer(socket, pid, accepted_ticks).ok_or_else(gone)?;
+        let groups = peer_groups(socket).map_err(unknown)?;
         if groups.len() > GROUPS_MAX {
             return Err(format!("the process is in {} groups; at most {GROUPS_MAX} are supported", groups.len()));
         }
@@ -267,12 +307,6 @@ fn checksum(page: &impl Persistent) -> Result<u64, OutOfBounds> {
     Ok(Crc32c::of(&bytes).into())
 }
 
-fn read_groups(pid: u32) -> Option<Vec<u32>> {
-    let status = read_proc_file(pid, "status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("Groups:"))?;
-    line.split_ascii_whitespace().map(|group| group.parse().ok()).collect()
-}
-
 /// Returns a secret that proves that a connection belongs to a session.
 pub fn fresh_token(session: SessionId) -> io::Result<u64> {
     let mut bytes = [0; 8];
@@ -295,7 +329,7 @@ mod tests {
         let (one, _two) = UnixStream::pair().expect("sockets");
         let label = format!("{}é", "x".repeat(LABEL_BYTES_MAX - 1));
         let (mut identity, _) =
-            SessionIdentity::of_peer(&one, SessionKind::Process, &label).expect("this very process");
+            SessionIdentity::of_peer(&one, u64::MAX, SessionKind::Process, &label).expect("this very process");
         assert_eq!(identity.process.pid, std::process::id());
         assert_eq!(identity.label.len(), LABEL_BYTES_MAX - 1, "cut between characters");
         identity.groups = (0..GROUPS_MAX as u32).collect();
@@ -320,13 +354,44 @@ mod tests {
         let twin = std::sync::Arc::new(CrashTwin::new(CrashMedium::Words, LEASE_TABLE_BYTES as usize));
         LeaseTable::new(std::sync::Arc::clone(&twin)).expect("long enough").format(SessionId(3), 7);
         let (one, _two) = UnixStream::pair().expect("sockets");
-        let (identity, _) = SessionIdentity::of_peer(&one, SessionKind::Mount, "/mnt").expect("this very process");
+        let (identity, _) =
+            SessionIdentity::of_peer(&one, u64::MAX, SessionKind::Mount, "/mnt").expect("this very process");
         identity.store(&*twin).expect("stored");
         for image in twin.crash_images(1, 30) {
             let table = CrashTwin::from_image(CrashMedium::Words, &image);
             assert_eq!(SessionIdentity::load(&table).as_ref(), Some(&identity));
             assert_eq!(LeaseTable::new(table).expect("long enough").owner(), Some((SessionId(3), 7)));
         }
+    }
+
+    /// Connects to a socket in a child process that ends then; returns the far end of the connection.
+    fn connection_of_ended_process() -> UnixStream {
+        let place = tempfile::tempdir().expect("a directory");
+        let path = place.path().join("socket");
+        let listener = std::os::unix::net::UnixListener::bind(&path).expect("bound");
+        let script = format!("import socket; socket.socket(socket.AF_UNIX).connect('{}')", path.display());
+        let status = std::process::Command::new("python3").args(["-c", &script]).status().expect("run");
+        assert!(status.success());
+        listener.accept().expect("accepted").0
+    }
+
+    #[test]
+    fn ended_peer_is_refused_whichever_process_has_its_number() {
+        let socket = connection_of_ended_process();
+        let found = SessionIdentity::of_peer(&socket, u64::MAX, SessionKind::Process, "test");
+        assert!(found.is_err_and(|reason| reason.contains("has ended")));
+        // Its number may be that of any other process by now, this one's for one.
+        assert!(Process::find_peer(socket.as_fd(), std::process::id(), u64::MAX).is_none());
+    }
+
+    #[test]
+    fn process_connects_as_itself_only() {
+        let (one, _two) = UnixStream::pair().expect("sockets");
+        let me = Process::find(std::process::id()).expect("this process");
+        assert!(me.has_connected(&one, ticks_now()));
+        assert!(!Process { start_ticks: me.start_ticks + 1, ..me }.has_connected(&one, ticks_now()));
+        assert!(!Process { pid: me.pid + 1, ..me }.has_connected(&one, ticks_now()));
+        assert!(!me.has_connected(&connection_of_ended_process(), ticks_now()));
     }
 
     #[test]

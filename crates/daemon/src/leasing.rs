@@ -27,6 +27,8 @@ pub struct WantedLeases {
     ///
     /// The others are grants that it may need next.
     pub asked: usize,
+    /// Bytes of memory that the answer may take.
+    pub bytes_max: usize,
 }
 
 /// The lease manager, and the requests and answers that pass through it.

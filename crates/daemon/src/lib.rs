@@ -21,6 +21,7 @@
 
 mod apply;
 mod config;
+mod connections;
 mod counters;
 #[cfg(test)]
 mod crashes;
@@ -42,6 +43,7 @@ mod log_check;
 mod mapped;
 mod materialise;
 mod mount_notifier;
+mod panics;
 mod placeholder;
 mod process_watcher;
 mod quota;
@@ -60,6 +62,7 @@ mod shared_state;
 mod state;
 mod status;
 mod supervisor;
+mod user_shares;
 mod validate;
 
 pub use config::Config;
@@ -92,6 +95,7 @@ const SOCKET_MODE: u32 = 0o666;
 /// [`DaemonError`] if the arena or the socket can't be opened, or recovery fails.
 pub fn run(config: Config) -> Result<(), DaemonError> {
     let system = |what| move |error| DaemonError::System { what, error };
+    panics::confine_panics();
     ashlar_helper::raise_descriptor_limit();
     BusyWait::respect_quota();
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(system("cannot watch signals"))?;

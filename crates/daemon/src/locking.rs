@@ -377,7 +377,7 @@ pub fn set_lock(
     } else if request.action != LockAction::Unlock {
         await_grace(shared, &mut state, id)?;
     }
-    let State { locking, sessions, .. } = &mut *state;
+    let State { locking, sessions, .. } = &mut **state;
     if !locking.is_ready_for(&request, sessions, shared) {
         return Ok(Reply::LockedOnMount);
     }
@@ -513,7 +513,7 @@ pub fn query_lock(shared: &SharedState, id: SessionId, request: &Request) -> Res
     let mut state = shared.lock();
     let request = lock_request_of(&state, id, request)?;
     await_grace(shared, &mut state, id)?;
-    let State { locking, sessions, .. } = &mut *state;
+    let State { locking, sessions, .. } = &mut **state;
     if !locking.is_ready_for(&request, sessions, shared) {
         return Ok(Reply::LockedOnMount);
     }
@@ -532,7 +532,7 @@ pub fn query_lock(shared: &SharedState, id: SessionId, request: &Request) -> Res
 /// They return to the table. If `moves`, they may move to a mount from then on.
 pub fn yield_locks(shared: &SharedState, id: SessionId, inode: InodeId, moves: bool) -> Reply {
     let mut state = shared.lock();
-    let State { locking, sessions, .. } = &mut *state;
+    let State { locking, sessions, .. } = &mut **state;
     locking.delegations.recall(inode, &mut locking.table, &mut LockSlotPages { sessions, word: 0 });
     let locks = locking.table.records(inode, process_owner(id));
     if moves {
@@ -549,7 +549,7 @@ pub fn yield_locks(shared: &SharedState, id: SessionId, inode: InodeId, moves: b
 /// Removes an owner's locks on a file.
 pub fn release_locks(shared: &SharedState, id: SessionId, inode: InodeId, owner: u64, lock_kind: LockKind) -> Reply {
     let mut state = shared.lock();
-    let State { locking, sessions, .. } = &mut *state;
+    let State { locking, sessions, .. } = &mut **state;
     if lock_kind == LockKind::Record && owner == LOCK_OWNER_PROCESS {
         locking.delegations.recall(inode, &mut locking.table, &mut LockSlotPages { sessions, word: 0 });
     }

@@ -1,19 +1,17 @@
 //! Opens real files on a mount for sessions that serve their files themselves.
 //!
-//! A file that leaves a session's sight must become a real one. A session names an inode and passes a directory on a
-//! mount of the arena. It gets a new open file description of the inode on that mount. The helper opens it; this module
-//! decides whether the session may have it. As for records, the rights to the inode itself decide, and not those to the
-//! directories that lead to it.
+//! A file that leaves a session's sight must become a real one. A session names an inode and shows a directory on a
+//! mount of the arena. It gets a new open file description of the inode on that mount. The helper sees the directory
+//! and opens the file; this module decides whether the session may have it. As for records, the rights to the inode
+//! itself decide, and not those to the directories that lead to it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-use ashlar_helper::HelperOpenError;
+use ashlar_helper::FileOpening;
 use ashlar_types::{Access, Errno, FileKind, Inode, InodeId, SessionId};
 use ashlar_update::XATTR_ACL_ACCESS;
 use ashlar_update::acl::Acl;
 use ashlar_update::permission::{allows, granted_access, owns};
 use ashlar_wire::SessionKind;
-use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
+use rustix::fs::OFlags;
 
 use crate::grant::report_store_error;
 use crate::quota;
@@ -39,31 +37,18 @@ const FLAGS: OFlags = OFlags::RWMODE
     .union(OFlags::from_bits_retain(libc::O_ASYNC as u32))
     .union(OFlags::LARGEFILE);
 
-/// Answers a session with a descriptor of an inode on a mount.
-///
-/// The mount is the one that holds `directory`. The answer goes over the session's own `socket`.
+/// Begins to open an inode for a session, on a mount that the session shows to the helper.
 ///
 /// # Errors
-/// `EINVAL` if `directory` is none or on no mount of this arena, or the flags or the inode's kind do not fit; `ESTALE`
-/// if the inode is gone; `EACCES`, and `EPERM` for `O_NOATIME`, if the session's user may not; errors of the kernel.
-pub fn materialise(
-    shared: &SharedState,
-    id: SessionId,
-    (inode, flags): (InodeId, u32),
-    directory: Option<OwnedFd>,
-    socket: BorrowedFd<'_>,
-) -> Result<(), Errno> {
+/// `EINVAL` if the arena has no mount, or the flags or the inode's kind do not fit; `ESTALE` if the inode is gone;
+/// `EACCES`, and `EPERM` for `O_NOATIME`, if the session's user may not; those of the helper.
+pub fn materialise(shared: &SharedState, id: SessionId, (inode, flags): (InodeId, u32)) -> Result<FileOpening, Errno> {
     let wanted = OFlags::from_bits_retain(flags);
     let access = access_of(wanted)?;
-    let directory = directory.ok_or(Errno::EINVAL)?;
-    let device = device_of(&directory)?;
-    let entry = {
+    let (entry, devices) = {
         // The session's latest changes of the inode's rights count, and an inode that it has just made is there.
         let state = shared.apply_settled(shared.lock(), id);
         let session = state.live(id).ok_or(Errno::EIO)?;
-        if !is_mount(&state, device) {
-            return Err(Errno::EINVAL);
-        }
         let found = state.store.inode(inode).map_err(|error| report_store_error(&error))?.ok_or(Errno::ESTALE)?;
         if wanted.contains(OFlags::PATH) {
             // An O_PATH descriptor neither reads nor writes, and opens nothing; but it allows more than a number does.
@@ -71,12 +56,13 @@ pub fn materialise(
         } else {
             check_rights(&state, session, (inode, &found), access, wanted.contains(OFlags::NOATIME))?;
         }
-        watched_entry(&state, (inode, &found))?
+        let devices: Vec<u64> = state.sessions.values().filter_map(served_device).collect();
+        if devices.is_empty() {
+            return Err(Errno::EINVAL);
+        }
+        (watched_entry(&state, (inode, &found))?, devices)
     };
-    shared.helper.open((inode, flags), entry, directory.as_fd(), socket).map_err(|error| match error {
-        HelperOpenError::Refused(errno) => errno,
-        HelperOpenError::Unknown => SharedState::ENDING,
-    })
+    shared.helper.open((inode, flags), entry, devices)
 }
 
 /// Returns a name of a file in a directory that a program watches.
@@ -104,29 +90,18 @@ fn access_of(flags: OFlags) -> Result<Access, Errno> {
     }
 }
 
-/// Returns the number of the device that a directory is on, as the kernel knows it.
-///
-/// That asks no file system, which might not answer. Only directories are taken, as closing one asks no file system
-/// either.
-fn device_of(directory: &OwnedFd) -> Result<u64, Errno> {
-    let system = |errno: rustix::io::Errno| Errno(errno.raw_os_error());
-    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let found = rustix::fs::statx(directory, c"", how, StatxFlags::TYPE).map_err(system)?;
-    if FileType::from_raw_mode(found.stx_mode.into()) != FileType::Directory {
-        return Err(Errno::EINVAL);
-    }
-    Ok(rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor))
+/// Returns the device that the files of a living session's mount show.
+fn served_device(session: &ServedSession) -> Option<u64> {
+    let is_serving = session.identity.kind == SessionKind::Mount
+        && session.mount_device != 0
+        && session.fenced.is_none()
+        && !session.is_ending;
+    is_serving.then_some(session.mount_device)
 }
 
 /// Returns the living session that serves a mount whose files show this device.
 pub fn find_mount(state: &State, device: u64) -> Option<&ServedSession> {
-    let is_it = |session: &&ServedSession| {
-        session.identity.kind == SessionKind::Mount
-            && session.mount_device == device
-            && session.fenced.is_none()
-            && !session.is_ending
-    };
-    state.sessions.values().find(is_it).filter(|_| device != 0)
+    state.sessions.values().find(|session| served_device(session) == Some(device))
 }
 
 /// Returns whether a living session serves a mount whose files show this device.
@@ -187,19 +162,6 @@ mod tests {
         assert_eq!(asked(OFlags::RDWR | OFlags::SYNC | OFlags::DIRECT | OFlags::NONBLOCK), Ok(6));
         for refused in [OFlags::RWMODE, OFlags::CREATE, OFlags::TRUNC, OFlags::TMPFILE, OFlags::EXCL] {
             assert_eq!(asked(refused), Err(Errno::EINVAL), "{refused:?}");
-        }
-    }
-
-    #[test]
-    fn device_of_non_directory_is_refused() {
-        let open = |path: &str, flags| {
-            rustix::fs::open(path, flags | OFlags::CLOEXEC, rustix::fs::Mode::empty()).expect("opened")
-        };
-        let found = device_of(&open("/", OFlags::RDONLY));
-        assert!(found.is_ok_and(|number| number != 0));
-        assert_eq!(device_of(&open("/", OFlags::PATH)), found, "also by an O_PATH descriptor");
-        for flags in [OFlags::RDONLY, OFlags::PATH] {
-            assert_eq!(device_of(&open("/proc/self/stat", flags)), Err(Errno::EINVAL));
         }
     }
 }

@@ -16,10 +16,9 @@ use std::time::Instant;
 use ashlar_store::{Move, StoreError};
 use ashlar_types::{Errno, InodeId, Name, QuotaAmount, QuotaKey, QuotaLimits, SessionId};
 use ashlar_wire::{QuotaGrant, QuotaRequest, QuotaStatus, QuotaVersion, Reply};
-use parking_lot::MutexGuard;
 
 use crate::session::ServedSession;
-use crate::shared_state::SharedState;
+use crate::shared_state::{SharedState, StateGuard};
 use crate::state::State;
 use crate::validate::Violation;
 
@@ -201,11 +200,7 @@ pub fn grant(shared: &SharedState, id: SessionId, wants: &[QuotaRequest]) -> Res
     }
 }
 
-fn reclaim<'a>(
-    shared: &'a SharedState,
-    mut state: MutexGuard<'a, State>,
-    wants: &[QuotaRequest],
-) -> MutexGuard<'a, State> {
+fn reclaim<'a>(shared: &'a SharedState, mut state: StateGuard<'a>, wants: &[QuotaRequest]) -> StateGuard<'a> {
     state = shared.apply_all_settled(state);
     state = crate::digest::sweep_orphans(shared, state);
     for id in state.live_ids() {

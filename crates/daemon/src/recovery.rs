@@ -124,7 +124,7 @@ fn try_recover_logs(
     let mut bounds = Vec::new();
     for id in state.live_ids() {
         let end = guard_session(id, || seal_log(&mut state, id))?;
-        bounds.extend(end.map(|end| (id, end)));
+        bounds.extend(end.map(|end| (id, applicable_end(&state, id, end))));
     }
     // First the records that were validated before, then the rest under the leases that stand: the leases describe the
     // state between the two.
@@ -136,6 +136,7 @@ fn try_recover_logs(
         apply_in_order(&mut state, &bounds)?;
     }
     cut_unmet(&mut state, &bounds)?;
+    fence_barred(&mut state);
     state.phase = RecoveryPhase::Running;
     digest::commit(&mut state)?;
     Ok((state, left))
@@ -242,6 +243,23 @@ fn seal_log(state: &mut State, id: SessionId) -> Option<LogPosition> {
         Err(damaged) => {
             state.fence(id, &Violation::Log(damaged.to_string()));
             None
+        }
+    }
+}
+
+/// Returns the end of the records that may be applied.
+///
+/// An earlier SharedFS has panicked at those behind it, or at a request of the session.
+fn applicable_end(state: &State, id: SessionId, end: LogPosition) -> LogPosition {
+    let barred = state.live(id).and_then(|session| session_page::barred(&*session.page));
+    barred.map_or(end, |barred| barred.min(end))
+}
+
+/// Fences the sessions that made an earlier SharedFS panic.
+fn fence_barred(state: &mut State) {
+    for id in state.live_ids() {
+        if state.live(id).is_some_and(|session| session_page::barred(&*session.page).is_some()) {
+            state.fence(id, &Violation::Panicked);
         }
     }
 }
@@ -397,7 +415,7 @@ fn settle_sessions(shared: &SharedState) -> Result<(), DaemonError> {
     dead_mounts.retain(|device| !crate::materialise::is_mount(&state, *device));
     dead_mounts.into_iter().for_each(|device| crate::mount_notifier::abort_dead_mount(device, &shared.config.arena));
     {
-        let State { locking, sessions, .. } = &mut *state;
+        let State { locking, sessions, .. } = &mut **state;
         locking.take_up(&running, sessions);
     }
     // Grants of an earlier SharedFS are over: they have been used, or are asked for again.

@@ -15,8 +15,11 @@ use parking_lot::Mutex;
 
 use crate::grant::{self, LookupTarget, Patience};
 use crate::mapped;
+use crate::panics::{self, Blame};
+use crate::serve::fence_after_panic;
 use crate::session::Control;
 use crate::shared_state::SharedState;
+use crate::user_shares::UserShare;
 
 /// How soon after an answer, and how often in a row, messages count as quick.
 ///
@@ -24,6 +27,10 @@ use crate::shared_state::SharedState;
 /// is woken between two requests.
 const SOON: Duration = Duration::from_micros(300);
 const SOON_COUNT: u32 = 8;
+/// The longest answer that is kept until the session of an ordinary user fetches it.
+///
+/// A longer one is sent by a message.
+const KEPT_BYTES_MAX: usize = 1 << 20;
 /// Sessions that are polled at once: those that asked last.
 const WATCHED_MAX: usize = 8;
 
@@ -34,21 +41,24 @@ pub struct SlotOwner {
     pub id: SessionId,
     /// Its control page, with the request slot.
     pub control: Arc<Control>,
+    /// The share of its user; `None` if that is root.
+    pub user: Option<Arc<UserShare>>,
 }
 
 /// The same, of a session that may be over.
 struct WeakSlotOwner {
     id: SessionId,
     control: Weak<Control>,
+    user: Option<Arc<UserShare>>,
 }
 
 impl WeakSlotOwner {
     fn of(owner: &SlotOwner) -> Self {
-        Self { id: owner.id, control: Arc::downgrade(&owner.control) }
+        Self { id: owner.id, control: Arc::downgrade(&owner.control), user: owner.user.clone() }
     }
 
     fn owner(&self) -> Option<SlotOwner> {
-        self.control.upgrade().map(|control| SlotOwner { id: self.id, control })
+        self.control.upgrade().map(|control| SlotOwner { id: self.id, control, user: self.user.clone() })
     }
 }
 
@@ -151,13 +161,29 @@ fn serve_slot(shared: &SharedState, owner: &SlotOwner, buffer: &mut Vec<u8>) -> 
         return false;
     }
     let Some((question, request)) = request_slot.take_question(buffer) else { return false };
-    let reply = match answer_request(shared, owner.id, request) {
-        Err(SharedState::ENDING | SharedState::LATER) => {
+    let user = owner.user.as_deref();
+    // The thread of another connection must not wait for this user's next part of the time.
+    if user.is_some_and(|user| shared.user_shares.is_indebted(user)) {
+        request_slot.decline_question(question);
+        return true;
+    }
+    let bytes_max = if user.is_some() { KEPT_BYTES_MAX } else { usize::MAX };
+    let began = user.map(|_| Instant::now());
+    let answered = panics::contain(|| answer_request(shared, owner.id, request, bytes_max));
+    if let (Some(user), Some(began)) = (user, began) {
+        shared.user_shares.charge(user, began.elapsed().as_micros() as u64);
+    }
+    let reply = match answered {
+        Ok(Err(SharedState::ENDING | SharedState::LATER | SharedState::LONG)) => {
             request_slot.decline_question(question);
             return true;
         }
-        Err(errno) => Reply::Error(errno),
-        Ok(reply) => reply,
+        Ok(Err(errno)) => Reply::Error(errno),
+        Ok(Ok(reply)) => reply,
+        Err(panics::Panicked) => {
+            fence_after_panic(shared, Some(owner.id));
+            Reply::Error(Errno::EIO)
+        }
     };
     if !request_slot.send_answer(question, &reply, buffer) {
         match shared.lock().sessions.get_mut(&owner.id) {
@@ -171,8 +197,8 @@ fn serve_slot(shared: &SharedState, owner: &SlotOwner, buffer: &mut Vec<u8>) -> 
     true
 }
 
-fn answer_request(shared: &SharedState, id: SessionId, request: Request) -> Result<Reply, Errno> {
-    {
+fn answer_request(shared: &SharedState, id: SessionId, request: Request, bytes_max: usize) -> Result<Reply, Errno> {
+    let _blame = {
         let mut state = shared.lock();
         state.counters.requests += 1;
         state.counters.questions += 1;
@@ -180,12 +206,13 @@ fn answer_request(shared: &SharedState, id: SessionId, request: Request) -> Resu
         if session.fenced.is_some() || session.is_ending {
             return Err(Errno::EIO);
         }
-    }
+        Blame::for_request(session)
+    };
     match request {
-        Request::Acquire(wants) => grant::acquire(shared, id, &wants, Patience::None),
+        Request::Acquire(wants) => grant::acquire(shared, id, &wants, Patience::None, bytes_max),
         Request::Lookup { directory, name, within, makes, write, need } => {
             let found = LookupTarget { directory, name: &name, within, makes, write, need };
-            grant::lookup(shared, id, &found, Patience::None)
+            grant::lookup(shared, id, &found, Patience::None, bytes_max)
         }
         Request::ReadDirectory { directory, after, limit } => grant::read_directory(shared, directory, after, limit),
         Request::Map { inode, first, blocks, follows, number } => {

@@ -4,111 +4,46 @@
 //! another one waits for the next. Programs begin and end all the time, and each waits for the answer to its first
 //! message. So no thread is to be made or woken meanwhile.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ashlar_helper::{FileOpening, FileReport};
 use ashlar_types::{Errno, LogPosition, SessionId};
-use ashlar_wire::{Acceptor, Connection, Listener, MountTerms, Reply, Request, SessionKind, WelcomeSegment, WireError};
-use parking_lot::{Condvar, Mutex};
+use ashlar_wire::{
+    Acceptor, Connection, Listener, MountTerms, ReceiveLimits, Reply, Request, SessionKind, WelcomeSegment, WireError,
+};
 
+use crate::connections::{ACCEPTORS, ConnectedProcess, Connections};
 use crate::grant::{LookupTarget, Patience};
+use crate::identity;
 use crate::materialise::materialise;
 use crate::mount_notifier::{MountDevice, Notifier};
+use crate::panics::{self, Blame};
 use crate::request_slots::SlotOwner;
+use crate::session::ServedSession;
 use crate::sessions::{self, Refused};
 use crate::shared_state::SharedState;
 use crate::state::State;
+use crate::user_shares::{ANSWER_BYTES, UserShare};
+use crate::validate::Violation;
 use crate::{credit, durability, grant, locking, mapped, quota, reserved, status};
 
-/// The most connections at once, and of one process: each has a thread.
-///
-/// A process keeps a few, and one for each thread that waits for a lock or a commit.
-const CONNECTIONS_MAX: usize = 1024;
-const CONNECTIONS_OF_PROCESS_MAX: usize = 256;
 /// The longest request.
 ///
-/// A thousand wants are far below it, and a peer must not make SharedFS hold more.
-const REQUEST_BYTES_MAX: usize = 1 << 20;
+/// The longest honest one names an update of each session. A peer must not make SharedFS hold more.
+const REQUEST_BYTES_MAX: usize = 64 << 10;
+/// How long a connection may be silent before its first message, and in the middle of a message.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// How long an answer waits until its session takes it.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// Stack of a connection's thread: requests don't nest.
 const STACK_BYTES: usize = 512 << 10;
-/// How many threads wait for a connection, if the system has threads.
-const ACCEPTORS: std::ops::RangeInclusive<usize> = 2..=4;
 /// How often SharedFS checks for its end, and its pause after a failed accept.
 const END_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 const RETRY: Duration = Duration::from_millis(10);
-/// How long connections may take to end when SharedFS ends.
-const PATIENCE: Duration = Duration::from_secs(2);
-
-/// The open connections.
-#[derive(Debug, Default)]
-pub struct Connections {
-    open: Mutex<OpenConnections>,
-    closed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct OpenConnections {
-    /// How many there were.
-    count: u64,
-    sockets: BTreeMap<u64, (i32, UnixStream)>,
-    /// Threads that wait for a connection.
-    acceptors: usize,
-}
-
-impl Connections {
-    /// Registers a connection; returns `None` if there are too many.
-    fn register(&self, connection: &Connection) -> Option<u64> {
-        let socket = connection.socket().try_clone().ok()?;
-        let pid = rustix::net::sockopt::socket_peercred(&socket).ok()?.pid.as_raw_nonzero().get();
-        let mut open = self.open.lock();
-        let of_process = open.sockets.values().filter(|(other, _)| *other == pid).count();
-        if open.sockets.len() >= CONNECTIONS_MAX || of_process >= CONNECTIONS_OF_PROCESS_MAX {
-            return None;
-        }
-        open.count += 1;
-        let number = open.count;
-        open.sockets.insert(number, (pid, socket));
-        Some(number)
-    }
-
-    fn unregister(&self, number: u64) {
-        self.open.lock().sockets.remove(&number);
-        self.closed.notify_all();
-    }
-
-    /// Records that a thread is about to wait for a connection.
-    ///
-    /// Returns `false` if enough threads do.
-    fn begin_waiting(&self) -> bool {
-        let mut open = self.open.lock();
-        let is_wanted = open.acceptors < *ACCEPTORS.end();
-        open.acceptors += usize::from(is_wanted);
-        is_wanted
-    }
-
-    /// Records that a thread no longer waits; returns how many others do.
-    fn end_waiting(&self) -> usize {
-        let mut open = self.open.lock();
-        open.acceptors -= 1;
-        open.acceptors
-    }
-
-    /// Ends all connections: requests under way are answered, and nothing more is read.
-    fn end_all(&self) {
-        let mut open = self.open.lock();
-        for (_, socket) in open.sockets.values() {
-            // A connection that is closed already needs no end.
-            let _ = socket.shutdown(std::net::Shutdown::Read);
-        }
-        let deadline = Instant::now() + PATIENCE;
-        while !open.sockets.is_empty() && !self.closed.wait_until(&mut open, deadline).timed_out() {}
-    }
-}
 
 /// Serves connections until SharedFS is to end.
 ///
@@ -122,7 +57,7 @@ pub fn serve_connections(shared: &Arc<SharedState>, listener: &Listener) -> io::
     let (mut unused_since, mut count) = (Instant::now(), 0);
     while !shared.lock().ending {
         // A connecting process may be about to open a session: a mount first checks whether there is a daemon.
-        let before = std::mem::replace(&mut count, connections.open.lock().count);
+        let before = std::mem::replace(&mut count, connections.count());
         if count != before || !shared.lock().sessions.is_empty() {
             unused_since = Instant::now();
         }
@@ -182,68 +117,138 @@ fn accept_connections(shared: &Arc<SharedState>, acceptor: &Acceptor, connection
 }
 
 /// Serves a connection until its end, unless there are too many.
-fn serve_or_refuse(shared: &Arc<SharedState>, mut connection: Connection, connections: &Connections) {
+fn serve_or_refuse(shared: &Arc<SharedState>, mut connection: Connection, connections: &Arc<Connections>) {
     if shared.lock().ending {
         return;
     }
-    if let Some(number) = connections.register(&connection) {
-        serve_connection(shared, &mut connection);
-        drop(connection);
-        connections.unregister(number);
+    let Some(process) = ConnectedProcess::of(&connection) else { return };
+    // A connection without this limit would be served all the same.
+    let _ = connection.limit_sending(ANSWER_MAX);
+    let registered = connections.register(&connection, process);
+    if registered.is_some() {
+        serve_connection(shared, &mut connection, process);
     } else {
         let reason = "too many connections are open; close some".into();
         // A peer that does not wait for the answer does not get it.
         let _ = connection.send(&Reply::Refused(reason), &[]);
     }
+    if connection.has_queued_descriptors()
+        && let Err(error) = shared.helper.close_queued(connection.socket().as_fd())
+    {
+        tracing::warn!(%error, "no helper closes the descriptors that a process sent");
+    }
+    // If there were any, the helper has another copy of the socket, or the queue is empty.
+    drop(connection);
+    drop(registered);
 }
 
 /// A reply, and the descriptors that are sent with it.
 struct ReplyWithFiles {
-    /// `None`: the helper has sent it.
-    reply: Option<Reply>,
+    reply: Reply,
     files: Vec<Arc<dyn AsFd + Send + Sync>>,
     /// A prepared session was taken for it.
     takes_prepared: bool,
+    /// The helper opens a file for the session.
+    opening: Option<FileReport>,
 }
 
 impl ReplyWithFiles {
-    fn of(reply: Option<Reply>, files: Vec<Arc<dyn AsFd + Send + Sync>>) -> Self {
-        Self { reply, files, takes_prepared: false }
+    fn of(reply: Reply, files: Vec<Arc<dyn AsFd + Send + Sync>>) -> Self {
+        Self { reply, files, takes_prepared: false, opening: None }
     }
 }
 
 impl From<Reply> for ReplyWithFiles {
     fn from(reply: Reply) -> Self {
-        Self::of(Some(reply), Vec::new())
+        Self::of(reply, Vec::new())
     }
 }
 
-/// The session behind a connection.
-#[derive(Default)]
+/// The process and the session behind a connection.
 struct ConnectedPeer {
+    /// When the connection was accepted, in clock ticks since boot.
+    accepted_ticks: u64,
+    /// The share of the process's user; `None` if that is root.
+    user: Option<Arc<UserShare>>,
     session: Option<SessionId>,
     /// A process's session may ask in a request slot.
     slot_owner: Option<SlotOwner>,
     /// It has just resumed, and repeats requests that SharedFS has forgotten.
     is_reclaiming: bool,
+    /// It has sent a message.
+    has_begun: bool,
+    /// It serves a mount, so root runs it.
+    is_mount: bool,
 }
 
-fn serve_connection(shared: &Arc<SharedState>, connection: &mut Connection) {
-    let mut peer = ConnectedPeer::default();
+impl ConnectedPeer {
+    fn new(shared: &SharedState, process: ConnectedProcess) -> Self {
+        Self {
+            accepted_ticks: identity::ticks_now(),
+            user: shared.user_shares.of(process.uid),
+            session: None,
+            slot_owner: None,
+            is_reclaiming: false,
+            has_begun: false,
+            is_mount: false,
+        }
+    }
+
+    /// Takes the connection for one of a session.
+    fn join_session(&mut self, state: &State, connection: &mut Connection, id: SessionId) -> Result<(), Errno> {
+        let session = state.sessions.get(&id).ok_or(Errno::ESTALE)?;
+        self.is_mount = session.identity.kind == SessionKind::Mount;
+        if self.is_mount {
+            // It sends the kernel's device.
+            connection.let_descriptors_pass()?;
+        }
+        self.session = Some(id);
+        self.slot_owner = slot_owner_of(session, self.user.as_ref());
+        Ok(())
+    }
+
+    /// Returns the messages that may come next.
+    fn limits(&self) -> ReceiveLimits {
+        ReceiveLimits {
+            bytes_max: REQUEST_BYTES_MAX,
+            silence_max: (!self.has_begun).then_some(SILENCE_MAX),
+            message_max: SILENCE_MAX,
+            takes_descriptors: self.is_mount,
+        }
+    }
+}
+
+fn serve_connection(shared: &Arc<SharedState>, connection: &mut Connection, process: ConnectedProcess) {
+    let mut peer = ConnectedPeer::new(shared, process);
+    let user = peer.user.clone();
     loop {
         shared.request_slots.watch_connection(shared, connection, peer.slot_owner.as_ref());
-        let Ok((request, descriptors)) = connection.receive_limited::<Request>(REQUEST_BYTES_MAX) else { return };
+        let Ok((request, descriptors)) = connection.receive_bounded::<Request>(&peer.limits()) else { return };
+        peer.has_begun = true;
         if peer.slot_owner.is_some() {
             shared.request_slots.record_message();
         }
-        let answer = match answer_request(shared, connection, &mut peer, request, descriptors) {
-            Ok(answer) => answer,
-            Err(SharedState::ENDING) => return,
-            Err(errno) => Reply::Error(errno).into(),
+        let mut room = user.as_deref().filter(|_| may_be_long(&request)).map(UserShare::reserve_answer);
+        let again = room.as_ref().map(|_| request.clone());
+        let bytes_max = if user.is_some() { ANSWER_BYTES } else { usize::MAX };
+        let mut answered = serve_contained(shared, connection, &mut peer, (request, descriptors), bytes_max);
+        let is_long = matches!(answered, Some(Err(SharedState::LONG)));
+        if let Some(again) = again.filter(|_| is_long) {
+            drop(room.take());
+            room = user.as_deref().map(UserShare::reserve_all);
+            answered = serve_contained(shared, connection, &mut peer, (again, Vec::new()), usize::MAX);
+        }
+        let answer = match answered {
+            Some(Ok(answer)) => answer,
+            Some(Err(SharedState::ENDING)) => return,
+            Some(Err(errno)) => Reply::Error(errno).into(),
+            // A mount acts for many users, so only the request fails.
+            None if peer.is_mount => Reply::Error(Errno::EIO).into(),
+            None => return fence_after_panic(shared, peer.session),
         };
-        let Some(reply) = &answer.reply else { continue };
-        let files: Vec<BorrowedFd<'_>> = answer.files.iter().map(|file| file.as_fd()).collect();
-        let sent = match connection.send(reply, &files) {
+        let ReplyWithFiles { reply, files, takes_prepared, opening } = answer;
+        let with: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
+        let sent = match connection.send(&reply, &with) {
             // The session receives an error: otherwise it would ask the same again on another connection.
             Err(WireError::TooLong(bytes)) => {
                 tracing::error!(bytes, "an answer is too long");
@@ -251,9 +256,13 @@ fn serve_connection(shared: &Arc<SharedState>, connection: &mut Connection) {
             }
             sent => sent,
         };
-        if answer.takes_prepared {
+        drop((reply, files, room));
+        if takes_prepared {
             // Not before the session has its answer: the preparation wants the same lock and the same cores.
             shared.pool.refill();
+        }
+        if let Some(opening) = opening {
+            shared.helper.await_report(opening);
         }
         if sent.is_err() {
             return;
@@ -261,25 +270,59 @@ fn serve_connection(shared: &Arc<SharedState>, connection: &mut Connection) {
     }
 }
 
+/// Returns whether the answer to a request may be long.
+fn may_be_long(request: &Request) -> bool {
+    use Request::{Acquire, Kept, Lookup, ReadDirectory, Status};
+    matches!(request, Acquire(_) | Lookup { .. } | ReadDirectory { .. } | Kept(_) | Status)
+}
+
+/// Serves a request within the share of its user; returns `None` if it makes SharedFS panic.
+fn serve_contained(
+    shared: &Arc<SharedState>,
+    connection: &mut Connection,
+    peer: &mut ConnectedPeer,
+    (request, descriptors): (Request, Vec<OwnedFd>),
+    bytes_max: usize,
+) -> Option<Result<ReplyWithFiles, Errno>> {
+    let user = peer.user.clone();
+    // To find space, SharedFS applies logs and commits.
+    let employs_others = matches!(request, Request::Credit { .. } | Request::Quota(_));
+    let _service = shared.user_shares.begin_service(user.as_deref(), employs_others);
+    panics::contain(|| answer_request(shared, connection, peer, request, descriptors, bytes_max)).ok()
+}
+
+/// Fences a session whose request made SharedFS panic. Nothing that others share was changed.
+pub fn fence_after_panic(shared: &SharedState, session: Option<SessionId>) {
+    let Some(id) = session else { return };
+    let mut state = shared.lock();
+    state.fence(id, &Violation::Panicked);
+    shared.perform_decisions(&mut state);
+    shared.progress.notify_all();
+    shared.locks_changed.notify_all();
+}
+
 fn answer_request(
     shared: &Arc<SharedState>,
-    connection: &Connection,
+    connection: &mut Connection,
     peer: &mut ConnectedPeer,
     request: Request,
     descriptors: Vec<OwnedFd>,
+    bytes_max: usize,
 ) -> Result<ReplyWithFiles, Errno> {
     shared.lock().counters.requests += 1;
     match (&request, peer.session) {
         (Request::Hello(hello), None) => {
-            return match sessions::hello(shared, connection.socket(), hello) {
+            return match sessions::hello(shared, connection.socket(), peer.accepted_ticks, hello) {
                 Ok(sessions::OpenedSession { welcome, files, others }) => {
-                    let session = welcome.peer.session;
-                    let slot_owner = slot_owner_of(&shared.lock(), session);
-                    *peer = ConnectedPeer { session: Some(session), slot_owner, is_reclaiming: hello.resume.is_some() };
+                    peer.join_session(&shared.lock(), connection, welcome.peer.session)?;
+                    peer.is_reclaiming = hello.resume.is_some();
                     let all = [files.log, files.control, files.leases].into_iter().chain(others.into_iter().flatten());
                     let files = all.map(|file| file as Arc<dyn AsFd + Send + Sync>).collect();
                     let takes_prepared = hello.kind == SessionKind::Process && hello.resume.is_none();
-                    Ok(ReplyWithFiles { reply: Some(Reply::Welcome(Box::new(welcome))), files, takes_prepared })
+                    Ok(ReplyWithFiles {
+                        takes_prepared,
+                        ..ReplyWithFiles::of(Reply::Welcome(Box::new(welcome)), files)
+                    })
                 }
                 Err(Refused::Because(sentence)) => Ok(Reply::Refused(sentence).into()),
                 Err(Refused::Errno(errno)) => Err(errno),
@@ -289,12 +332,18 @@ fn answer_request(
             return Ok(Reply::Refused(sessions::wrong_version(*version)).into());
         }
         (Request::Attach { peer: proof, .. }, None) => {
-            let state = shared.lock();
             // A session must resume first: only then SharedFS knows its mount and its locks again.
-            let session =
-                sessions::find_session(&state, *proof).filter(|session| session.is_connected).ok_or(Errno::ESTALE)?;
-            peer.session = Some(session.id);
-            peer.slot_owner = slot_owner_of(&state, session.id);
+            let is_ready = |session: &&ServedSession| session.is_connected;
+            let owner =
+                sessions::find_session(&shared.lock(), *proof).filter(is_ready).map(|found| found.identity.process);
+            // Other processes may know the secret, such as a child that has given up rights.
+            if !owner.ok_or(Errno::ESTALE)?.has_connected(connection.socket(), peer.accepted_ticks) {
+                return Err(Errno::EPERM);
+            }
+            let state = shared.lock();
+            // Meanwhile the number may have passed to another session.
+            let id = sessions::find_session(&state, *proof).ok_or(Errno::ESTALE)?.id;
+            peer.join_session(&state, connection, id)?;
             return Ok(Reply::Done.into());
         }
         (
@@ -314,13 +363,14 @@ fn answer_request(
         _ => {}
     }
     let id = peer.session.ok_or(Errno::EPROTO)?;
-    {
+    let _blame = {
         let state = shared.lock();
         let session = state.sessions.get(&id).ok_or(Errno::ESTALE)?;
         if session.fenced.is_some() || session.is_ending {
             return Err(Errno::EIO);
         }
-    }
+        Blame::for_request(session)
+    };
     let is_repeated = matches!(request, Request::Lock { .. } | Request::RegisterMount { .. } | Request::Reserve { .. });
     let reclaims = peer.is_reclaiming && is_repeated;
     if peer.is_reclaiming && !reclaims {
@@ -328,23 +378,23 @@ fn answer_request(
     }
     peer.is_reclaiming = reclaims;
     if let Request::Materialise { inode, flags } = request {
-        let directory = descriptors.into_iter().next();
-        materialise(shared, id, (inode, flags), directory, connection.socket().as_fd())?;
-        return Ok(ReplyWithFiles::of(None, Vec::new()));
+        let FileOpening { for_session, report } = materialise(shared, id, (inode, flags))?;
+        let answer = ReplyWithFiles::of(Reply::OpenThere, vec![Arc::new(for_session)]);
+        return Ok(ReplyWithFiles { opening: Some(report), ..answer });
     }
     if let Request::Lock { .. } = request {
         return locking::set_lock(shared, id, &request, reclaims, connection.socket().as_fd())
             .map(ReplyWithFiles::from);
     }
-    serve_session(shared, id, request, descriptors)
+    serve_session(shared, id, request, descriptors, bytes_max)
 }
 
 /// Returns a process's session as one that may ask in a request slot.
 ///
 /// A mount has many threads with many connections.
-fn slot_owner_of(state: &State, id: SessionId) -> Option<SlotOwner> {
-    let session = state.sessions.get(&id).filter(|session| session.identity.kind == SessionKind::Process)?;
-    Some(SlotOwner { id, control: Arc::clone(&session.control) })
+fn slot_owner_of(session: &ServedSession, user: Option<&Arc<UserShare>>) -> Option<SlotOwner> {
+    let is_process = session.identity.kind == SessionKind::Process;
+    is_process.then(|| SlotOwner { id: session.id, control: Arc::clone(&session.control), user: user.cloned() })
 }
 
 fn serve_session(
@@ -352,12 +402,13 @@ fn serve_session(
     id: SessionId,
     request: Request,
     descriptors: Vec<OwnedFd>,
+    bytes_max: usize,
 ) -> Result<ReplyWithFiles, Errno> {
     Ok(match request {
-        Request::Acquire(wants) => grant::acquire(shared, id, &wants, Patience::Any)?.into(),
+        Request::Acquire(wants) => grant::acquire(shared, id, &wants, Patience::Any, bytes_max)?.into(),
         Request::Lookup { directory, name, within, makes, write, need } => {
             let found = LookupTarget { directory, name: &name, within, makes, write, need };
-            grant::lookup(shared, id, &found, Patience::Any)?.into()
+            grant::lookup(shared, id, &found, Patience::Any, bytes_max)?.into()
         }
         Request::ReadDirectory { directory, after, limit } => {
             grant::read_directory(shared, directory, after, limit)?.into()
@@ -398,7 +449,7 @@ fn serve_session(
         }
         Request::Segment(number) => {
             let (segment, file) = open_segment(shared, number)?;
-            ReplyWithFiles::of(Some(Reply::Segment(segment)), vec![Arc::new(file)])
+            ReplyWithFiles::of(Reply::Segment(segment), vec![Arc::new(file)])
         }
         Request::RegisterMount { device: number, terms } => {
             let device = descriptors.into_iter().next().ok_or(Errno::EINVAL)?;

@@ -19,6 +19,7 @@
 //! 3464  terms:8                           of a mount: 1 read-only, 2 sessions for all, users << 16, groups << 32
 //! 3472  64 times  number:4                users and then groups whose programs may have sessions by the mount
 //! 3728  log bytes:8                       of the log's file as SharedFS made it; 0: an earlier version made it
+//! 3736  barred:8                          position+1 of the first record that may never be applied; 0: there is none
 //! ```
 
 use ashlar_pmem::{OutOfBounds, Persistent};
@@ -44,7 +45,8 @@ const RIGHTS: u64 = DELEGATED + 8 * LOCK_SLOTS as u64;
 const TERMS: u64 = RIGHTS + 8;
 const ADMITTED: u64 = TERMS + 8;
 const LOG_BYTES: u64 = ADMITTED + 4 * ADMITTED_MAX as u64;
-const PAGE_END: u64 = LOG_BYTES + 8;
+const BARRED: u64 = LOG_BYTES + 8;
+const PAGE_END: u64 = BARRED + 8;
 const _: () = assert!(PAGE_END <= 4096);
 
 /// The most inode numbers in one range: the count must fit 16 bits.
@@ -71,6 +73,19 @@ pub fn validated(page: &impl Persistent) -> LogPosition {
 /// Sets that position.
 pub fn set_validated(page: &impl Persistent, position: LogPosition) -> Result<(), OutOfBounds> {
     page.store_u64(VALIDATED, position.0)
+}
+
+/// Returns the position from which on no record of the session may be applied; `None` if there is none.
+///
+/// The records, or a request after those before them, made SharedFS panic.
+pub fn barred(page: &impl Persistent) -> Option<LogPosition> {
+    page.load_u64(BARRED).unwrap_or(0).checked_sub(1).map(LogPosition)
+}
+
+/// Notes that position.
+pub fn set_barred(page: &impl Persistent, position: LogPosition) -> Result<(), OutOfBounds> {
+    page.store_u64(BARRED, position.0.saturating_add(1))?;
+    page.flush(BARRED, 8)
 }
 
 /// Returns whether a kill came while a lease was being taken.

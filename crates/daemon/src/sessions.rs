@@ -19,8 +19,9 @@ use crate::materialise;
 use crate::retired::{self, RetiredSession};
 use crate::serve;
 use crate::session::{Control, LogRoom, PreparedSession, ServedSession, SessionFiles};
-use crate::shared_state::SharedState;
+use crate::shared_state::{SharedState, StateGuard};
 use crate::state::State;
+use crate::user_shares::has_room;
 
 /// Inode numbers in one range. A crash loses at most so many of them per session.
 const RANGE: u64 = 4096;
@@ -34,8 +35,8 @@ const _: () = assert!(FIRST_RANGE <= RANGE && RANGE <= crate::session_page::RANG
 
 /// The most sessions at once: each has a log in the arena.
 ///
-/// One ordinary user gets a part of them. All ordinary users together leave some to root, as which mounts run: no user
-/// can keep others out.
+/// One ordinary user gets a part of them, and leaves half of what others left. All ordinary users together leave some
+/// to root, as which mounts run: no user can keep others out.
 const SESSIONS_MAX: usize = 256;
 const SESSIONS_OF_USER_MAX: usize = 32;
 /// How many ending sessions of a user do not count for that part.
@@ -83,11 +84,19 @@ pub enum Refused {
 }
 
 /// Opens a new session for the peer of a socket, or resumes one that it had.
-pub fn hello(shared: &SharedState, socket: impl AsFd, hello: &Hello) -> Result<OpenedSession, Refused> {
+///
+/// The connection was accepted at `accepted_ticks`.
+pub fn hello(
+    shared: &SharedState,
+    socket: impl AsFd,
+    accepted_ticks: u64,
+    hello: &Hello,
+) -> Result<OpenedSession, Refused> {
     if hello.version != PROTOCOL_VERSION {
         return Err(Refused::Because(wrong_version(hello.version)));
     }
-    let (identity, ending) = SessionIdentity::of_peer(socket, hello.kind, &hello.label).map_err(Refused::Because)?;
+    let (identity, ending) =
+        SessionIdentity::of_peer(socket, accepted_ticks, hello.kind, &hello.label).map_err(Refused::Because)?;
     match hello.resume {
         Some(peer) => resume_session(shared, peer, &identity, hello),
         None => open_session(shared, identity, ending, hello),
@@ -263,12 +272,12 @@ fn check_room(sessions: impl Iterator<Item = (u32, bool)>, user: u32) -> Result<
         ending += usize::from(other == user && is_ending);
     }
     own += ending.saturating_sub(SESSIONS_OF_USER_ENDING);
-    if user != 0 && own >= SESSIONS_OF_USER_MAX {
-        return Err(Refused::Because(format!("user {user} has {own} sessions already; end some of them")));
-    }
     let most = if user == 0 { SESSIONS_MAX } else { SESSIONS_MAX - SESSIONS_OF_ROOT };
     if all >= most {
         return Err(Refused::Because(format!("there are {all} sessions already; end some of them")));
+    }
+    if user != 0 && !has_room(own, SESSIONS_OF_USER_MAX, most - all) {
+        return Err(Refused::Because(format!("user {user} has {own} sessions already; end some of them")));
     }
     Ok(())
 }
@@ -290,7 +299,7 @@ fn resume_session(
     let opened = make_welcome(shared, &state, session, (InodeId(0), 0));
     state.counters.sessions_resumed += 1;
     admit_to_reserved(&mut state, peer.session, hello);
-    let State { locking, sessions, .. } = &mut *state;
+    let State { locking, sessions, .. } = &mut **state;
     // A SharedFS to which it has returned already knows more than its copies show.
     if sessions.get(&peer.session).is_some_and(|session| !session.is_connected) {
         locking.take_up_copies(peer.session, sessions);
@@ -471,7 +480,7 @@ fn begin_end<'a>(
     shared: &'a SharedState,
     ids: &[SessionId],
     is_meant: impl Fn(SessionId, &ServedSession) -> bool,
-) -> parking_lot::MutexGuard<'a, State> {
+) -> StateGuard<'a> {
     let mut state = shared.lock();
     for &id in ids {
         let Some(session) = state.sessions.get_mut(&id).filter(|session| is_meant(id, session)) else { continue };
@@ -649,6 +658,18 @@ mod tests {
         assert_eq!(fitting(2000, crowd.clone()), 0);
         assert_eq!(fitting(0, crowd), SESSIONS_OF_ROOT);
         assert_eq!(fitting(0, Vec::new()), SESSIONS_MAX);
+    }
+
+    /// Six users once took all sessions of ordinary users.
+    #[test]
+    fn six_users_leave_sessions_to_the_next_ones() {
+        let mut sessions = Vec::new();
+        for user in 1..=6 {
+            let more = fitting(user, sessions.clone());
+            sessions.extend(vec![(user, false); more]);
+        }
+        assert!(fitting(7, sessions.clone()) >= 8);
+        assert_eq!(fitting(0, sessions.clone()), SESSIONS_MAX - sessions.len());
     }
 
     /// Ending sessions do not use up their user's share.

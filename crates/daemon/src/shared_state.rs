@@ -1,6 +1,7 @@
 //! State, locks and condition variables that all threads of SharedFS share.
 
 use std::fs::File;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,11 +15,13 @@ use crate::apply::Slice;
 use crate::digest;
 use crate::file_guard::FileGuard;
 use crate::grant::perform_decisions;
+use crate::panics::CountedLock;
 use crate::placeholder::make_placeholder;
 use crate::process_watcher::ProcessWatcher;
 use crate::request_slots::RequestSlots;
 use crate::session_pool::SessionPool;
 use crate::state::State;
+use crate::user_shares::{self, UserShares};
 
 /// Batches of one log that are applied before the next session's turn.
 const BATCHES_IN_TURN: usize = 8;
@@ -43,6 +46,8 @@ pub struct SharedState {
     pub file_guard: FileGuard,
     /// Sessions that ask through request slots in shared memory.
     pub request_slots: RequestSlots,
+    /// Shares of users in SharedFS's time and memory.
+    pub user_shares: UserShares,
     state: Mutex<State>,
     /// Signals that a log should be digested.
     pub digest_wanted: Condvar,
@@ -56,6 +61,26 @@ pub struct SharedState {
     pub locks_changed: Condvar,
 }
 
+/// The state, locked by this thread.
+pub struct StateGuard<'a> {
+    guard: MutexGuard<'a, State>,
+    _held: CountedLock,
+}
+
+impl<'a> Deref for StateGuard<'a> {
+    type Target = MutexGuard<'a, State>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.guard
+    }
+}
+
+impl DerefMut for StateGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.guard
+    }
+}
+
 impl SharedState {
     /// The error of a wait during which SharedFS ends.
     ///
@@ -66,6 +91,10 @@ impl SharedState {
     ///
     /// It never reaches a program: the session asks again by a message.
     pub const LATER: Errno = Errno(libc::EINPROGRESS);
+    /// The error of a request whose answer needs more memory than was reserved for it.
+    ///
+    /// It never reaches a session: the request is served again when no other answer waits for the session's user.
+    pub const LONG: Errno = Errno(libc::EMSGSIZE);
 
     /// Puts the parts together.
     pub fn new(config: Config, arena: Arc<Arena>, watcher: ProcessWatcher, state: State) -> Self {
@@ -82,6 +111,7 @@ impl SharedState {
             pool: SessionPool::default(),
             file_guard: FileGuard::default(),
             request_slots: RequestSlots::default(),
+            user_shares: UserShares::default(),
             state: Mutex::new(state),
             digest_wanted: Condvar::new(),
             commit_wanted: Condvar::new(),
@@ -92,8 +122,11 @@ impl SharedState {
     }
 
     /// Locks the state.
-    pub fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+    ///
+    /// Of the threads that act for one ordinary user, only one at a time contends with those of others.
+    pub fn lock(&self) -> StateGuard<'_> {
+        let guard = user_shares::lock_in_turn(|| self.state.lock());
+        StateGuard { guard, _held: CountedLock::new() }
     }
 
     /// Returns for how long a mount's kernel may believe its cache.
@@ -121,7 +154,7 @@ impl SharedState {
     /// Applies at most [`BATCHES_IN_TURN`] batches of a session's log.
     ///
     /// It requests commits that are due meanwhile. Returns whether there is more to apply.
-    pub fn apply_some<'a>(&'a self, mut state: MutexGuard<'a, State>, id: SessionId) -> (MutexGuard<'a, State>, bool) {
+    pub fn apply_some<'a>(&'a self, mut state: StateGuard<'a>, id: SessionId) -> (StateGuard<'a>, bool) {
         let mut has_more = false;
         if let Some(settled) = state.settled(id) {
             for _ in 0..BATCHES_IN_TURN {
@@ -166,7 +199,7 @@ impl SharedState {
     /// Applies a session's log up to what is settled now, in slices.
     ///
     /// Between slices, other threads get the lock. The lock is held again on return.
-    pub fn apply_settled<'a>(&'a self, mut state: MutexGuard<'a, State>, id: SessionId) -> MutexGuard<'a, State> {
+    pub fn apply_settled<'a>(&'a self, mut state: StateGuard<'a>, id: SessionId) -> StateGuard<'a> {
         let Some(settled) = state.settled(id) else { return state };
         while !self.apply_batch(&mut state, id, settled) {
             MutexGuard::bump(&mut state);
@@ -175,7 +208,7 @@ impl SharedState {
     }
 
     /// Calls [`Self::apply_settled`] for all sessions, one after the other.
-    pub fn apply_all_settled<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    pub fn apply_all_settled<'a>(&'a self, mut state: StateGuard<'a>) -> StateGuard<'a> {
         for id in state.live_ids() {
             state = self.apply_settled(state, id);
         }

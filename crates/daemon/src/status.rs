@@ -9,7 +9,7 @@ use ashlar_wire::{FsckReply, Reply, Request, SessionStatus, StatusReply};
 use parking_lot::MutexGuard;
 
 use crate::digest;
-use crate::shared_state::SharedState;
+use crate::shared_state::{SharedState, StateGuard};
 use crate::state::State;
 
 /// How long SharedFS tries to empty a segment of a shrinking arena, and how often.
@@ -150,9 +150,9 @@ fn resize_arena(shared: &SharedState, bytes: u64) -> Result<(), Errno> {
 /// may not be free yet, and further removals free more; a commit may be under way.
 fn empty_when_freed<'a>(
     shared: &'a SharedState,
-    mut state: MutexGuard<'a, State>,
+    mut state: StateGuard<'a>,
     number: u32,
-) -> Result<MutexGuard<'a, State>, Errno> {
+) -> Result<StateGuard<'a>, Errno> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         state = crate::credit::reclaim(shared, state)?;

@@ -50,6 +50,9 @@ pub enum Violation {
     /// The record depends on an update that was not made.
     #[error("a record depends on updates that do not exist")]
     ForgedDependency,
+    /// A record or a request of the session made SharedFS panic.
+    #[error("serving it met a defect of SharedFS")]
+    Panicked,
 }
 
 /// Why a record can't be applied.

@@ -41,21 +41,18 @@ struct HelperProcess {
     line: Connection,
 }
 
-/// Why a file was not opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HelperOpenError {
-    /// Nothing was opened. The error of the opening; `EOPNOTSUPP` without a helper, `EIO` if it can't be started or has
-    /// died.
-    Refused(Errno),
-    /// The helper died while it answered: the session may have got the file.
-    Unknown,
+/// A file that the helper opens for a session.
+#[derive(Debug)]
+pub struct FileOpening {
+    /// The socket over which the session gets the file. The session gets it, and no other process keeps it.
+    pub for_session: UnixStream,
+    /// The report of the helper.
+    pub report: FileReport,
 }
 
-impl From<Errno> for HelperOpenError {
-    fn from(errno: Errno) -> Self {
-        Self::Refused(errno)
-    }
-}
+/// The coming report on a file that the helper opens.
+#[derive(Debug)]
+pub struct FileReport(UnixStream);
 
 impl HelperProcess {
     /// Drops the connection to the process. It may be waiting for a mount, so this thread does not wait for its end.
@@ -76,30 +73,41 @@ impl Helper {
         Self { command, state: Mutex::new(state), has_logged: AtomicBool::new(false) }
     }
 
-    /// Opens an inode, with flags of open(2), on the mount of a directory, and sends it over the socket of a session.
-    /// If `entry`, a name in a directory, leads to the inode, the kernel knows the open file by that name.
+    /// Begins to open an inode for a session, with flags of open(2).
+    ///
+    /// The session names the mount: it sends a directory on it over the socket that it gets. The files of that mount
+    /// show one of the device numbers. If `entry`, a name in a directory, leads to the inode, the kernel knows the open
+    /// file by that name.
     ///
     /// # Errors
-    /// [`HelperOpenError`].
+    /// `EOPNOTSUPP` without a helper, `EIO` if it can't be started.
     pub fn open(
         &self,
         (inode, flags): (InodeId, u32),
         entry: Option<(InodeId, Vec<u8>)>,
-        mount: BorrowedFd<'_>,
-        session: BorrowedFd<'_>,
-    ) -> Result<(), HelperOpenError> {
-        let (mut report, theirs) = UnixStream::pair().map_err(Errno::from)?;
-        self.send(Errand::Open { inode, flags, entry }, &[theirs.as_fd(), mount, session])?;
-        drop(theirs);
-        match receive_report(&mut report) {
-            Ok(0) => {}
-            Ok(errno) => {
-                self.log_once(Errno(errno));
-                return Err(Errno(errno).into());
-            }
-            Err(_) => return Err(Errno::EIO.into()),
+        devices: Vec<u64>,
+    ) -> Result<FileOpening, Errno> {
+        let (report, their_report) = UnixStream::pair()?;
+        let (for_session, for_helper) = UnixStream::pair()?;
+        let errand = Errand::Open { inode, flags, entry, devices };
+        self.send(errand, &[their_report.as_fd(), for_helper.as_fd()])?;
+        Ok(FileOpening { for_session, report: FileReport(report) })
+    }
+
+    /// Waits until the helper is done with a file, whether or not it could open it.
+    pub fn await_report(&self, FileReport(mut report): FileReport) {
+        // A helper that has died is done, too. The session learns of that by the end of its socket.
+        if let Ok(errno) = receive_report(&mut report) {
+            self.log_once(Errno(errno));
         }
-        receive_report(&mut report).map(drop).map_err(|_| HelperOpenError::Unknown)
+    }
+
+    /// Closes the descriptors that wait in the queue of a socket.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; nothing is closed then.
+    pub fn close_queued(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.send(Errand::Close, &[socket])
     }
 
     /// Sends an errand, to a new process if the old one is gone.
@@ -158,19 +166,22 @@ mod tests {
 
     #[test]
     fn without_a_command_there_are_no_descriptors() {
-        let (one, two) = UnixStream::pair().expect("sockets");
         let open = |words: &[&str]| {
             let command = words.iter().map(OsString::from).collect();
-            Helper::new(command).open((InodeId::ROOT, 0), None, one.as_fd(), two.as_fd())
+            Helper::new(command).open((InodeId::ROOT, 0), None, Vec::new()).err()
         };
-        assert_eq!(open(&[]), Err(HelperOpenError::Refused(Errno::EOPNOTSUPP)));
-        assert_eq!(open(&["/nowhere"]), Err(HelperOpenError::Refused(Errno::EIO)));
-        // It reads the errand, can't parse it, and dies.
-        assert_eq!(open(&["head", "-c", "1"]), Err(HelperOpenError::Refused(Errno::EIO)));
+        assert_eq!(open(&[]), Some(Errno::EOPNOTSUPP));
+        assert_eq!(open(&["/nowhere"]), Some(Errno::EIO));
+        // It takes the errand, and dies.
+        let dying = Helper::new(["head", "-c", "1"].iter().map(OsString::from).collect());
+        if let Ok(FileOpening { mut for_session, report }) = dying.open((InodeId::ROOT, 0), None, Vec::new()) {
+            dying.await_report(report);
+            assert_eq!(std::io::Read::read(&mut for_session, &mut [0]).expect("the end"), 0);
+        }
         let none = Helper::new(Vec::new());
         for _ in 0..2 {
-            let refused = none.open((InodeId::ROOT, 0), None, one.as_fd(), two.as_fd());
-            assert_eq!(refused, Err(HelperOpenError::Refused(Errno::EOPNOTSUPP)), "the same each time");
+            let refused = none.open((InodeId::ROOT, 0), None, Vec::new()).err();
+            assert_eq!(refused, Some(Errno::EOPNOTSUPP), "the same each time");
         }
     }
 }

@@ -13,9 +13,11 @@ const STACK_BYTES: usize = 128 << 10;
 pub(crate) enum Errand {
     /// Open an inode with flags of open(2), under this name in this directory if that leads to it.
     ///
-    /// Three descriptors are sent with it: a socket for the report, a directory on the mount, and the socket of the
-    /// session that gets the answer.
-    Open { inode: InodeId, flags: u32, entry: Option<(InodeId, Vec<u8>)> },
+    /// Two descriptors are sent with it: a socket for the report, and one on which a session sends a directory of a
+    /// mount whose files show one of these device numbers. The session gets the answer there.
+    Open { inode: InodeId, flags: u32, entry: Option<(InodeId, Vec<u8>)>, devices: Vec<u64> },
+    /// Close the descriptors in the queue of a socket, which is sent with it.
+    Close,
     /// Write messages from a socket to a mount's device until the socket is closed. Both descriptors are sent with it.
     Notify,
 }

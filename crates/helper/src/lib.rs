@@ -10,6 +10,8 @@
 //! Invariants:
 //! - A process with a helper never waits in the kernel for a mount. It waits for the helper's answer, and a signal ends
 //!   that.
+//! - SharedFS gets no descriptor of a program: programs hand theirs to the helper. Where the kernel lets one through
+//!   all the same, it stays in the queue of its socket, and the helper closes it.
 //! - A helper ends when its starter is gone. A waiting thread of it then keeps only its own descriptors. If one of them
 //!   is the device of a mount whose process is dead, SharedFS ends that mount's connection by its number: nothing else
 //!   would.
@@ -20,11 +22,12 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod close;
 mod errand;
 mod notify;
 mod open;
 mod process;
 
-pub use client::{Helper, HelperOpenError};
+pub use client::{FileOpening, FileReport, Helper};
 pub use notify::{Line, LineSender, Notified, Pages, end_connection, inval_inode};
 pub use process::{raise_descriptor_limit, run};

@@ -1,17 +1,25 @@
 //! Opens files on mounts for sessions.
 //!
-//! SharedFS hands over the session's own socket and never gets the opened file: closing it takes an answer of the
-//! mount's process as well. If SharedFS is gone, the session asks the next one.
+//! The session sends a directory on the mount over a socket, and gets the opened file there. SharedFS, which has
+//! decided that the session may have the file, gets neither: closing a file can take an answer of the file's server. If
+//! SharedFS is gone, the session asks the next one.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use ashlar_types::{Errno, InodeId};
-use ashlar_wire::{Connection, HELPER_FLAG, Reply};
-use rustix::fs::{Mode, OFlags};
+use ashlar_wire::{Connection, HELPER_FLAG, ReceiveLimits, Reply};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 
 use crate::errand::{Descriptors, start_errand};
+
+/// A session sends a directory, soon, with a message of no bytes.
+const LIMITS: ReceiveLimits =
+    ReceiveLimits { bytes_max: 0, silence_max: Some(PATIENCE), message_max: PATIENCE, takes_descriptors: true };
+/// How long a session may take to send a directory, and to take the answer.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// `FILEID_INO64_GEN`: the kind of handle that FUSE makes of an inode without its directory.
 const HANDLE_KIND: i32 = 0x81;
@@ -21,8 +29,7 @@ const GENERATION: u32 = 0;
 /// An inode, flags of open(2), and a name in a directory under which the kernel is to know the open file.
 type OpenRequest = (InodeId, u32, Option<(InodeId, Vec<u8>)>);
 
-/// Receives a report: an errno, or 0. The first 0 says that the session is about to be answered; the second, that it
-/// has been.
+/// Receives a report, when the session has been answered: an errno, or 0.
 pub(crate) fn receive_report(report: &mut UnixStream) -> io::Result<i32> {
     let mut word = [0; 4];
     report.read_exact(&mut word)?;
@@ -35,33 +42,51 @@ fn send_report(report: &mut UnixStream, errno: i32) {
 }
 
 /// Starts a thread that opens a file.
-pub(crate) fn begin_open(wanted: OpenRequest, mut report: UnixStream, mut descriptors: Descriptors) {
-    let (Some(mount), Some(session)) = (descriptors.next(), descriptors.next()) else {
+pub(crate) fn begin_open(wanted: OpenRequest, devices: Vec<u64>, mut report: UnixStream, mut descriptors: Descriptors) {
+    let (Some(session), Ok(mut spare)) = (descriptors.next(), report.try_clone()) else {
         // The kernel leaves out descriptors for which there is no room.
         send_report(&mut report, Errno::EMFILE.0);
         return;
     };
-    let Ok(mut spare) = report.try_clone() else {
-        send_report(&mut report, Errno::EMFILE.0);
-        return;
-    };
-    if !start_errand("open", move || open_and_answer(wanted, report, mount, session.into())) {
+    if !start_errand("open", move || open_and_answer(wanted, &devices, report, session.into())) {
         send_report(&mut spare, Errno::EAGAIN.0);
     }
 }
 
-fn open_and_answer(wanted: OpenRequest, mut report: UnixStream, mount: OwnedFd, session: UnixStream) {
-    match open_inode(mount.as_fd(), wanted) {
-        Ok(opened) => {
-            send_report(&mut report, 0);
-            // A session that is gone needs no answer.
-            let _ = Connection::from_socket(session).send(&Reply::Done, &[opened.as_fd()]);
-            // Before the session is served again, nothing here keeps the mount busy.
-            drop((opened, mount));
-            send_report(&mut report, 0);
-        }
-        Err(error) => send_report(&mut report, Errno::from(error).0),
+fn open_and_answer(wanted: OpenRequest, devices: &[u64], mut report: UnixStream, session: UnixStream) {
+    let mut session = Connection::from_socket(session);
+    let opened = receive_directory(&mut session, devices)
+        .and_then(|mount| open_inode(mount.as_fd(), wanted).map_err(Errno::from).map(|file| (file, mount)));
+    let errno = opened.as_ref().err().map_or(0, |errno| errno.0);
+    // A session that is gone, or takes no answer, needs none.
+    let _ = session.limit_sending(PATIENCE).map_err(Into::into).and_then(|()| match &opened {
+        Ok((file, _)) => session.send(&Reply::Done, &[file.as_fd()]),
+        Err(errno) => session.send(&Reply::Error(*errno), &[]),
+    });
+    // Before the session sees the end of its socket, nothing here keeps the mount busy.
+    drop(opened);
+    drop(session);
+    send_report(&mut report, errno);
+}
+
+/// Receives a directory on one of the mounts with these devices.
+fn receive_directory(session: &mut Connection, devices: &[u64]) -> Result<OwnedFd, Errno> {
+    let ((), descriptors) = session.receive_bounded(&LIMITS).map_err(|_| Errno::EINVAL)?;
+    let directory = descriptors.into_iter().next().ok_or(Errno::EINVAL)?;
+    if devices.contains(&device_of(&directory)?) { Ok(directory) } else { Err(Errno::EINVAL) }
+}
+
+/// Returns the number of the device that a directory is on, as the kernel knows it.
+///
+/// That asks no file system, which might not answer.
+fn device_of(directory: &OwnedFd) -> Result<u64, Errno> {
+    let system = |errno: rustix::io::Errno| Errno(errno.raw_os_error());
+    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(directory, c"", how, StatxFlags::TYPE).map_err(system)?;
+    if FileType::from_raw_mode(found.stx_mode.into()) != FileType::Directory {
+        return Err(Errno::EINVAL);
     }
+    Ok(rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor))
 }
 
 fn open_inode(mount: BorrowedFd<'_>, (inode, flags, entry): OpenRequest) -> io::Result<OwnedFd> {
@@ -112,21 +137,46 @@ mod tests {
     }
 
     #[test]
-    fn failed_open_is_reported_and_session_gets_no_answer() {
+    fn device_of_non_directory_is_refused() {
+        let open = |path: &str, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty()).expect("opened");
+        let found = device_of(&open("/", OFlags::RDONLY));
+        assert!(found.is_ok_and(|number| number != 0));
+        assert_eq!(device_of(&open("/", OFlags::PATH)), found, "also by an O_PATH descriptor");
+        for flags in [OFlags::RDONLY, OFlags::PATH] {
+            assert_eq!(device_of(&open("/proc/self/stat", flags)), Err(Errno::EINVAL));
+        }
+    }
+
+    /// Asks a helper to open an inode on the mount of a directory with one of these devices; returns the error.
+    fn refusal(sent: &impl AsFd, devices: Vec<u64>) -> Option<Errno> {
         let (line, theirs) = UnixStream::pair().expect("sockets");
         let helper = std::thread::spawn(move || crate::run(theirs));
         let mut line = Connection::from_socket(line);
         let (mut report, their_report) = UnixStream::pair().expect("sockets");
-        let (mut session, their_session) = UnixStream::pair().expect("sockets");
-        let no_directory = tempfile::tempfile().expect("a file");
-        let errand = Errand::Open { inode: InodeId(77), flags: 0, entry: None };
-        let descriptors = [their_report.as_fd(), no_directory.as_fd(), their_session.as_fd()];
-        line.send(&errand, &descriptors).expect("sent");
-        assert_ne!(receive_report(&mut report).expect("a report"), 0);
+        let (session, their_session) = UnixStream::pair().expect("sockets");
+        let errand = Errand::Open { inode: InodeId(77), flags: 0, entry: None, devices };
+        line.send(&errand, &[their_report.as_fd(), their_session.as_fd()]).expect("sent");
+        drop(their_session);
+        let mut session = Connection::from_socket(session);
+        let (answer, descriptors) = session.call::<_, Reply>(&(), &[sent.as_fd()]).expect("answered");
+        assert!(descriptors.is_empty());
+        let Reply::Error(errno) = answer else { panic!("{answer:?}") };
+        assert!(session.receive::<Reply>().is_err(), "the socket is closed");
+        assert_eq!(receive_report(&mut report).expect("a report"), errno.0);
         line.send(&errand, &[their_report.as_fd()]).expect("sent");
         assert_eq!(receive_report(&mut report).expect("a report"), Errno::EMFILE.0);
-        drop((line, their_session));
+        drop(line);
         helper.join().expect("it ends with SharedFS");
-        assert_eq!(session.read(&mut [0]).expect("the end"), 0);
+        Some(errno)
+    }
+
+    #[test]
+    fn failed_open_is_reported_and_answered() {
+        let directory = rustix::fs::open("/proc", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).expect("opened");
+        let device = device_of(&directory).expect("a device");
+        assert_eq!(refusal(&tempfile::tempfile().expect("a file"), vec![device]), Some(Errno::EINVAL));
+        assert_eq!(refusal(&directory, vec![device + 1]), Some(Errno::EINVAL));
+        // The file system of processes opens no such handle.
+        assert_ne!(refusal(&directory, vec![device]), Some(Errno::EINVAL));
     }
 }

@@ -39,7 +39,7 @@ mod names;
 mod operation_stats;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -436,12 +436,9 @@ impl LibFs {
         self.client.call(request, Some(&self.control), self)
     }
 
-    pub(crate) fn call_with(
-        &self,
-        request: &Request,
-        descriptors: &[BorrowedFd<'_>],
-    ) -> Outcome<(Reply, Vec<OwnedFd>)> {
-        self.client.call_with(request, descriptors, self)
+    /// As [`Self::call`]; also returns the descriptors that came with the answer.
+    pub(crate) fn call_with(&self, request: &Request) -> Outcome<(Reply, Vec<OwnedFd>)> {
+        self.client.call_with(request, &[], self)
     }
 
     /// Returns whether there is a number for a new inode without a request.

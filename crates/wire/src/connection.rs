@@ -4,6 +4,12 @@
 //! length:4 (little-endian, bytes that follow)  postcard bytes…
 //! ```
 //! Descriptors travel as `SCM_RIGHTS` with the first byte of their message.
+//!
+//! A receiver that does not trust the other side takes no descriptor that its message does not need. To close a file
+//! can wait for the file's server, for ever and in the kernel, where no signal ends it; and any user can serve files.
+//! So the kernel refuses them where it can (Linux 6.16, `SO_PASSRIGHTS`). Elsewhere the receiver looks at the bytes in
+//! the queue first (`MSG_PEEK`, without room for descriptors), which shows whether any come with them, and leaves those
+//! in the queue.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,13 +18,15 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use ashlar_pmem::set_descriptors_pass;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, shutdown, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, recv,
+    recvmsg, sendmsg, shutdown, socket_with,
 };
 use rustix::process::geteuid;
 use serde::Serialize;
@@ -31,7 +39,10 @@ use crate::BusyWait;
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// A buffer longer than this is freed after its message: long messages are rare, and connections are many.
-const BUFFER_BYTES_KEPT: usize = 1 << 20;
+const BUFFER_BYTES_KEPT: usize = 128 << 10;
+
+/// Connections that wait to be accepted; the system may allow fewer.
+const BACKLOG: i32 = 1024;
 
 /// The most descriptors in one message, which is the number that a welcome carries.
 const DESCRIPTORS_MAX: usize = 6;
@@ -66,6 +77,22 @@ pub enum WireError {
     /// The message is longer than [`MESSAGE_BYTES_MAX`], or longer than the receiver accepts.
     #[error("a message of {0} bytes is too long")]
     TooLong(usize),
+    /// Descriptors came that the receiver does not take. They may still be in the queue.
+    #[error("the other side sent descriptors that no message takes")]
+    Descriptors,
+}
+
+/// The messages that a receiver takes from a side that it does not trust.
+#[derive(Clone, Copy, Debug)]
+pub struct ReceiveLimits {
+    /// The longest message, in bytes.
+    pub bytes_max: usize,
+    /// How long the other side may be silent before its message begins; `None`: for ever.
+    pub silence_max: Option<Duration>,
+    /// How long a message may take once it has begun.
+    pub message_max: Duration,
+    /// Whether descriptors may come with it.
+    pub takes_descriptors: bool,
 }
 
 /// One connection, on which requests and replies take turns.
@@ -74,6 +101,10 @@ pub struct Connection {
     socket: UnixStream,
     watch: BusyWait,
     buffer: Vec<u8>,
+    /// The kernel refuses descriptors that are sent to it.
+    is_guarded: bool,
+    /// How long a message may take to be sent.
+    sending_max: Option<Duration>,
 }
 
 impl AsRawFd for Connection {
@@ -131,7 +162,26 @@ impl Connection {
     /// Wraps a connected socket.
     #[must_use]
     pub fn from_socket(socket: UnixStream) -> Self {
-        Self { socket, watch: BusyWait::default(), buffer: Vec::new() }
+        Self { socket, watch: BusyWait::default(), buffer: Vec::new(), is_guarded: false, sending_max: None }
+    }
+
+    /// Lets the other side send descriptors, which a listener's connections refuse at first.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn let_descriptors_pass(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.is_guarded) { set_descriptors_pass(self.socket.as_fd(), true) } else { Ok(()) }
+    }
+
+    /// Limits how long messages wait until the other side takes them.
+    ///
+    /// It may take nothing for a part of `most`. After that, [`Self::send`] fails with [`WireError::Silent`].
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn limit_sending(&mut self, most: Duration) -> io::Result<()> {
+        self.sending_max = Some(most);
+        Ok(set_socket_timeout(&self.socket, Timeout::Send, Some(most / 3))?)
     }
 
     /// Returns the socket, for `poll` and for peer credentials.
@@ -165,12 +215,16 @@ impl Connection {
         if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
             return Err(WireError::Malformed);
         }
-        let mut sent = 0;
+        let (mut sent, mut begun) = (0, None);
         while sent < bytes.len() {
             match sendmsg(&self.socket, &[IoSlice::new(&bytes[sent..])], &mut control, SendFlags::NOSIGNAL) {
                 Ok(count) => {
                     sent += count;
                     control.clear();
+                    let is_late = |most| sent < bytes.len() && begun.get_or_insert_with(Instant::now).elapsed() > most;
+                    if self.sending_max.is_some_and(is_late) {
+                        return Err(WireError::Silent);
+                    }
                 }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => return Err(WireError::Silent),
@@ -186,17 +240,134 @@ impl Connection {
     /// # Errors
     /// [`WireError`] if the peer is gone or has sent something else.
     pub fn receive<M: DeserializeOwned>(&mut self) -> Result<(M, Vec<OwnedFd>), WireError> {
-        self.receive_limited(MESSAGE_BYTES_MAX)
+        self.receive_watched(MESSAGE_BYTES_MAX, &mut || Err(WireError::Silent))
     }
 
-    /// Receives like [`Self::receive`], but refuses messages longer than `bytes_max`.
+    /// Receives like [`Self::receive`], but only within limits.
     ///
     /// No memory is allocated for a refused message, and the connection is unusable afterwards.
     ///
     /// # Errors
-    /// [`WireError`] if the peer is gone, or has sent something else or too much.
-    pub fn receive_limited<M: DeserializeOwned>(&mut self, bytes_max: usize) -> Result<(M, Vec<OwnedFd>), WireError> {
-        self.receive_watched(bytes_max, &mut || Err(WireError::Silent))
+    /// [`WireError`] if the peer is gone, was silent for too long, or has sent something else or too much.
+    pub fn receive_bounded<M: DeserializeOwned>(
+        &mut self,
+        limits: &ReceiveLimits,
+    ) -> Result<(M, Vec<OwnedFd>), WireError> {
+        let mut descriptors = Vec::new();
+        if let Some(silence_max) = limits.silence_max {
+            self.await_bytes(Instant::now() + silence_max)?;
+        }
+        let (mut header, mut deadline) = ([0; 4], None);
+        let first = self.take_bytes(&mut header, RecvFlags::empty(), limits, &mut descriptors)?;
+        self.fill_bytes(&mut header[first..], limits, &mut descriptors, &mut deadline)?;
+        let length = u32::from_le_bytes(header) as usize;
+        if length > limits.bytes_max.min(MESSAGE_BYTES_MAX) {
+            return Err(WireError::TooLong(length));
+        }
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.clear();
+        buffer.resize(length, 0);
+        let received = self.fill_bytes(&mut buffer, limits, &mut descriptors, &mut deadline);
+        let message = received.and_then(|()| postcard::from_bytes(&buffer).map_err(|_| WireError::Malformed));
+        self.keep_buffer(buffer);
+        Ok((message?, descriptors))
+    }
+
+    /// Ends the receiving, and returns whether descriptors are left in the queue.
+    ///
+    /// The last copy of the socket that is closed closes them too.
+    #[must_use]
+    pub fn has_queued_descriptors(&self) -> bool {
+        if self.is_guarded {
+            return false;
+        }
+        // From here on nothing more gets into the queue. This fails only if the other side is gone.
+        let _ = shutdown(&self.socket, Shutdown::Read);
+        let none =
+            ReceiveLimits { bytes_max: 0, silence_max: None, message_max: Duration::ZERO, takes_descriptors: false };
+        let mut bytes = [0; 4096];
+        loop {
+            match self.take_bytes(&mut bytes, RecvFlags::DONTWAIT, &none, &mut Vec::new()) {
+                Ok(_) => {}
+                Err(error) => return matches!(error, WireError::Descriptors),
+            }
+        }
+    }
+
+    /// Fills a buffer with bytes of a message that has begun.
+    fn fill_bytes(
+        &self,
+        bytes: &mut [u8],
+        limits: &ReceiveLimits,
+        descriptors: &mut Vec<OwnedFd>,
+        deadline: &mut Option<Instant>,
+    ) -> Result<(), WireError> {
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match self.take_bytes(&mut bytes[filled..], RecvFlags::DONTWAIT, limits, descriptors) {
+                Ok(count) => filled += count,
+                // Messages come whole as a rule, so the clock is read only here.
+                Err(WireError::Silent) => {
+                    self.await_bytes(*deadline.get_or_insert_with(|| Instant::now() + limits.message_max))?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until there are bytes to receive, or the other side is gone.
+    fn await_bytes(&self, deadline: Instant) -> Result<(), WireError> {
+        loop {
+            let left = deadline.checked_duration_since(Instant::now()).ok_or(WireError::Silent)?;
+            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(error) => return Err(WireError::Io(error.into())),
+            }
+        }
+    }
+
+    /// Takes bytes from the queue, and descriptors only if the limits allow that.
+    ///
+    /// Returns [`WireError::Silent`] if it may not wait and there are none.
+    fn take_bytes(
+        &self,
+        bytes: &mut [u8],
+        flags: RecvFlags,
+        limits: &ReceiveLimits,
+        descriptors: &mut Vec<OwnedFd>,
+    ) -> Result<usize, WireError> {
+        if limits.takes_descriptors {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let all = flags | RecvFlags::CMSG_CLOEXEC;
+            let count = retry_interrupted(|| {
+                let message = recvmsg(&self.socket, &mut [IoSliceMut::new(bytes)], &mut control, all)?;
+                Ok(message.bytes)
+            })?;
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(received) = message {
+                    descriptors.extend(received);
+                }
+            }
+            return if descriptors.len() > DESCRIPTORS_MAX { Err(WireError::Descriptors) } else { Ok(count) };
+        }
+        if self.is_guarded {
+            return retry_interrupted(|| recv(&self.socket, &mut *bytes, flags).map(|(count, _)| count));
+        }
+        let (count, found) = retry_interrupted_with(|| {
+            let mut none = RecvAncillaryBuffer::default();
+            let parts = &mut [IoSliceMut::new(bytes)];
+            let message = recvmsg(&self.socket, parts, &mut none, flags | RecvFlags::PEEK)?;
+            Ok((message.bytes, message.flags))
+        })?;
+        if found.contains(ReturnFlags::CTRUNC) {
+            return Err(WireError::Descriptors);
+        }
+        // The bytes that were seen are the first in the queue, and this thread alone takes any.
+        retry_interrupted(|| recv(&self.socket, &mut bytes[..count], RecvFlags::DONTWAIT).map(|(count, _)| count))
     }
 
     fn receive_watched<M: DeserializeOwned>(
@@ -329,10 +500,31 @@ impl Connection {
     }
 }
 
+/// Receives bytes by a call, also after signals; the end of the connection is an error.
+fn retry_interrupted(mut receive: impl FnMut() -> rustix::io::Result<usize>) -> Result<usize, WireError> {
+    retry_interrupted_with(|| Ok((receive()?, ReturnFlags::empty()))).map(|(count, _)| count)
+}
+
+/// Does so by a call that returns flags too.
+fn retry_interrupted_with(
+    mut receive: impl FnMut() -> rustix::io::Result<(usize, ReturnFlags)>,
+) -> Result<(usize, ReturnFlags), WireError> {
+    loop {
+        match receive() {
+            Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => return Err(WireError::Closed),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => return Err(WireError::Silent),
+            result => return Ok(result.map_err(io::Error::from)?),
+        }
+    }
+}
+
 /// The socket on which SharedFS waits for sessions.
 #[derive(Debug)]
 pub struct Listener {
     socket: Arc<UnixListener>,
+    /// The kernel refuses descriptors that are sent to its connections.
+    is_guarded: bool,
     path: PathBuf,
     /// The device and inode number of the socket's file.
     file: (u64, u64),
@@ -345,6 +537,8 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 impl Listener {
     /// Listens at `path`, and replaces a socket that a dead daemon has left there.
     ///
+    /// Its connections take no descriptors before [`Connection::let_descriptors_pass`].
+    ///
     /// # Errors
     /// The errors of the socket.
     pub fn bind(path: &Path) -> io::Result<Self> {
@@ -352,14 +546,18 @@ impl Listener {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let socket = Arc::new(UnixListener::bind(path)?);
-        Ok(Self { socket, path: path.to_owned(), file: identity(path)? })
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        let is_guarded = set_descriptors_pass(socket.as_fd(), false).is_ok();
+        bind(&socket, &SocketAddrUnix::new(path)?)?;
+        listen(&socket, BACKLOG)?;
+        let socket = Arc::new(UnixListener::from(socket));
+        Ok(Self { socket, is_guarded, path: path.to_owned(), file: identity(path)? })
     }
 
     /// Returns a handle for threads that wait for connections.
     #[must_use]
     pub fn acceptor(&self) -> Acceptor {
-        Acceptor(Arc::clone(&self.socket))
+        Acceptor { socket: Arc::clone(&self.socket), is_guarded: self.is_guarded }
     }
 
     /// Ends the waiting of all acceptors, for good.
@@ -371,7 +569,10 @@ impl Listener {
 
 /// A handle that waits for connections at a [`Listener`].
 #[derive(Clone, Debug)]
-pub struct Acceptor(Arc<UnixListener>);
+pub struct Acceptor {
+    socket: Arc<UnixListener>,
+    is_guarded: bool,
+}
 
 impl Acceptor {
     /// Waits for the next connection; of several acceptors, one receives it.
@@ -379,7 +580,8 @@ impl Acceptor {
     /// # Errors
     /// The errors of the socket, of kind [`io::ErrorKind::InvalidInput`] after [`Listener::stop_accepting`].
     pub fn accept(&self) -> io::Result<Connection> {
-        Ok(Connection::from_socket(self.0.accept()?.0))
+        let connection = Connection::from_socket(self.socket.accept()?.0);
+        Ok(Connection { is_guarded: self.is_guarded, ..connection })
     }
 }
 
@@ -466,14 +668,106 @@ mod tests {
         }
     }
 
+    const LIMITS: ReceiveLimits = ReceiveLimits {
+        bytes_max: 1000,
+        silence_max: Some(Duration::from_secs(10)),
+        message_max: Duration::from_secs(10),
+        takes_descriptors: false,
+    };
+
     #[test]
     fn receiver_refuses_messages_over_its_limit() {
         let (a, b) = UnixStream::pair().expect("a pair of sockets");
         let (mut a, mut b) = (Connection::from_socket(a), Connection::from_socket(b));
         a.send(&lookup(900), &[]).expect("sent");
-        assert!(b.receive_limited::<Request>(1000).is_ok());
+        assert!(b.receive_bounded::<Request>(&LIMITS).is_ok());
         a.send(&lookup(1001), &[]).expect("sent");
-        assert!(matches!(b.receive_limited::<Request>(1000), Err(WireError::TooLong(length)) if length > 1000));
+        assert!(matches!(b.receive_bounded::<Request>(&LIMITS), Err(WireError::TooLong(length)) if length > 1000));
+    }
+
+    #[test]
+    fn receiver_gives_silent_side_only_so_long() {
+        let (a, b) = UnixStream::pair().expect("a pair of sockets");
+        let mut b = Connection::from_socket(b);
+        let soon = Duration::from_millis(30);
+        let limits = ReceiveLimits { silence_max: Some(soon), ..LIMITS };
+        assert!(matches!(b.receive_bounded::<Request>(&limits), Err(WireError::Silent)), "before a message");
+        let limits = ReceiveLimits { silence_max: None, message_max: soon, ..LIMITS };
+        for part in [&[3, 0][..], &[0, 0, 1]] {
+            std::io::Write::write_all(&mut &a, part).expect("written");
+            let begun = Instant::now();
+            assert!(matches!(b.receive_bounded::<Request>(&limits), Err(WireError::Silent)), "in the middle of one");
+            assert!(begun.elapsed() >= soon);
+        }
+    }
+
+    /// Looks by another descriptor of a connection whether a descriptor is still in its queue.
+    fn has_queued_descriptor(queue: &UnixStream) -> bool {
+        let (mut byte, mut none) = ([0], RecvAncillaryBuffer::default());
+        let found = recvmsg(queue, &mut [IoSliceMut::new(&mut byte)], &mut none, RecvFlags::PEEK).expect("bytes");
+        found.flags.contains(ReturnFlags::CTRUNC)
+    }
+
+    /// A descriptor of a file whose server does not answer must not be closed by the receiver.
+    #[test]
+    fn descriptors_that_no_message_takes_stay_in_the_queue() {
+        let file = tempfile::tempfile().expect("a file");
+        let (a, b) = UnixStream::pair().expect("a pair of sockets");
+        let queue = b.try_clone().expect("a copy");
+        let (mut a, mut b) = (Connection::from_socket(a), Connection::from_socket(b));
+        a.send(&lookup(20), &[]).expect("sent");
+        assert!(b.receive_bounded::<Request>(&LIMITS).is_ok(), "messages without any arrive");
+        a.send(&lookup(20), &[file.as_fd()]).expect("sent");
+        assert!(matches!(b.receive_bounded::<Request>(&LIMITS), Err(WireError::Descriptors)));
+        assert!(has_queued_descriptor(&queue));
+        assert!(b.has_queued_descriptors() && has_queued_descriptor(&queue));
+        let (a, b) = UnixStream::pair().expect("a pair of sockets");
+        let (mut a, b) = (Connection::from_socket(a), Connection::from_socket(b));
+        a.send(&lookup(9000), &[]).expect("sent");
+        assert!(!b.has_queued_descriptors());
+        assert!(a.send(&lookup(20), &[file.as_fd()]).is_err(), "nothing more is received");
+    }
+
+    #[test]
+    fn message_brings_no_more_descriptors_than_any_takes() {
+        let file = tempfile::tempfile().expect("a file");
+        let (a, b) = UnixStream::pair().expect("a pair of sockets");
+        let (a, mut b) = (Connection::from_socket(a), Connection::from_socket(b));
+        let limits = ReceiveLimits { takes_descriptors: true, ..LIMITS };
+        let five = [file.as_fd(); 5];
+        a.send_all(&900u32.to_le_bytes(), &five).expect("sent");
+        a.send_all(&[0], &five).expect("sent");
+        assert!(matches!(b.receive_bounded::<Request>(&limits), Err(WireError::Descriptors)));
+    }
+
+    #[test]
+    fn listener_refuses_descriptors_until_allowed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("socket");
+        let listener = Listener::bind(&path).expect("bound");
+        let file = tempfile::tempfile().expect("a file");
+        let mut near = Connection::connect(&path).expect("connected");
+        let mut far = listener.acceptor().accept().expect("accepted");
+        let sent = near.send(&lookup(20), &[file.as_fd()]);
+        if listener.is_guarded {
+            assert!(matches!(sent, Err(WireError::Io(error)) if error.raw_os_error() == Some(libc::EPERM)));
+        } else {
+            assert!(matches!(far.receive_bounded::<Request>(&LIMITS), Err(WireError::Descriptors)));
+            return;
+        }
+        far.let_descriptors_pass().expect("allowed");
+        near.send(&lookup(20), &[file.as_fd()]).expect("sent");
+        let limits = ReceiveLimits { takes_descriptors: true, ..LIMITS };
+        assert_eq!(far.receive_bounded::<Request>(&limits).expect("received").1.len(), 1);
+    }
+
+    #[test]
+    fn message_that_the_other_side_does_not_take_is_given_up() {
+        let (a, b) = UnixStream::pair().expect("a pair of sockets");
+        let mut a = Connection::from_socket(a);
+        a.limit_sending(Duration::from_millis(60)).expect("limited");
+        assert!(matches!(a.send(&lookup(3 << 20), &[]), Err(WireError::Silent)));
+        drop(b);
     }
 
     #[test]

@@ -554,8 +554,7 @@ pub enum Request {
     },
     /// Asks for a kernel descriptor of an inode.
     ///
-    /// A directory on a mount of the arena comes with the request. A new open file description of the inode on that
-    /// mount comes with the reply.
+    /// The reply, [`Reply::OpenThere`], names no file yet.
     Materialise {
         /// The inode: a regular file or a directory.
         inode: InodeId,
@@ -714,6 +713,12 @@ pub enum Reply {
         /// The balances.
         grants: Vec<QuotaGrant>,
     },
+    /// To `Materialise`: the session may have the inode open.
+    ///
+    /// A socket comes with the reply. The session sends an empty message on it, with a directory on a mount of the
+    /// arena. It receives `Done`, with a new open file description of the inode on that mount, or `Error`. The socket
+    /// is closed when nothing of SharedFS's keeps the mount busy any more.
+    OpenThere,
     /// To `Quotas`.
     Quotas(Vec<QuotaStatus>),
     /// To `Map`: the places of the blocks, in order; empty if they can't be mapped.

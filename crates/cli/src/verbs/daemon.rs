@@ -50,7 +50,6 @@ pub fn run(arguments: &DaemonArguments) -> Result<ExitCode, CliError> {
 /// Runs SharedFS itself.
 pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError> {
     start_log();
-    abort_on_panic();
     let mut config = Config::new(&arguments.arena);
     config.linger_seconds = arguments.linger_seconds;
     config.sessions = arguments.sessions.clone();

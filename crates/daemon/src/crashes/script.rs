@@ -280,7 +280,7 @@ impl Live {
     fn acquire(&mut self, inode: InodeId) {
         let need = Need { contents: false, entries: false, children: false, xattrs: false };
         let want = LeaseRequest { inode, write: true, scope: ScopeKind::Node, need };
-        let reply = grant::acquire(&self.shared, self.id, &[want], grant::Patience::Any).expect("granted");
+        let reply = grant::acquire(&self.shared, self.id, &[want], grant::Patience::Any, usize::MAX).expect("granted");
         let Reply::Granted { grants, .. } = reply else { panic!("{reply:?}") };
         self.leased.insert(inode, (grants[0].slot, grants[0].word));
     }

@@ -16,6 +16,7 @@ use ashlar_types::{Errno, SessionId};
 use ashlar_wire::{
     Connection, ControlPage, Hello, MountTerms, PROTOCOL_VERSION, Peer, Reply, Request, SessionKind, Welcome, WireError,
 };
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix_futex_sync::Mutex;
 
 use crate::api::{ConnectError, Options};
@@ -187,6 +188,30 @@ impl SharedFsClient {
         self.send_request(request, descriptors, None, reclaim)
     }
 
+    /// Shows a directory to SharedFS's helper, over a socket that came with an answer; returns the helper's answer.
+    ///
+    /// On return, nothing of the helper's keeps the directory's mount busy.
+    ///
+    /// # Errors
+    /// [`WireError::Closed`] if the helper has died.
+    pub(crate) fn call_helper(
+        &self,
+        socket: OwnedFd,
+        directory: BorrowedFd<'_>,
+    ) -> Result<(Reply, Vec<OwnedFd>), WireError> {
+        // The program's own descriptors have lower numbers.
+        let moved = rustix::io::fcntl_dupfd_cloexec(&socket, self.descriptors.from).unwrap_or(socket);
+        set_socket_timeout(&moved, Timeout::Recv, Some(silence_of(self.patience))).map_err(std::io::Error::from)?;
+        let mut helper = OwnDescriptor::new(Connection::from_socket(moved.into()), self.descriptors);
+        let mut wait = self.begin_waiting();
+        let answer = helper.call_watched(&(), &[directory], &mut || self.check_presence(&mut wait))?;
+        // The helper closes its end last.
+        match helper.receive_reply::<Reply>(&mut || self.check_presence(&mut wait)) {
+            Err(WireError::Closed) => Ok(answer),
+            _ => Err(WireError::Malformed),
+        }
+    }
+
     fn send_request(
         &self,
         request: &Request,
@@ -205,7 +230,7 @@ impl SharedFsClient {
                 Ok((Reply::Error(errno), _)) => return Err(errno),
                 Ok((Reply::Refused(_), _)) => return Err(Errno::EIO),
                 Ok(answer) => return Ok(answer),
-                Err(WireError::TooLong(_) | WireError::Malformed) => return Err(Errno::EIO),
+                Err(WireError::TooLong(_) | WireError::Malformed | WireError::Descriptors) => return Err(Errno::EIO),
                 Err(WireError::Silent) => return Err(self.give_up()),
                 Err(WireError::Closed | WireError::Io(_) | WireError::ForeignServer(_)) => {
                     self.resume(generation, wait.deadline, reclaim)?;
@@ -281,7 +306,9 @@ impl SharedFsClient {
             });
             match answer {
                 Ok(Reply::Error(errno)) => return Err(errno),
-                Ok(Reply::Refused(_)) | Err(WireError::TooLong(_) | WireError::Malformed) => return Err(Errno::EIO),
+                Ok(Reply::Refused(_)) | Err(WireError::TooLong(_) | WireError::Malformed | WireError::Descriptors) => {
+                    return Err(Errno::EIO);
+                }
                 Ok(reply) => return Ok(reply),
                 Err(WireError::Silent) => return Err(self.give_up()),
                 // A SharedFS that has forgotten the waiting has ended it.

@@ -3,10 +3,13 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use ashlar_types::{Errno, InodeId};
-use ashlar_wire::{Reply, Request};
+use ashlar_wire::{Reply, Request, WireError};
 
 use crate::LibFs;
 use crate::api::Outcome;
+
+/// How often SharedFS or its helper may die while it opens a file.
+const TRIES: u32 = 16;
 
 impl LibFs {
     /// Returns a kernel descriptor for an inode: a new open file description on a mount.
@@ -25,10 +28,19 @@ impl LibFs {
     ///   open when the right changed.
     /// - `EMFILE`; those of open(2).
     pub fn materialise(&self, directory: BorrowedFd<'_>, id: InodeId, flags: u32) -> Outcome<OwnedFd> {
-        match self.call_with(&Request::Materialise { inode: id, flags }, &[directory])? {
+        for _ in 0..TRIES {
+            let (Reply::OpenThere, sockets) = self.call_with(&Request::Materialise { inode: id, flags })? else {
+                return Err(Errno::EIO);
+            };
             // If this process has no free descriptor number, the kernel leaves the descriptor out.
-            (Reply::Done, descriptors) => descriptors.into_iter().next().ok_or(Errno::EMFILE),
-            _ => Err(Errno::EIO),
+            let socket = sockets.into_iter().next().ok_or(Errno::EMFILE)?;
+            return match self.client.call_helper(socket, directory) {
+                Ok((Reply::Done, descriptors)) => descriptors.into_iter().next().ok_or(Errno::EMFILE),
+                Ok((Reply::Error(errno), _)) => Err(errno),
+                Err(WireError::Closed) => continue,
+                _ => Err(Errno::EIO),
+            };
         }
+        Err(Errno::EIO)
     }
 }

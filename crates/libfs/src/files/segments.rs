@@ -284,7 +284,7 @@ impl LibFs {
                 return Ok(segment);
             }
             self.segments.keep_current(version);
-            let (reply, descriptors) = self.call_with(&Request::Segment(number), &[])?;
+            let (reply, descriptors) = self.call_with(&Request::Segment(number))?;
             let (Reply::Segment(info), Some(file)) = (reply, descriptors.first()) else { return Err(Errno::EIO) };
             let segment = MappedSegment::new(file, &info, self.medium, self.descriptors).map_err(|_| Errno::EIO)?;
             let mut mapped = self.segments.0.write();
