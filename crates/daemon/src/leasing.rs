@@ -259,9 +259,10 @@ impl State {
             may_widen: want.write || is_mount,
         };
         let asked: Vec<_> = wanted.wants.iter().map(lease).collect();
-        let request = self.leasing.manager.handle_request(now_us, id, &asked).map_err(|error| match error {
+        let request = self.leasing.manager.handle_request(now_us, id, &asked, &Ancestors(&self.store));
+        let request = request.map_err(|error| match error {
             RequestError::QueueFull(_) => Errno::EAGAIN,
-            RequestError::TooManyWants(_) => Errno::EINVAL,
+            RequestError::TooManyWants(_) | RequestError::OddScope(_) => Errno::EINVAL,
             RequestError::Ended(_) => Errno::EIO,
         })?;
         self.leasing.wanted.insert(request, wanted);

@@ -259,6 +259,10 @@ pub enum RequestError {
     /// The session has ended or is about to.
     #[error("session {0} has ended")]
     Ended(SessionId),
+    /// The inode has no lease of this scope: all below a file, or to read all below a directory, or to write files
+    /// together.
+    #[error("inode {0} has no lease of the scope that was asked for")]
+    OddScope(InodeId),
 }
 
 /// Limits, each with its reason.

@@ -125,7 +125,7 @@ impl LeaseManager {
         match work {
             Work::Acquire { session, wants, .. } => {
                 let may_keep = wants.iter().all(|want| want.scope != LeaseScope::Subtree);
-                for want in &merged(wants) {
+                for want in &merged(wants, ancestry) {
                     let target = self.target_for(now_us, *session, want, ancestry);
                     match target.scope {
                         LeaseScope::Node if self.leases.nodes.contains_key(&want.inode) => {
@@ -525,7 +525,7 @@ impl LeaseManager {
                 for slot in self.leases.record_all(*session, self.table_slots(*session), ancestry) {
                     self.record_slot(*session, slot);
                 }
-                for want in &merged(wants) {
+                for want in &merged(wants, ancestry) {
                     self.give_lease(now_us, *session, want, was_contended, ancestry);
                 }
                 self.answer(now_us, *session, *request, wants, ancestry);
@@ -609,8 +609,11 @@ impl LeaseManager {
         let mut grants = Vec::with_capacity(wants.len());
         let mut dependencies = BTreeMap::new();
         for want in wants {
-            let governing = self.leases.slot_governing(session, want.inode, ancestry);
-            let Some(slot) = governing else { unreachable!("a lease was given a moment ago") };
+            // The session was given a lease a moment ago. If it has none, the answer has no grant at all.
+            let Some(slot) = self.leases.slot_governing(session, want.inode, ancestry) else {
+                grants.clear();
+                break;
+            };
             self.leases.record_grant(session, slot, now_us);
             grants.push(Grant { inode: want.inode, word: self.leases.word(session, slot) });
             self.dependencies.collect(want.inode, ancestry, &mut dependencies);
@@ -621,10 +624,14 @@ impl LeaseManager {
 }
 
 /// Merges requests so that one is left for each inode, in order.
-fn merged(wants: &[WantedLease]) -> Vec<WantedLease> {
+///
+/// A directory may have gone since it was asked for. Nothing is below it then, and a lease on it alone does no harm.
+fn merged(wants: &[WantedLease], ancestry: &impl Ancestry) -> Vec<WantedLease> {
     let mut merged: BTreeMap<InodeId, WantedLease> = BTreeMap::new();
     for want in wants {
-        let known = merged.entry(want.inode).or_insert(*want);
+        let is_gone = want.scope == LeaseScope::Subtree && !ancestry.home(want.inode).is_directory;
+        let want = WantedLease { scope: if is_gone { LeaseScope::Node } else { want.scope }, ..*want };
+        let known = merged.entry(want.inode).or_insert(want);
         known.mode = known.mode.max(want.mode);
         known.scope = known.scope.max(want.scope);
         known.may_widen |= want.may_widen;

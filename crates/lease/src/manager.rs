@@ -179,12 +179,16 @@ impl LeaseManager {
         now_us: u64,
         session: SessionId,
         wants: &[WantedLease],
+        ancestry: &impl Ancestry,
     ) -> Result<RequestId, RequestError> {
         if self.queue.len() >= self.limits.queue_max {
             return Err(RequestError::QueueFull(self.queue.len()));
         }
         if wants.len() > self.limits.wants_max.min(self.entries_max(session) / 2) {
             return Err(RequestError::TooManyWants(wants.len()));
+        }
+        if let Some(odd) = wants.iter().find(|want| is_odd(want, ancestry)) {
+            return Err(RequestError::OddScope(odd.inode));
         }
         let holder = self.leases.holder(session);
         if holder.ending {
@@ -738,6 +742,15 @@ impl LeaseManager {
             self.contended.pop_first();
         }
         self.contended.insert(directory, now_us + self.limits.contended_us);
+    }
+}
+
+/// Whether a lease of this scope makes no sense: no honest session asks for it.
+fn is_odd(want: &WantedLease, ancestry: &impl Ancestry) -> bool {
+    match want.scope {
+        LeaseScope::Node => false,
+        LeaseScope::Files => want.mode == Mode::Write,
+        LeaseScope::Subtree => want.mode == Mode::Read || !ancestry.home(want.inode).is_directory,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
-use super::world::{Op, Plant, World};
+use super::world::{Op, Plant, Tree, World};
 use crate::{Command, LeaseManager, LeaseScope, Limits, Mode, Reach, RequestError, RevokeReason, WantedLease};
 
 const ROOT: InodeId = InodeId::ROOT;
@@ -125,7 +125,7 @@ fn wait_is_reported_once_and_ends_with_the_holder() {
     let mut world = world(Limits { hold_us: 100, ..Limits::default() });
     let (holder, other) = (world.begin(), world.begin());
     world.acquire(holder, &[write(ROOT)]).unwrap();
-    world.manager.handle_request(50, other, &[read(ROOT)]).unwrap();
+    world.manager.handle_request(50, other, &[read(ROOT)], &world.applied).unwrap();
     assert_eq!(world.manager.poll_command(50, &world.applied, &|_| true), Some(Command::Wait { until_us: 100 }));
     assert_eq!(world.manager.poll_command(60, &world.applied, &|_| true), None);
     assert_eq!(world.manager.next_time_us(), Some(100));
@@ -138,12 +138,12 @@ fn cancelled_request_delays_no_other() {
     let mut world = world(Limits { hold_us: 100, ..Limits::default() });
     let (holder, other, third) = (world.begin(), world.begin(), world.begin());
     world.acquire(holder, &[write(ROOT)]).unwrap();
-    let first = world.manager.handle_request(50, other, &[write(ROOT)]).unwrap();
+    let first = world.manager.handle_request(50, other, &[write(ROOT)], &world.applied).unwrap();
     assert_eq!(world.manager.poll_command(50, &world.applied, &|_| true), Some(Command::Wait { until_us: 100 }));
-    let behind = world.manager.handle_request(60, third, &[read(ROOT)]).unwrap();
+    let behind = world.manager.handle_request(60, third, &[read(ROOT)], &world.applied).unwrap();
     // The first request has announced changes, the second waits behind others, and the third no longer exists.
     world.manager.handle_cancel(first);
-    let again = world.manager.handle_request(70, other, &[write(ROOT)]).unwrap();
+    let again = world.manager.handle_request(70, other, &[write(ROOT)], &world.applied).unwrap();
     world.manager.handle_cancel(again);
     world.manager.handle_cancel(first);
     assert_eq!(world.manager.stats().waiting, 1);
@@ -164,7 +164,7 @@ fn used_lease_is_taken_without_waiting() {
     let mut world = world(Limits { hold_us: 100, ..Limits::default() });
     let (holder, other) = (world.begin(), world.begin());
     world.acquire(holder, &[write(ROOT)]).unwrap();
-    world.manager.handle_request(10, other, &[read(ROOT)]).unwrap();
+    world.manager.handle_request(10, other, &[read(ROOT)], &world.applied).unwrap();
     let uses = |who| move |session| session == who;
     assert_eq!(world.manager.poll_command(10, &world.applied, &uses(holder)), Some(Command::Wait { until_us: 100 }));
     assert_eq!(world.manager.poll_command(20, &world.applied, &uses(holder)), None);
@@ -391,12 +391,12 @@ fn ended_session_drops_its_requests() {
     let mut world = world(Limits { hold_us: 100, ..Limits::default() });
     let (holder, asking) = (world.begin(), world.begin());
     world.acquire(holder, &[write(ROOT)]).unwrap();
-    world.manager.handle_request(0, asking, &[write(ROOT)]).unwrap();
+    world.manager.handle_request(0, asking, &[write(ROOT)], &world.applied).unwrap();
     assert!(matches!(world.manager.poll_command(0, &world.applied, &|_| true), Some(Command::Wait { .. })));
     world.end(asking).unwrap();
     assert_eq!(world.manager.stats().waiting, 0);
     assert!(world.is_valid(holder, ROOT, Mode::Write));
-    assert_eq!(world.manager.handle_request(0, holder, &[write(ROOT)]).map(|_| ()), Ok(()));
+    assert_eq!(world.manager.handle_request(0, holder, &[write(ROOT)], &world.applied).map(|_| ()), Ok(()));
 }
 
 #[test]
@@ -492,7 +492,7 @@ fn held_lease_is_answered_outside_the_queue() {
     let (holder, other) = (world.begin(), world.begin());
     let file = world.make(holder, ROOT, false).unwrap();
     world.digest(holder, usize::MAX).unwrap();
-    world.manager.handle_request(0, other, &[write(ROOT)]).unwrap();
+    world.manager.handle_request(0, other, &[write(ROOT)], &world.applied).unwrap();
     assert!(matches!(world.manager.poll_command(0, &world.applied, &|_| true), Some(Command::Wait { .. })));
     let (grant, dependencies) = world.manager.find_covering(0, holder, file, Mode::Write, &world.applied).unwrap();
     assert_eq!((grant.word.inode, dependencies), (ROOT, vec![]));
@@ -504,13 +504,47 @@ fn request_over_the_limits_is_refused() {
     let limits = Limits { queue_max: 2, wants_max: 3, ..quick() };
     let mut manager = LeaseManager::new(limits);
     let session = SessionId(1);
-    let wants = [read(ROOT); 4];
-    assert_eq!(manager.handle_request(0, session, &wants), Err(RequestError::TooManyWants(4)));
-    manager.handle_request(0, session, &wants[..1]).unwrap();
-    manager.handle_request(0, session, &wants[..1]).unwrap();
-    assert_eq!(manager.handle_request(0, session, &wants[..1]), Err(RequestError::QueueFull(2)));
+    let (wants, tree) = ([read(ROOT); 4], Tree::default());
+    assert_eq!(manager.handle_request(0, session, &wants, &tree), Err(RequestError::TooManyWants(4)));
+    manager.handle_request(0, session, &wants[..1], &tree).unwrap();
+    manager.handle_request(0, session, &wants[..1], &tree).unwrap();
+    assert_eq!(manager.handle_request(0, session, &wants[..1], &tree), Err(RequestError::QueueFull(2)));
     manager.handle_session_end(session);
-    assert_eq!(manager.handle_request(0, session, &wants[..1]), Err(RequestError::Ended(session)));
+    assert_eq!(manager.handle_request(0, session, &wants[..1], &tree), Err(RequestError::Ended(session)));
+}
+
+#[test]
+fn lease_of_odd_scope_is_refused() {
+    let mut world = world(quick());
+    let (one, other) = (world.begin(), world.begin());
+    let directory = world.make(one, ROOT, true).unwrap();
+    let file = world.make(one, directory, false).unwrap();
+    world.digest(one, usize::MAX).unwrap();
+    let want = |inode, mode, scope| [WantedLease { inode, mode, scope, may_widen: true }];
+    for (inode, mode, scope) in [
+        (file, Mode::Write, LeaseScope::Subtree),
+        (file, Mode::Read, LeaseScope::Subtree),
+        (directory, Mode::Read, LeaseScope::Subtree),
+        (InodeId(4711), Mode::Write, LeaseScope::Subtree),
+        (file, Mode::Write, LeaseScope::Files),
+    ] {
+        let asked = world.manager.handle_request(0, other, &want(inode, mode, scope), &world.applied);
+        assert_eq!(asked, Err(RequestError::OddScope(inode)), "{mode:?} {scope:?}");
+    }
+    world.acquire(other, &want(file, Mode::Read, LeaseScope::Files)).unwrap();
+    world.acquire(other, &want(directory, Mode::Write, LeaseScope::Subtree)).unwrap();
+}
+
+#[test]
+fn subtree_of_directory_that_goes_meanwhile_is_answered() {
+    let mut world = world(quick());
+    let (one, other) = (world.begin(), world.begin());
+    let directory = world.make(one, ROOT, true).unwrap();
+    world.digest(one, usize::MAX).unwrap();
+    world.run(one, Op::Unlink { inode: directory, from: ROOT, keep: false }).unwrap();
+    let want = WantedLease { inode: directory, mode: Mode::Write, scope: LeaseScope::Subtree, may_widen: true };
+    let request = world.manager.handle_request(0, other, &[want], &world.applied).unwrap();
+    assert_eq!(world.perform(Some(request)), Ok(true), "the log that is applied for it removes the directory");
 }
 
 #[test]

@@ -464,7 +464,7 @@ impl World {
 
     pub fn acquire(&mut self, session: SessionId, wants: &[WantedLease]) -> Check {
         let request =
-            self.manager.handle_request(self.now_us, session, wants).map_err(|error| format!("refused: {error}"))?;
+            self.manager.handle_request(self.now_us, session, wants, &self.applied).map_err(|error| format!("refused: {error}"))?;
         if !self.perform(Some(request))? {
             return Err(format!("request {request:?} was not answered"));
         }
