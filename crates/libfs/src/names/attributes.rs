@@ -290,8 +290,9 @@ impl LibFs {
         let acl = acl.as_deref().and_then(Acl::parse);
         if let (Some(mode), Some(acl)) = (set.mode, acl) {
             let value = acl.with_mode(mode).to_bytes();
-            let name = XATTR_ACL_ACCESS;
-            locked.log_update(&Update::SetXattr { inode: id, name, value: &value, mode: Some(mode), at: set.at })?;
+            // The group may change only with the attributes, and a stranger to the old one may not set this bit.
+            let (name, mode) = (XATTR_ACL_ACCESS, Some(mode & !MODE_SETGID));
+            locked.log_update(&Update::SetXattr { inode: id, name, value: &value, mode, at: set.at })?;
         }
         locked.log_update(&Update::SetAttributes(set)).map(drop)
     }
