@@ -236,6 +236,7 @@ impl State {
         // It changes nothing, so a panic leaves nothing half made.
         panics::contain(|| self.validate_record(id, update, position)).unwrap_or(Err(Violation::Panicked.into()))?;
         self.charge_record(id, update)?;
+        self.keep_ways(update)?;
         Ok(self.keep_rights(update)?)
     }
 
@@ -290,6 +291,8 @@ impl State {
         .map_err(|refusal| match refusal {
             RecordRefusal::Forged(violation @ Violation::ForeignNumber(_)) => session.refuse_use(violation),
             refusal => refusal,
-        })
+        })?;
+        // At recovery, the ways may have changed since the record was written.
+        if self.phase == RecoveryPhase::Running { self.check_reached(session, update) } else { Ok(()) }
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ashlar_lease::{Command, Grant, LeaseScope, Mode, RequestId, RevokeReason, SlotWord};
 use ashlar_store::StoreError;
-use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, LogPosition, Name, SessionId};
+use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, LogPosition, Name, SessionId, blocks_for};
 use ashlar_update::XATTR_ACL_ACCESS;
 use ashlar_update::acl::Acl;
 use ashlar_update::permission::allows;
@@ -29,6 +29,7 @@ use crate::session::ServedSession;
 use crate::session_page;
 use crate::shared_state::{SharedState, StateGuard};
 use crate::state::State;
+use crate::ways::{TRUSTED_PREFIX, USER_PREFIX};
 
 /// Updates of other sessions on which a grant depends.
 type Dependencies = Vec<(SessionId, LogPosition)>;
@@ -193,6 +194,7 @@ pub fn lookup(
     }
     let mut wants = Vec::with_capacity(2);
     let mut state = begin_request(shared, id, within.as_slice(), patience)?;
+    check_directory(&state, id, directory, Access::EXECUTE)?;
     let mut before = ReplacedAnswers::default();
     if let Some(within) = within {
         // Changes that other sessions have made in the directory are visible only after the lease is taken from them.
@@ -205,7 +207,12 @@ pub fn lookup(
         )?);
     }
     let (entry, answer) = loop {
+        // Another session's log may have been applied, and may have narrowed the directory.
+        check_directory(&state, id, directory, Access::EXECUTE)?;
         let found = state.store.entry(directory, name).map_err(|error| report_store_error(&error))?;
+        if let Some(found) = &found {
+            state.record_found(id, found.inode).map_err(|error| report_store_error(&error))?;
+        }
         wants.clear();
         wants.extend(within.map(|within| LeaseRequest { write: within.write || makes && found.is_none(), ..within }));
         wants.extend(found.map(|found| {
@@ -271,10 +278,36 @@ impl ReplacedAnswers {
     }
 }
 
+/// Fails unless a session reaches a directory and has an access to it.
+///
+/// Reading goes on where it began before the directory was narrowed.
+fn check_directory(state: &State, id: SessionId, directory: InodeId, access: Access) -> Result<(), Errno> {
+    let Some(session) = state.ordinary_session(id) else { return Ok(()) };
+    let found = state.store.inode(directory).map_err(|error| report_store_error(&error))?.ok_or(Errno::ESTALE)?;
+    let inode = (directory, &found);
+    let is_reached = state.reaches(session, inode).map_err(|error| report_store_error(&error))?;
+    if !is_reached {
+        return Err(session.refusal());
+    }
+    let allowed =
+        if access == Access::READ { state.may_read(session, inode) } else { state.may_search(session, inode) };
+    if allowed.map_err(|error| report_store_error(&error))? { Ok(()) } else { Err(Errno::EACCES) }
+}
+
 /// Returns a page of a directory.
-pub fn read_directory(shared: &SharedState, directory: InodeId, after: u64, limit: u32) -> Result<Reply, Errno> {
+///
+/// # Errors
+/// `EACCES` if the session's user may not read it; `EIO`.
+pub fn read_directory(
+    shared: &SharedState,
+    id: SessionId,
+    directory: InodeId,
+    after: u64,
+    limit: u32,
+) -> Result<Reply, Errno> {
     let limit = (limit as usize).min(Need::ENTRIES_MAX as usize);
     let state = shared.lock();
+    check_directory(&state, id, directory, Access::READ)?;
     let entries = state.store.entries(directory, after, limit).map_err(|error| report_store_error(&error))?;
     Ok(Reply::Entries(entries.into_iter().map(directory_entry).collect()))
 }
@@ -353,6 +386,12 @@ fn request_grant(
     wants: &[LeaseRequest],
     (patience, bytes_max): (Patience, usize),
 ) -> Result<GrantAnswer, Errno> {
+    let mut wants = wants.to_vec();
+    for want in &mut wants {
+        *want = check_want(state, id, want)
+            .map_err(|error| report_store_error(&error))?
+            .ok_or_else(|| refusal(state, id))?;
+    }
     if wants.iter().any(|want| state.is_refused(id, want)) {
         return Err(Errno::RESERVED);
     }
@@ -368,7 +407,8 @@ fn request_grant(
         let mut index = 0;
         wants.retain(|want| {
             index += 1;
-            index <= asked || !state.is_refused(id, want)
+            index <= asked
+                || !state.is_refused(id, want) && check_want(state, id, want).is_ok_and(|want| want.is_some())
         });
     }
     let wanted = WantedLeases { wants, asked, bytes_max };
@@ -393,6 +433,58 @@ fn request_grant(
         }
         shared.grants_changed.wait_for(state, pause_until(wait));
     }
+}
+
+/// Returns the error for a session that does not reach what it asks for.
+fn refusal(state: &State, id: SessionId) -> Errno {
+    state.sessions.get(&id).map_or(Errno::EIO, ServedSession::refusal)
+}
+
+/// Returns what a session is granted of what it wants; `None` if it does not reach the inode.
+///
+/// Without a right to change anything of the inode, it gets a lease to read: LibFS asks before it knows the rights.
+fn check_want(state: &State, id: SessionId, want: &LeaseRequest) -> Result<Option<LeaseRequest>, StoreError> {
+    let (Some(session), Some(found)) = (state.ordinary_session(id), state.store.inode(want.inode)?) else {
+        return Ok(Some(*want));
+    };
+    if !state.reaches(session, (want.inode, &found))? {
+        return Ok(None);
+    }
+    let write = want.write && state.may_change(session, (want.inode, &found))?;
+    let scope = if write || want.scope == ScopeKind::Files { want.scope } else { ScopeKind::Node };
+    Ok(Some(LeaseRequest { write, scope, ..*want }))
+}
+
+/// Takes from a state what a session's user may not see.
+fn hide_unreadable(state: &State, id: SessionId, inode: InodeId, described: &mut InodeState) -> Result<(), StoreError> {
+    let Some(session) = state.ordinary_session(id) else { return Ok(()) };
+    let found = (inode, &described.attributes);
+    let may_read = state.may_read(session, found)?;
+    if let Some(xattrs) = &mut described.xattrs {
+        xattrs.retain(|(name, _)| !name.starts_with(TRUSTED_PREFIX));
+        // A user that may not read the inode may list the names.
+        let values = xattrs.iter_mut().filter(|(name, _)| !may_read && name.starts_with(USER_PREFIX));
+        values.for_each(|(_, value)| value.clear());
+    }
+    if may_read {
+        return Ok(());
+    }
+    described.hides_entries = described.entries.take().is_some();
+    described.contents = described.contents.take().map(withhold);
+    Ok(())
+}
+
+/// Returns content for a user that may not read it: which blocks there are.
+fn withhold(contents: Contents) -> Contents {
+    Contents::Withheld(match contents {
+        Contents::Inline(bytes) if bytes.is_empty() => Vec::new(),
+        Contents::Inline(bytes) => {
+            vec![Extent { logical_block: 0, blocks: blocks_for(bytes.len() as u64), address: None }]
+        }
+        Contents::Extents(extents) | Contents::Withheld(extents) => {
+            extents.into_iter().map(|extent| Extent { address: None, ..extent }).collect()
+        }
+    })
 }
 
 /// Takes leases for a session without sending it any state yet.
@@ -699,6 +791,9 @@ fn grant_replies(
     grants: &[Grant],
     dependencies: &mut Dependencies,
 ) -> Result<Vec<GrantReply>, Errno> {
+    if grants.len() < wanted.wants.len() {
+        return Err(Errno::EIO);
+    }
     let mut replies = Vec::with_capacity(grants.len());
     let mut children = Vec::new();
     let mut unasked = UnaskedBytes::default();
@@ -723,6 +818,13 @@ fn grant_replies(
             // It was freed while logs of other sessions were applied.
             None => continue,
         };
+        if !is_reached(state, id, grant.inode, &described)? {
+            // Another session's log was applied, and narrowed a directory that leads to it.
+            if is_asked {
+                return Err(refusal(state, id));
+            }
+            continue;
+        }
         unasked.bytes += xattr_bytes(&described);
         let sends_contents =
             !is_asked && want.need.contents && unasked.content_bytes < scan_detection::CONTENT_BYTES_MAX;
@@ -731,6 +833,7 @@ fn grant_replies(
             unasked.content_bytes += content_bytes(&contents);
             described.contents = Some(contents);
         }
+        hide_unreadable(state, id, grant.inode, &mut described).map_err(|error| report_store_error(&error))?;
         bytes += state_bytes(&described);
         if bytes > wanted.bytes_max {
             return Err(SharedState::LONG);
@@ -751,6 +854,11 @@ fn grant_replies(
     Ok(replies)
 }
 
+fn is_reached(state: &State, id: SessionId, inode: InodeId, described: &InodeState) -> Result<bool, Errno> {
+    let Some(session) = state.ordinary_session(id) else { return Ok(true) };
+    state.reaches(session, (inode, &described.attributes)).map_err(|error| report_store_error(&error))
+}
+
 fn make_reply(grant: &Grant, state: InodeState) -> GrantReply {
     GrantReply { inode: grant.inode, slot: grant.word.slot, word: lease_word(&grant.word).0, state }
 }
@@ -767,6 +875,11 @@ fn add_children(
     children: &mut Vec<GrantReply>,
     dependencies: &mut Dependencies,
 ) -> Result<(), StoreError> {
+    if let Some(session) = state.ordinary_session(id)
+        && !state.may_search(session, (directory.inode, &directory.state.attributes))?
+    {
+        return Ok(());
+    }
     for entry in directory.state.entries.iter().flatten() {
         let Some((found, seen)) = state.covering_lease(now_us(), id, entry.inode, false) else { continue };
         if found.word != grant.word {
@@ -774,7 +887,8 @@ fn add_children(
         }
         // With the access lists: otherwise opening such a file would take a request.
         let need = Need { xattrs: unasked.bytes < scan_detection::ATTRIBUTE_BYTES_MAX, ..Need::default() };
-        if let Some(described) = load_state(state, entry.inode, need)? {
+        if let Some(mut described) = load_state(state, entry.inode, need)? {
+            hide_unreadable(state, id, entry.inode, &mut described)?;
             unasked.bytes += xattr_bytes(&described);
             children.push(make_reply(&found, described));
             dependencies.extend(seen);
@@ -797,6 +911,11 @@ fn add_siblings(
     dependencies: &mut Dependencies,
 ) -> Result<(), StoreError> {
     let Some(directory) = home_of(file.inode, &file.state.attributes).as_file() else { return Ok(()) };
+    if check_directory(state, id, directory, Access::READ).is_err()
+        || check_directory(state, id, directory, Access::EXECUTE).is_err()
+    {
+        return Ok(());
+    }
     let Some(session) = state.sessions.get_mut(&id) else { return Ok(()) };
     let (slot, generation) = (grant.word.slot, grant.word.generation);
     let grants_all = session.scans.is_grant_due(directory, slot, generation);
@@ -836,6 +955,7 @@ fn add_siblings(
         } else if !grants_all {
             continue;
         }
+        hide_unreadable(state, id, entry.inode, &mut described)?;
         unasked.bytes += xattr_bytes(&described) + size_of::<Inode>() + described.attributes.target.len();
         files.push(make_reply(&Grant { inode: entry.inode, word: grant.word }, described));
         dependencies.extend(state.leasing.manager.own_dependencies(id, entry.inode));
@@ -868,7 +988,7 @@ fn state_bytes(state: &InodeState) -> usize {
 fn content_bytes(contents: &Contents) -> usize {
     match contents {
         Contents::Inline(bytes) => bytes.len(),
-        Contents::Extents(extents) => size_of_val(&extents[..]),
+        Contents::Extents(extents) | Contents::Withheld(extents) => size_of_val(&extents[..]),
     }
 }
 
@@ -904,7 +1024,7 @@ fn complete_state(state: &State, id: InodeId, attributes: Inode, need: Need) -> 
         None
     };
     let xattrs = if need.xattrs { Some(store.xattrs(id)?) } else { None };
-    Ok(InodeState { attributes, contents, entries, xattrs, is_followed: store.is_followed(id) })
+    Ok(InodeState { attributes, contents, entries, hides_entries: false, xattrs, is_followed: store.is_followed(id) })
 }
 
 fn load_contents(state: &State, id: InodeId) -> Result<Contents, StoreError> {
@@ -933,6 +1053,7 @@ mod tests {
             attributes: file,
             contents: None,
             entries: None,
+            hides_entries: false,
             xattrs: Some(Vec::new()),
             is_followed: false,
         };

@@ -17,8 +17,10 @@
 //!   sessions from wider ones.
 //! - The grant cache lives as long as this SharedFS. A session that outlives it sees that in its own control page,
 //!   before any session is granted anything.
-//! - All sessions can read all published grants, as they can read all data segments and ask for any inode: SharedFS
-//!   trusts LibFS to read, not to write.
+//! - All sessions can read all published grants. So SharedFS publishes only what each user may see that has ever opened
+//!   a session since SharedFS started: its *audience*. The super-user may see all, so a machine of one user loses
+//!   nothing. Beyond a few users, only what every user may see is published. If the audience grows, the memory is
+//!   cleared before the new user's session maps it; if a directory is narrowed, what lies below is withdrawn.
 //!
 //! [`LeaseManager::join_readers`]: ashlar_lease::LeaseManager::join_readers
 
@@ -28,7 +30,8 @@ use std::sync::Arc;
 
 use ashlar_lease::SlotWord;
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
-use ashlar_types::{InodeId, SessionId, Timestamp};
+use ashlar_store::{Store, StoreError};
+use ashlar_types::{Credentials, InodeId, SessionId, Timestamp};
 use ashlar_wire::{
     Contents, GRANT_CACHE_BYTES, GrantCacheWriter, GrantReply, LeaseWord, Need, PublishedGrant, ScopeKind,
 };
@@ -38,6 +41,7 @@ use crate::grant::{lease_word, now_us};
 use crate::leasing::Ancestors;
 use crate::session::read_only;
 use crate::state::State;
+use crate::ways::{TRUSTED_PREFIX, USER_PREFIX, Viewer, Visibility};
 
 /// The most grants published for one answer.
 ///
@@ -46,6 +50,10 @@ const PUBLISHED_MAX: u64 = 1024;
 /// The most entries of a directory, and extents of a file, in one published grant.
 const ENTRIES_MAX: usize = 2048;
 const EXTENTS_MAX: usize = 4096;
+/// The most users for each of which the ways to a published inode are checked.
+const AUDIENCE_MAX: usize = 8;
+/// The most published inodes that are checked anew when a directory is narrowed. If there are more, all are withdrawn.
+const CHECKED_MAX: usize = 4096;
 
 /// The writing side of the grant cache.
 pub struct GrantPublisher {
@@ -53,6 +61,10 @@ pub struct GrantPublisher {
     session: SessionId,
     writer: GrantCacheWriter<Arc<Mapping>>,
     file: Arc<File>,
+    /// The ordinary users whose sessions have mapped it.
+    audience: Vec<Viewer>,
+    /// At least how many inodes have a grant in it.
+    published: usize,
 }
 
 impl GrantPublisher {
@@ -71,12 +83,32 @@ impl GrantPublisher {
         let seals = SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals)?;
         let writer = GrantCacheWriter::new(Arc::new(memory)).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Self { session, writer, file: Arc::new(read_only(&file)?) })
+        Ok(Self { session, writer, file: Arc::new(read_only(&file)?), audience: Vec::new(), published: 0 })
     }
 
     /// Returns the file that sessions map.
     pub fn file(&self) -> &Arc<File> {
         &self.file
+    }
+
+    /// Adds an ordinary user to the audience.
+    pub fn admit(&mut self, user: &Credentials) {
+        let viewer = Viewer::User(user.clone());
+        if self.is_for(&viewer) || self.is_for(&Viewer::Everyone) {
+            return;
+        }
+        if self.audience.len() < AUDIENCE_MAX {
+            self.audience.push(viewer);
+        } else {
+            self.audience = vec![Viewer::Everyone];
+        }
+        self.writer.clear();
+        self.published = 0;
+    }
+
+    /// Returns whether the audience is checked by what this viewer may see, among others.
+    pub fn is_for(&self, viewer: &Viewer) -> bool {
+        self.audience.contains(viewer)
     }
 
     /// Publishes that all updates of the store's batches up to this one are committed.
@@ -112,17 +144,58 @@ impl GrantPublisher {
     }
 }
 
+/// Withdraws what not all of the audience may see any more.
+///
+/// # Errors
+/// Those of the store.
+pub fn withdraw_hidden(state: &mut State) -> Result<(), StoreError> {
+    let State { grant_cache: Some(grant_cache), store, ways, .. } = state else { return Ok(()) };
+    if grant_cache.audience.is_empty() {
+        return Ok(());
+    }
+    if std::mem::take(&mut grant_cache.published) > CHECKED_MAX {
+        grant_cache.writer.withdraw_all();
+        return Ok(());
+    }
+    for inode in grant_cache.writer.published() {
+        let seen = match store.inode(inode)? {
+            Some(found) => ways.visibility(store, &grant_cache.audience, (inode, &found))?,
+            None => Visibility::Hidden,
+        };
+        match seen {
+            Visibility::Hidden => grant_cache.writer.withdraw(inode),
+            _ => grant_cache.published += 1,
+        }
+    }
+    Ok(())
+}
+
+/// Returns extended attributes that are published with a state; `None` if some of the audience may not see all of them.
+///
+/// The sent ones may lack values that the asking user may not see.
+fn shown_xattrs(store: &Store, inode: InodeId, seen: Visibility) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
+    let hides =
+        |name: &[u8]| name.starts_with(TRUSTED_PREFIX) || seen != Visibility::All && name.starts_with(USER_PREFIX);
+    let xattrs = store.xattrs(inode).ok()?;
+    (!xattrs.iter().any(|(name, _)| hides(name))).then_some(xattrs)
+}
+
 /// Publishes an answer's grants that sessions only read.
 ///
 /// No other session may write the inode.
 pub fn publish(state: &mut State, replies: &[GrantReply]) {
-    let State { grant_cache: Some(grant_cache), leasing, store, counters, .. } = state else { return };
+    let State { grant_cache: Some(grant_cache), leasing, store, counters, ways, .. } = state else { return };
     // The files of a directory stand under one lease, so the grant cache joins its readers once for all of them.
     let mut joined: Option<(LeaseWord, u32, SlotWord)> = None;
     let mut count = 0;
     for reply in replies.iter().filter(|reply| may_be_published(reply)) {
         let (state_sent, word) = (&reply.state, LeaseWord(reply.word));
-        let (contents, entries) = (state_sent.contents.is_some(), state_sent.entries.is_some());
+        let seen = ways.visibility(store, &grant_cache.audience, (reply.inode, &state_sent.attributes));
+        // The session that asked has its answer already.
+        let Ok(seen @ (Visibility::All | Visibility::Attributes)) = seen else { continue };
+        let is_content = |contents: &Contents| !matches!(contents, Contents::Withheld(_));
+        let contents = seen == Visibility::All && state_sent.contents.as_ref().is_some_and(is_content);
+        let entries = seen == Visibility::All && state_sent.entries.is_some();
         // A mount's grants on inodes that are reserved for the kernel are for that mount alone.
         if leasing.manager.is_reserved_from(grant_cache.session, reply.inode, &Ancestors(store)) {
             continue;
@@ -144,6 +217,13 @@ pub fn publish(state: &mut State, replies: &[GrantReply]) {
         joined = Some((word, reply.slot, lease));
         let dependencies = leasing.manager.dependencies(grant_cache.session, reply.inode, &Ancestors(store));
         let (slot, word, mut published) = (lease.slot, lease_word(&lease), state_sent.clone());
+        published.contents = published.contents.filter(|_| contents);
+        published.entries = published.entries.filter(|_| entries);
+        published.hides_entries = false;
+        if !grant_cache.audience.is_empty() {
+            let Some(xattrs) = shown_xattrs(store, reply.inode, seen) else { continue };
+            published.xattrs = Some(xattrs);
+        }
         // State that is published under the same lease is as true as this.
         let before = grant_cache.writer.grant_cache().find(reply.inode, Need::default());
         if let Some(before) = before.filter(|before| (before.slot, before.word) == (slot, word)) {
@@ -157,6 +237,7 @@ pub fn publish(state: &mut State, replies: &[GrantReply]) {
             published.xattrs = Some(xattrs);
         }
         let post = PublishedGrant { slot, word, state: published, dependencies };
+        grant_cache.published += 1;
         count += u64::from(grant_cache.writer.publish(&post, reply.inode, store.next_batch()));
     }
     counters.posts += count;
@@ -179,8 +260,7 @@ fn may_be_published(reply: &GrantReply) -> bool {
 mod tests {
     use ashlar_log::Log;
     use ashlar_pmem::{Arena, ArenaOptions, SessionFile};
-    use ashlar_store::Store;
-    use ashlar_types::LogPosition;
+    use ashlar_types::{FileKind, LogPosition};
     use ashlar_update::{SetAttributes, Update};
     use ashlar_wire::{Credit, CreditKind, LeaseRequest, SessionKind};
 
@@ -262,5 +342,79 @@ mod tests {
         digest::commit(&mut state).expect("committed");
         assert_eq!(state.store.committed(writer), state.store.applied(writer));
         assert!(is_posted_as_persistent(&state) && state.commits_ended == target);
+    }
+
+    #[test]
+    fn only_what_the_audience_may_see_is_published() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("arena");
+        let arena =
+            Arena::create(&path, &ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false }).expect("an arena");
+        Store::format(&arena, Timestamp::default()).expect("formatted");
+        drop(arena);
+        let shared =
+            recovery::recover(Config { cache_ttl_ms: 0, lease_hold_us: 0, ..Config::new(&path) }).expect("recovered");
+        let ((writer, log), (reader, _)) = (session(&shared), session(&shared));
+        let need = Need { contents: true, entries: true, xattrs: true, children: false };
+        let acquire = |id, inode, write| {
+            let want = LeaseRequest { inode, write, scope: ScopeKind::Node, need };
+            grant::acquire(&shared, id, &[want], grant::Patience::Any).expect("granted");
+        };
+        let append = |update: &Update<'_>| {
+            log.append(log.seal_count(), update.kind() as u8, &update.encode().parts()).expect("appended");
+        };
+        let at = Timestamp { seconds: 7, nanoseconds: 0 };
+        let (private, open) = (InodeId(1000), InodeId(1001));
+        let (below, shown, secret) = (InodeId(1002), InodeId(1003), InodeId(1004));
+        let page = Arc::clone(&shared.lock().sessions[&writer].page);
+        let added = shared.lock().sessions.get_mut(&writer).expect("there").ranges.add(&*page, private, 9);
+        added.expect("a range");
+        acquire(writer, InodeId::ROOT, true);
+        let make = |inode, parent, name: &[u8], kind, mode| {
+            let (uid, gid, device) = (0, 0, 0);
+            let (target, acl_access, acl_default) = (&[][..], &[][..], &[][..]);
+            append(&Update::Create(ashlar_update::Create {
+                inode,
+                parent,
+                name,
+                kind,
+                mode,
+                uid,
+                gid,
+                device,
+                at,
+                target,
+                acl_access,
+                acl_default,
+            }));
+        };
+        make(private, InodeId::ROOT, b"private", FileKind::Directory, 0o700);
+        make(open, InodeId::ROOT, b"open", FileKind::Directory, 0o755);
+        make(below, private, b"below", FileKind::Regular, 0o644);
+        make(shown, open, b"shown", FileKind::Regular, 0o644);
+        make(secret, open, b"secret", FileKind::Regular, 0o600);
+        let parts = |inode| {
+            let state = shared.lock();
+            let cache = state.grant_cache.as_ref().expect("a grant cache").writer.grant_cache();
+            let has = |need| cache.has(inode, need);
+            let whole = Need { xattrs: true, ..need };
+            [has(Need::default()), has(whole)]
+        };
+        let read_all = || {
+            [private, open, below, shown, secret].into_iter().for_each(|inode| acquire(reader, inode, false));
+            [private, open, below, shown, secret].map(parts)
+        };
+        let (all, part, none) = ([true, true], [true, false], [false, false]);
+        assert_eq!(read_all(), [all; 5], "the super-user may see all");
+        let user = Credentials { uid: 7, gid: 7, groups: Vec::new(), checked: false };
+        shared.lock().ways.add_user(&user);
+        shared.lock().grant_cache.as_mut().expect("a grant cache").admit(&user);
+        assert_eq!([private, open, below, shown, secret].map(parts), [none; 5], "the user maps no older grant");
+        assert_eq!(read_all(), [part, all, none, all, part]);
+        let (mode, uid, gid, accessed, modified) = (Some(0o700), None, None, None, None);
+        acquire(writer, open, true);
+        append(&Update::SetAttributes(SetAttributes { inode: open, mode, uid, gid, accessed, modified, at }));
+        drop(shared.apply_settled(shared.lock(), writer));
+        assert_eq!([shown, secret].map(parts), [none; 2], "the way is narrowed");
     }
 }

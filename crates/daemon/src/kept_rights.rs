@@ -19,18 +19,20 @@
 //!
 //! ```text
 //! word n, of 8 bytes, from byte 8 n behind the slots on
-//!   inode << 16 | access         0: none; 4: to read, 2: to write
+//!   inode << 16 | access         0: none; 4: to read, 2: to write, 1: the way to it
 //! ```
 //!
-//! Non-goals: the super-user's sessions, which are not validated; directories above a file, which no longer matter once
-//! it is open.
+//! The way to an inode is kept when an update moves the inode or removes its last name. Directories above it that are
+//! narrowed or moved are no update of the inode; the `ways` module notes those.
+//!
+//! Non-goals: the super-user's sessions, which are not validated.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ashlar_pmem::{Mapping, OutOfBounds, Persistent};
 use ashlar_store::StoreError;
-use ashlar_types::{Access, Inode, InodeId, MODE_PERMISSIONS};
+use ashlar_types::{Access, Inode, InodeId, MODE_PERMISSIONS, SessionId};
 use ashlar_update::acl::Acl;
 use ashlar_update::permission::granted_access;
 use ashlar_update::{Update, XATTR_ACL_ACCESS};
@@ -239,20 +241,28 @@ impl State {
     /// Those of the store.
     pub fn keep_rights(&mut self, update: &Update<'_>) -> Result<(), StoreError> {
         let Some((inode, before, after)) = OpenRules::around(self, update)? else { return Ok(()) };
-        let batch = self.store.next_batch();
-        for session in self.sessions.values_mut() {
+        let loses = |session: &ServedSession| {
             let lost = before.held_by(session).without(after.held_by(session));
-            if lost == Access::NONE || !session.needs_validation() || !session.control.has_open(inode) {
-                continue;
-            }
-            let (control, log, committed) = (&session.control, &session.log, self.store.committed(session.id));
-            session.rights.keep(inode, lost, batch, |noted| {
-                let closed: Vec<_> = noted.iter().copied().filter(|inode| !control.has_open(*inode)).collect();
-                // The tail is read after that: records from before the file was closed lie before the tail.
-                if committed >= log.tail() { closed } else { Vec::new() }
-            });
-        }
+            let is_open = lost != Access::NONE && session.needs_validation() && session.control.has_open(inode);
+            is_open.then_some((session.id, lost))
+        };
+        let losing: Vec<_> = self.sessions.values().filter_map(loses).collect();
+        losing.into_iter().for_each(|(session, lost)| self.keep_right(session, inode, lost));
         Ok(())
+    }
+
+    /// Notes that a session keeps a right to an inode that it has open.
+    ///
+    /// The update that takes the right is not applied yet. [`Access::EXECUTE`] is the way to the inode.
+    pub fn keep_right(&mut self, id: SessionId, inode: InodeId, access: Access) {
+        let (batch, committed) = (self.store.next_batch(), self.store.committed(id));
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let (control, log) = (&session.control, &session.log);
+        session.rights.keep(inode, access, batch, |noted| {
+            let closed: Vec<_> = noted.iter().copied().filter(|inode| !control.has_open(*inode)).collect();
+            // The tail is read after that: records from before the file was closed lie before the tail.
+            if committed >= log.tail() { closed } else { Vec::new() }
+        });
     }
 }
 

@@ -64,6 +64,7 @@ mod status;
 mod supervisor;
 mod user_shares;
 mod validate;
+mod ways;
 
 pub use config::Config;
 pub use error::{DaemonError, SupervisorError};

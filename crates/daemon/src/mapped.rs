@@ -22,8 +22,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use ashlar_pmem::{Arena, ArenaError, Mapping, MappingAccess, MediumKind, OutOfBounds, Persistent, SessionFile};
-use ashlar_store::{MapBlocks, MappedRun};
-use ashlar_types::{Access, BlockAddress, Errno, InodeId, SessionId};
+use ashlar_store::{MapBlocks, MappedRun, StoreError};
+use ashlar_types::{Access, BlockAddress, Errno, Inode, InodeId, SessionId};
 use ashlar_wire::{Extent, Reply, SessionKind};
 
 use crate::grant::{Patience, lock_applied, report_store_error};
@@ -269,10 +269,17 @@ pub fn unmap_blocks(shared: &SharedState, id: SessionId, number: u32) {
 /// Shows what a session has written to a file in the file's mappings.
 ///
 /// # Errors
-/// `EIO` if the session is fenced or the shared area has failed.
+/// `EACCES` if the session can't have written to it; `EIO` if the session is fenced or the shared area has failed.
 pub fn show_writes(shared: &SharedState, id: SessionId, inode: InodeId) -> Result<(), Errno> {
     let mut state = shared.apply_settled(shared.lock(), id);
-    state.live(id).ok_or(Errno::EIO)?;
+    let session = state.live(id).ok_or(Errno::EIO)?;
+    let found = state.store.inode(inode).map_err(|error| report_store_error(&error))?;
+    let may_show = |found: &Inode| {
+        Ok::<_, StoreError>(state.reaches(session, (inode, found))? && state.may_change(session, (inode, found))?)
+    };
+    if !found.as_ref().map_or(Ok(true), may_show).map_err(|error| report_store_error(&error))? {
+        return Err(Errno::EACCES);
+    }
     if state.store.lags(inode) {
         shared.commit_all(&mut state)?;
         // For the case that there was nothing to commit. A running check of the arena makes mappings lag until it has

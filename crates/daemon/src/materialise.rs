@@ -2,14 +2,12 @@
 //!
 //! A file that leaves a session's sight must become a real one. A session names an inode and shows a directory on a
 //! mount of the arena. It gets a new open file description of the inode on that mount. The helper sees the directory
-//! and opens the file; this module decides whether the session may have it. As for records, the rights to the inode
-//! itself decide, and not those to the directories that lead to it.
+//! and opens the file; this module decides whether the session may have it: by the rights to the inode, and to search
+//! the directories that lead to it.
 
 use ashlar_helper::FileOpening;
 use ashlar_types::{Access, Errno, FileKind, Inode, InodeId, SessionId};
-use ashlar_update::XATTR_ACL_ACCESS;
-use ashlar_update::acl::Acl;
-use ashlar_update::permission::{allows, granted_access, owns};
+use ashlar_update::permission::{granted_access, owns};
 use ashlar_wire::SessionKind;
 use rustix::fs::OFlags;
 
@@ -19,6 +17,7 @@ use crate::reserved;
 use crate::session::ServedSession;
 use crate::shared_state::SharedState;
 use crate::state::State;
+use crate::ways::access_acl;
 
 /// The most entries of a directory that SharedFS searches for a file's name.
 const NAMES_MAX: usize = 100_000;
@@ -52,7 +51,7 @@ pub fn materialise(shared: &SharedState, id: SessionId, (inode, flags): (InodeId
         let found = state.store.inode(inode).map_err(|error| report_store_error(&error))?.ok_or(Errno::ESTALE)?;
         if wanted.contains(OFlags::PATH) {
             // An O_PATH descriptor neither reads nor writes, and opens nothing; but it allows more than a number does.
-            check_search_rights(&state, session, &found)?;
+            check_way(&state, session, (inode, &found))?;
         } else {
             check_rights(&state, session, (inode, &found), access, wanted.contains(OFlags::NOATIME))?;
         }
@@ -109,25 +108,10 @@ pub fn is_mount(state: &State, device: u64) -> bool {
     find_mount(state, device).is_some()
 }
 
-/// Returns an inode's access list, if it has one.
-fn access_acl(state: &State, inode: InodeId) -> Result<Option<Acl>, Errno> {
-    let value = state.store.xattr(inode, XATTR_ACL_ACCESS).map_err(|error| report_store_error(&error))?;
-    Ok(value.and_then(|value| Acl::parse(&value)))
-}
-
-/// Fails unless the session's user may search all directories above an inode.
-fn check_search_rights(state: &State, session: &ServedSession, found: &Inode) -> Result<(), Errno> {
-    let mut at = found.parent;
-    loop {
-        let directory = state.store.inode(at).map_err(|error| report_store_error(&error))?.ok_or(Errno::ESTALE)?;
-        if !allows(&directory, access_acl(state, at)?.as_ref(), &session.credentials, Access::EXECUTE) {
-            return Err(Errno::EACCES);
-        }
-        if directory.parent == at {
-            return Ok(());
-        }
-        at = directory.parent;
-    }
+/// Fails unless the session reaches an inode.
+fn check_way(state: &State, session: &ServedSession, inode: (InodeId, &Inode)) -> Result<(), Errno> {
+    let reached = state.reaches(session, inode).map_err(|error| report_store_error(&error))?;
+    if reached { Ok(()) } else { Err(Errno::EACCES) }
 }
 
 /// Fails unless the session may open an inode.
@@ -146,7 +130,9 @@ pub fn check_rights(
     if keeps_time && !owns(found, &session.credentials) {
         return Err(Errno::EPERM);
     }
-    let missing = access.without(granted_access(found, access_acl(state, inode)?.as_ref(), &session.credentials));
+    check_way(state, session, (inode, found))?;
+    let acl = access_acl(&state.store, inode).map_err(|error| report_store_error(&error))?;
+    let missing = access.without(granted_access(found, acl.as_ref(), &session.credentials));
     if session.rights.has(inode, missing) { Ok(()) } else { Err(Errno::EACCES) }
 }
 

@@ -209,6 +209,7 @@ fn take_up_sessions(
                 if !rows.iter().any(|(row, _)| *row == id) {
                     state.store.set_session(id, session.log.generation(), LogPosition(0));
                 }
+                state.ways.add_user(&session.credentials);
                 state.sessions.insert(id, session);
                 // Before any block is given out.
                 if let Err(error) = mapped::take_up(arena, state, id) {

@@ -411,7 +411,7 @@ fn serve_session(
             grant::lookup(shared, id, &found, Patience::Any, bytes_max)?.into()
         }
         Request::ReadDirectory { directory, after, limit } => {
-            grant::read_directory(shared, directory, after, limit)?.into()
+            grant::read_directory(shared, id, directory, after, limit)?.into()
         }
         Request::Kept(question) => {
             let mut state = shared.lock();

@@ -227,6 +227,10 @@ pub struct ServedSession {
     pub identity: SessionIdentity,
     /// The credentials under which its records are validated.
     pub credentials: Credentials,
+    /// Whether the kernel serves its process what SharedFS refuses.
+    pub yields_to_kernel: bool,
+    /// The version of the ways in which it began.
+    pub ways_from: u64,
     /// The secret that its connections show.
     pub token: u64,
     /// Its log.
@@ -413,6 +417,8 @@ impl ServedSession {
             id,
             credentials: identity.credentials(),
             identity,
+            yields_to_kernel: false,
+            ways_from: 0,
             token,
             log: Arc::new(log),
             log_memory,

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use ashlar_pmem::MediumKind;
-use ashlar_types::{Errno, InodeId, LogGeneration, LogPosition, SessionId};
+use ashlar_types::{Credentials, Errno, InodeId, LogGeneration, LogPosition, SessionId};
 use ashlar_wire::{Admission, CreditKind, Hello, LEASE_SLOTS, PROTOCOL_VERSION, Peer, SessionKind, Welcome};
 
 use crate::apply::Slice;
@@ -22,6 +22,7 @@ use crate::session::{Control, LogRoom, PreparedSession, ServedSession, SessionFi
 use crate::shared_state::{SharedState, StateGuard};
 use crate::state::State;
 use crate::user_shares::has_room;
+use crate::ways::Viewer;
 
 /// Inode numbers in one range. A crash loses at most so many of them per session.
 const RANGE: u64 = 4096;
@@ -157,6 +158,8 @@ fn open_session(
     }
     state.counters.sessions_opened += 1;
     let inodes = begin_with_means(&mut state, &mut session);
+    admit_user(&mut state, &session.credentials);
+    (session.yields_to_kernel, session.ways_from) = (hello.yields_to_kernel, state.ways.version());
     let opened = make_welcome(shared, &state, &session, inodes);
     if state.sessions.is_empty() {
         // There was nothing to check before.
@@ -296,7 +299,13 @@ fn resume_session(
     if session.fenced.is_some() || session.identity.process != identity.process {
         return Err(Refused::Errno(Errno::EIO));
     }
+    let user = session.credentials.clone();
+    admit_user(&mut state, &user);
+    let session = find_session(&state, peer).ok_or(Refused::Errno(Errno::ESTALE))?;
     let opened = make_welcome(shared, &state, session, (InodeId(0), 0));
+    if let Some(session) = state.sessions.get_mut(&peer.session) {
+        session.yields_to_kernel = hello.yields_to_kernel;
+    }
     state.counters.sessions_resumed += 1;
     admit_to_reserved(&mut state, peer.session, hello);
     let State { locking, sessions, .. } = &mut **state;
@@ -313,6 +322,24 @@ fn resume_session(
 fn admit_to_reserved(state: &mut State, id: SessionId, hello: &Hello) {
     if !hello.yields_to_kernel {
         state.leasing.manager.admit_to_reserved(id);
+    }
+}
+
+/// Registers the user of a session that is about to map the grant cache.
+///
+/// From now on, that holds only what this user may see, too.
+fn admit_user(state: &mut State, user: &Credentials) {
+    if user.is_privileged() {
+        return;
+    }
+    let State { sessions, grant_cache, ways, .. } = state;
+    let is_of_session = |known: &Viewer| {
+        sessions.values().any(|session| matches!(known, Viewer::User(user) if *user == session.credentials))
+    };
+    ways.keep_viewers(|known| grant_cache.as_ref().is_some_and(|cache| cache.is_for(known)) || is_of_session(known));
+    ways.add_user(user);
+    if let Some(grant_cache) = grant_cache {
+        grant_cache.admit(user);
     }
 }
 

@@ -11,12 +11,13 @@ use ashlar_wire::SessionKind;
 
 use crate::apply::Slice;
 use crate::counters::EventCounters;
-use crate::grant_cache::GrantPublisher;
+use crate::grant_cache::{self, GrantPublisher};
 use crate::leasing::Leasing;
 use crate::locking::Locking;
 use crate::reserved::{self, Reservations};
 use crate::session::{Control, ServedSession};
 use crate::validate::{RecordRefusal, Violation};
+use crate::ways::Ways;
 
 /// The session number under which SharedFS itself applies updates.
 ///
@@ -63,6 +64,8 @@ pub struct State {
     ///
     /// `None` if the system gave no memory for them.
     pub grant_cache: Option<GrantPublisher>,
+    /// The ways to inodes, as far as they were checked for sessions' users.
+    pub ways: Ways,
     /// Inodes that only mounts' sessions may hold leases on.
     pub reservations: Reservations,
     /// File locks.
@@ -117,6 +120,7 @@ impl State {
             store,
             leasing,
             grant_cache: None,
+            ways: Ways::default(),
             reservations: Reservations::new(),
             locking: Locking::default(),
             sessions: BTreeMap::new(),
@@ -200,6 +204,9 @@ impl State {
         let moves = Leasing::find_moves(&self.store, update)?;
         let applied = self.store.apply(id, end, update, &may_free)?;
         self.leasing.report_applied(&self.store, id, update, applied, moves)?;
+        if self.ways.record_applied(&self.store, update)? {
+            grant_cache::withdraw_hidden(self)?;
+        }
         if let (Update::Accessed { inode, at }, Some(grant_cache)) = (update, &mut self.grant_cache) {
             // It takes no lease, so the published grant stands.
             grant_cache.record_access_time(*inode, *at, self.store.next_batch());

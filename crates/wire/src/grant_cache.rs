@@ -38,6 +38,8 @@ const WAY_BYTES: u64 = 16;
 const RING: u64 = INDEX + ROWS * WAYS * WAY_BYTES;
 const RING_BYTES: u64 = 32 << 20;
 const HEADER_BYTES: u64 = 32;
+/// Bytes that are cleared at once.
+const CLEARED_BYTES: u64 = 4096;
 /// The longest post, so that one directory does not push out all others.
 const POST_BYTES_MAX: u64 = RING_BYTES / 64;
 /// Bytes of most files' posts.
@@ -196,6 +198,8 @@ pub struct GrantCacheWriter<M> {
     grant_cache: GrantCache<M>,
     /// The position of the next post.
     next: u64,
+    /// The position up to which the memory was cleared last.
+    cleared: u64,
 }
 
 impl<M: Persistent + Clone> GrantCacheWriter<M> {
@@ -203,7 +207,7 @@ impl<M: Persistent + Clone> GrantCacheWriter<M> {
     pub fn new(memory: M) -> Option<Self> {
         let grant_cache = GrantCache::new(memory)?;
         grant_cache.words.store(KEPT_FROM, RING_BYTES);
-        Some(Self { grant_cache, next: RING_BYTES })
+        Some(Self { grant_cache, next: RING_BYTES, cleared: RING_BYTES })
     }
 
     /// Returns the grant cache, as sessions see it.
@@ -252,6 +256,37 @@ impl<M: Persistent + Clone> GrantCacheWriter<M> {
         true
     }
 
+    /// Returns the inodes that have posts.
+    pub fn published(&self) -> Vec<InodeId> {
+        let words = &self.grant_cache.words;
+        let ways = (0..ROWS * WAYS).map(|way| INDEX + way * WAY_BYTES);
+        let kept = ways.filter(|way| words.load(*way) != 0 && self.grant_cache.is_kept(words.load(way + 8)));
+        kept.map(|way| InodeId(words.load(way))).collect()
+    }
+
+    /// Removes all posts.
+    pub fn withdraw_all(&self) {
+        self.grant_cache.words.store(KEPT_FROM, self.next);
+    }
+
+    /// Removes all posts, and clears their memory.
+    pub fn clear(&mut self) {
+        self.withdraw_all();
+        fence(Ordering::SeqCst);
+        let words = &self.grant_cache.words;
+        (0..ROWS * WAYS).for_each(|way| words.store(INDEX + way * WAY_BYTES, 0));
+        let (zeros, used) = ([0; CLEARED_BYTES as usize], (self.next - self.cleared).min(RING_BYTES));
+        let mut at = self.next - used;
+        while at < self.next {
+            let place = at % RING_BYTES;
+            let length = (self.next - at).min(RING_BYTES - place).min(CLEARED_BYTES);
+            // The memory is as long as the ring.
+            let _ = words.0.store(RING + place, &zeros[..length as usize]);
+            at += length;
+        }
+        self.cleared = self.next;
+    }
+
     /// Removes an inode's post from the index.
     pub fn withdraw(&mut self, inode: InodeId) {
         let words = &self.grant_cache.words;
@@ -283,7 +318,7 @@ mod tests {
         let mut attributes = Inode::new(FileKind::Regular, 0o644, InodeId::ROOT, Timestamp::default());
         attributes.size = number;
         let xattrs = Some(vec![(number.to_le_bytes().to_vec(), vec![number as u8; length])]);
-        InodeState { attributes, contents: None, entries: None, xattrs, is_followed: false }
+        InodeState { attributes, contents: None, entries: None, hides_entries: false, xattrs, is_followed: false }
     }
 
     fn is_of(post: &PublishedGrant, number: u64) -> bool {
@@ -352,6 +387,26 @@ mod tests {
         link.attributes.target = vec![b'l'; SHORT_BYTES];
         assert!(publish(&mut writer, id.0, (3, word(WORD + 2)), link));
         assert!(grant_cache.attributes(id).is_none() && is_of(&grant_cache.find(id, XATTRS).expect("posted"), 10));
+    }
+
+    #[test]
+    fn cleared_cache_holds_nothing_of_its_posts() {
+        let (mut writer, grant_cache) = grant_caches();
+        writer.grant_cache().set_word(0, word(WORD), InodeId(1));
+        for round in 0..2 {
+            for id in 1..=600 {
+                assert!(publish(&mut writer, id, (0, word(WORD)), state(id, 60_000)));
+            }
+            assert!(!writer.published().is_empty());
+            writer.clear();
+            assert!(writer.published().is_empty());
+            assert!((1..=600).all(|id| grant_cache.find(InodeId(id), XATTRS).is_none()), "round {round}");
+            let mut ring = vec![1; RING_BYTES as usize];
+            grant_cache.words.0.load(RING, &mut ring).expect("read");
+            assert!(ring.iter().all(|byte| *byte == 0), "round {round}");
+            assert!(publish(&mut writer, 7, (0, word(WORD)), state(7, 9)));
+            assert!(is_of(&grant_cache.find(InodeId(7), XATTRS).expect("posted anew"), 7));
+        }
     }
 
     #[test]

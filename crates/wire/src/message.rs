@@ -164,6 +164,8 @@ pub enum Contents {
     Inline(Vec<u8>),
     /// Extents, in order. Gaps between them are holes.
     Extents(Vec<Extent>),
+    /// The session's user may not read the file: the extents without addresses, for a user that may write it.
+    Withheld(Vec<Extent>),
 }
 
 /// A directory entry.
@@ -188,7 +190,9 @@ pub struct InodeState {
     pub contents: Option<Contents>,
     /// All entries, if asked for and not too many.
     pub entries: Option<Vec<DirectoryEntry>>,
-    /// All extended attributes, if asked for.
+    /// The session's user may not read the directory: entries were asked for, and it must look them up one by one.
+    pub hides_entries: bool,
+    /// All extended attributes, if asked for; without the values that the session's user may not read.
     pub xattrs: Option<Vec<(Vec<u8>, Vec<u8>)>>,
     /// Whether processes have mapped the file and must see what is written to it.
     ///

@@ -56,6 +56,15 @@ impl FileMap {
                 // growth would take them for written data.
                 content.pieces.clear(size, u64::MAX);
             }
+            Contents::Withheld(extents) => {
+                content.extent_version = Some(version);
+                for extent in extents {
+                    content.blocks.insert(extent.logical_block, extent.logical_block + extent.blocks);
+                }
+                if size > 0 {
+                    content.pieces.put(0, Piece::new(size, PieceSource::Withheld));
+                }
+            }
         }
         content
     }

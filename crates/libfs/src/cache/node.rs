@@ -76,6 +76,8 @@ pub(crate) struct NodeState {
     /// The directory's names are requested one by one. All of them came with an earlier lease, which went before many
     /// were looked up.
     pub(crate) is_by_name: bool,
+    /// SharedFS sends no list of the directory's names: the session's user may not read it.
+    pub(crate) hides_entries: bool,
     /// Processes have mapped the file, and writes to it must show there.
     pub(crate) is_followed: bool,
     /// Counts the changes made here. A state that was requested before a change does not overwrite it.
@@ -133,6 +135,7 @@ impl NodeState {
         self.content = None;
         self.xattrs = None;
         self.is_followed = false;
+        self.hides_entries = false;
         self.revision += 1;
         self.merge_state(state, context, cookie);
     }
@@ -143,6 +146,7 @@ impl NodeState {
     pub(crate) fn merge_state(&mut self, state: &InodeState, context: GrantContext, cookie: &dyn Fn(&[u8]) -> u64) {
         let GrantContext { applied, version, .. } = context;
         self.is_followed |= state.is_followed;
+        self.hides_entries |= state.hides_entries;
         if let (false, Some(contents)) = (self.content_at(version).is_some(), &state.contents) {
             let mut content = FileMap::from_grant(contents, state.attributes.size, version);
             for (_, change) in self.changes.iter().filter(|(position, _)| *position >= applied) {
@@ -452,6 +456,7 @@ mod tests {
             attributes: inode.clone(),
             contents,
             entries: None,
+            hides_entries: false,
             xattrs: None,
             is_followed: false,
         };

@@ -15,6 +15,8 @@ pub(crate) enum PieceSource {
     Segment { block: BlockAddress, skip: u64 },
     /// In memory, as they came with the grant, from this index on.
     Inline(Arc<[u8]>, usize),
+    /// The session's user may not read them.
+    Withheld,
 }
 
 impl PieceSource {
@@ -26,6 +28,7 @@ impl PieceSource {
                 Self::Segment { block: block.plus(at / BLOCK_BYTES), skip: at % BLOCK_BYTES }
             }
             Self::Inline(data, index) => Self::Inline(Arc::clone(data), index + bytes as usize),
+            Self::Withheld => Self::Withheld,
         }
     }
 }

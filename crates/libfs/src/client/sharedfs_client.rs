@@ -152,6 +152,11 @@ impl SharedFsClient {
         self.peer.session
     }
 
+    /// Returns whether the kernel serves the process what SharedFS refuses.
+    pub(crate) fn yields_to_kernel(&self) -> bool {
+        self.yields_to_kernel
+    }
+
     /// Keeps the mount's device and its number, and sends both to SharedFS.
     pub(crate) fn register_mount(
         &self,

@@ -119,6 +119,7 @@ impl LibFs {
                     let index = index + from as usize;
                     into.copy_from_slice(bytes.get(index..index + into.len()).ok_or(Errno::EIO)?);
                 }
+                PieceSource::Withheld => return Err(ReadStop::Errno(Errno::EACCES)),
                 PieceSource::Log { record, body } => {
                     if !piece.is_verified() {
                         self.verify_record(*record)?;

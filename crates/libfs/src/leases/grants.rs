@@ -56,6 +56,11 @@ impl Claim {
         Self { xattrs: !user.is_privileged(), ..Self::write(id) }
     }
 
+    /// Returns the claim of an operation that changes nothing.
+    pub(crate) fn reading(self) -> Self {
+        Self { write: false, soon_written: false, makes: false, subtree: false, ..self }
+    }
+
     pub(crate) fn soon_written(self) -> Self {
         Self { soon_written: true, ..self }
     }
@@ -87,6 +92,11 @@ impl Claim {
 /// Returns a grant's lease.
 fn lease_of_grant(grant: &GrantReply) -> Lease {
     Lease { is_published: false, slot: grant.slot, word: LeaseWord(grant.word) }
+}
+
+/// Returns whether a granted lease is one to write, if that was wanted.
+fn gives(want: &LeaseRequest, grant: &GrantReply) -> bool {
+    !want.write || LeaseWord(grant.word).may_write()
 }
 
 /// Why an operation must unlock its nodes, and the remedy before it tries again.
@@ -155,6 +165,9 @@ pub(crate) struct LockedNodes<'a> {
     pub(crate) to_show: Option<InodeId>,
     /// The names that were looked up under the locks, which the update will change.
     pub(crate) found_names: FoundNames,
+    /// SharedFS gave leases to read only, as the user may change nothing of an inode. The operation runs to find its
+    /// error, and logs nothing.
+    pub(crate) is_refused: bool,
 }
 
 /// The entries that an operation has found in its locked directories. A rename has two names.
@@ -249,6 +262,7 @@ impl LibFs {
         let covered = !claim.subtree || state.lease.is_some_and(|lease| lease.word.scope() == ScopeKind::Subtree);
         let is_directory = state.inode.as_ref().is_none_or(ashlar_types::Inode::is_directory);
         let complete = state.children.is_complete()
+            || state.hides_entries
             || state.inode.as_ref().is_some_and(|inode| inode.entries > Need::ENTRIES_MAX)
             || !is_directory;
         let entries = claim.entries && !(held && complete) && !state.prefers_single_names(held);
@@ -296,6 +310,7 @@ impl LibFs {
         let mut held: SmallVec<[HeldOrphan<'_>; 1]> = SmallVec::new();
         let mut claims: SmallVec<[Claim; CLAIMS_MAX]> = claims.into();
         claims.sort_unstable_by_key(|claim| claim.id);
+        let mut is_refused = false;
         loop {
             self.check_alive()?;
             self.forget_committed_if_due();
@@ -317,7 +332,10 @@ impl LibFs {
             }
             if !wants.is_empty() {
                 drop(nodes);
-                self.acquire_leases(&wants)?;
+                if !self.acquire_leases(&wants)? {
+                    is_refused = true;
+                    claims.iter_mut().for_each(|claim| *claim = claim.reading());
+                }
                 continue;
             }
             let is_unheld = |node: &&(InodeId, NodeWriteGuard)| node.1.is_orphan() && !self.control.has_open(node.0);
@@ -327,8 +345,15 @@ impl LibFs {
                 held.push(HeldOrphan { fs: self, id });
                 continue;
             }
-            let mut locked =
-                LockedNodes { fs: self, seal, nodes, is_exempt: false, to_show: None, found_names: FoundNames::new() };
+            let mut locked = LockedNodes {
+                fs: self,
+                seal,
+                nodes,
+                is_exempt: false,
+                to_show: None,
+                found_names: FoundNames::new(),
+                is_refused,
+            };
             match operation(&mut locked) {
                 Ok(result) => {
                     let to_show = locked.to_show;
@@ -379,7 +404,7 @@ impl LibFs {
                 Some(want) => (want, guard.revision),
             }
         };
-        self.acquire_leases(&[(want, revision)])
+        self.acquire_leases(&[(want, revision)]).map(drop)
     }
 
     /// Applies the remedy for a stopped operation, before it tries again.
@@ -396,11 +421,13 @@ impl LibFs {
     }
 
     /// Requests leases and state that the grant cache lacks, and installs them. The caller checks the nodes again.
-    fn acquire_leases(&self, wants: &[(LeaseRequest, u64)]) -> Outcome<()> {
+    ///
+    /// `false` if SharedFS gave a lease to read for one to write: the session's user may change nothing of the inode.
+    fn acquire_leases(&self, wants: &[(LeaseRequest, u64)]) -> Outcome<bool> {
         if let [(want, revision)] = wants
             && self.read_grant_cache(want, *revision)
         {
-            return Ok(());
+            return Ok(true);
         }
         self.begin_use();
         let (version, evictions) = (self.control.extent_version(), self.nodes.evictions());
@@ -410,7 +437,7 @@ impl LibFs {
             Ok(_) => return Err(Errno::EIO),
             // SharedFS may not have seen yet that this session made the inode.
             Err(Errno::ESTALE) if wants.iter().any(|(want, _)| self.has_changes(want.inode)) => {
-                return self.make_room();
+                return self.make_room().map(|()| true);
             }
             Err(errno) => return Err(errno),
         };
@@ -421,7 +448,10 @@ impl LibFs {
             // For children that came along, no revision was known.
             behind |= !self.install_grant(grant, context, wants.get(index).map(|(_, revision)| *revision));
         }
-        if behind { self.make_room() } else { Ok(()) }
+        if behind {
+            self.make_room()?;
+        }
+        Ok(wants.iter().zip(&grants).all(|((want, _), grant)| gives(want, grant)))
     }
 
     fn has_changes(&self, id: InodeId) -> bool {
@@ -516,7 +546,7 @@ impl LibFs {
             check(&*self.view_node(claim)?)?;
             return Err(errno);
         }
-        let claim = claim.with_entries();
+        let mut claim = claim.with_entries();
         let cookie = self.cookie(name);
         loop {
             self.check_alive()?;
@@ -546,7 +576,7 @@ impl LibFs {
                     let again =
                         LeaseRequest { inode: claim.id, write: claim.soon_written, scope: ScopeKind::Node, need };
                     let changes = claim.soon_written || claim.makes;
-                    self.request_entry(&claim, found, name, changes.then_some(again), revision)?;
+                    self.request_entry(&claim, found, name, changes.then_some(again), revision).map(drop)?;
                 }
                 Some(_) => {
                     // Another thread may just have made this request; it also brings the directory's entries.
@@ -558,7 +588,10 @@ impl LibFs {
                     if let Some(within) = want
                         && !self.read_grant_cache(&within, revision)
                     {
-                        self.request_entry(&claim, found, name, want, revision)?;
+                        let is_given = self.request_entry(&claim, found, name, want, revision)?;
+                        if !is_given {
+                            claim = claim.reading();
+                        }
                     }
                 }
             }
@@ -566,6 +599,8 @@ impl LibFs {
     }
 
     /// Requests an entry and the state of its inode; and, if `within` is given, a lease on the directory.
+    ///
+    /// `false` as of [`Self::acquire_leases`], for the directory.
     fn request_entry(
         &self,
         claim: &Claim,
@@ -573,7 +608,7 @@ impl LibFs {
         name: &[u8],
         within: Option<LeaseRequest>,
         revision: u64,
-    ) -> Outcome<()> {
+    ) -> Outcome<bool> {
         self.begin_use();
         let (version, evictions) = (self.control.extent_version(), self.nodes.evictions());
         let directory = claim.id;
@@ -587,7 +622,7 @@ impl LibFs {
             }
             Ok(_) => return Err(Errno::EIO),
             // SharedFS may not have seen yet that this session made the directory.
-            Err(Errno::ESTALE) if self.has_changes(directory) => return self.make_room(),
+            Err(Errno::ESTALE) if self.has_changes(directory) => return self.make_room().map(|()| true),
             Err(errno) => return Err(errno),
         };
         self.log_dependencies(&dependencies)?;
@@ -609,6 +644,9 @@ impl LibFs {
                 state.children.set_entry(self.cookie(name.as_bytes()), name, entry);
             }
         }
-        if behind { self.make_room() } else { Ok(()) }
+        if behind {
+            self.make_room()?;
+        }
+        Ok(within.as_ref().zip(granted.as_ref()).is_none_or(|(within, granted)| gives(within, granted)))
     }
 }

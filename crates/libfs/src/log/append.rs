@@ -32,6 +32,10 @@ impl LockedNodes<'_> {
     /// then nothing has happened.
     pub(crate) fn log_update(&mut self, update: &Update<'_>) -> Result<Applied, Stop> {
         let fs = self.fs;
+        if self.is_refused {
+            // The operation finds no error of its own. The kernel checks it, if there is one.
+            return Err(Stop::Errno(if fs.client.yields_to_kernel() { Errno::RESERVED } else { Errno::EPERM }));
+        }
         // The operation has read the log's seal count before. If a quota version begins from here on, the log refuses
         // the record.
         let version = fs.control.quota_version();

@@ -42,6 +42,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/leases_on_files_of_libfs_are_refused", run: || when_mountable(leases) },
     Test { name: "run/loop_device_takes_an_open_file", run: || when_mountable(loop_device) },
     Test { name: "run/repeated_look_ups_answer_as_the_kernel", run: || when_mountable(at_hand) },
+    Test { name: "run/user_sees_what_the_kernel_shows", run: || when_mountable(seen_by_user) },
     Test { name: "run/unlistable_mount_root_blocks_no_program", run: || when_mountable(closed_root) },
     Test { name: "run/short_program_needs_no_session", run: || when_mountable(short) },
     Test { name: "run/library_costs_little_private_memory", run: || when_mountable(little) },
@@ -453,6 +454,40 @@ except PermissionError:
         ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.describe());
         fs::remove_file(public.join("file")).map_err(tried("removing"))?;
     }
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
+
+/// Two users on one mount: an ordinary user sees and may do what the kernel says, in a tree of the super-user's.
+fn seen_by_user() -> Outcome<Verdict> {
+    let tree = "set -e; umask 0; mkdir -m 700 private; mkdir -m 711 search; mkdir -m 1733 drop; mkdir -m 744 list
+mkdir -m 1777 tmp; mkdir -m 755 open
+for file in private/file search/file drop/roots list/file tmp/roots secret written both read long; do
+    echo \"root's $file\" > $file; chmod 666 $file
+    python3 -c 'import os, sys; os.setxattr(sys.argv[1], \"user.a\", b\"v\")' $file
+done
+truncate -s 40000 long; ln private/file open/shown
+chmod 600 secret; chmod 622 written long; chmod 644 read search/file";
+    let work = "exec 5<>private/file; top=$PWD; cd private
+exec setpriv --reuid=65534 --regid=65534 --clear-groups python3 -c \"$1\" \"$top\"";
+    let script = include_str!("../../../jobs/seen_by_user.py");
+    let site = TestArena::mounted(Medium::Memory, "64M")?;
+    let mut answers = Vec::new();
+    for (name, front) in [("kernel", Front::Mount), ("run", Front::RunAtOnce), ("later", Front::Run)] {
+        let directory = site.point(0).join(name);
+        fs::create_dir(&directory).map_err(tried("making a directory"))?;
+        // A program that made the tree under `ashlar run` leaves other state behind than one on the mount.
+        run(front.command("bash").args(["-c", tree]).current_dir(&directory))?.success()?;
+        let done = run(front.command("bash").args(["-c", work, "work", script]).current_dir(&directory))?.success()?;
+        ensure!(done.output.ends_with("done\n"), "{}", done.describe());
+        answers.push(done.output);
+    }
+    for answer in &answers[1..] {
+        let differs = answers[0].lines().zip(answer.lines()).find(|(kernel, ours)| kernel != ours);
+        ensure!(differs.is_none() && answers[0] == *answer, "the kernel says, and LibFS: {differs:#?}");
+    }
+    ensure!(site.counter("sessions_fenced")? == 0, "a session was fenced");
     site.check()?;
     site.umount(0)?;
     passed()
