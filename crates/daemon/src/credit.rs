@@ -1,9 +1,18 @@
 //! Free space: sessions' credit, the rest, and the answer to `statfs`.
+//!
+//! Invariant: credit that no session uses can be had by another one, whatever its holder says and does. If the control
+//! page does not show it, SharedFS begins another version of the page's credit, seals the holder's log, and applies it.
+//! No record can be appended then that was paid for before, so all that is not used is free.
+//!
+//! An ordinary user's sessions together hold unused at most half of what they can have, and hardly more than the user's
+//! quota leaves. Beyond that they get exactly what one update needs, and lose the rest. So other users seldom have to
+//! take anything back.
 
 use ashlar_types::{Errno, QuotaId, QuotaKey, SessionId};
 use ashlar_wire::{Credit, CreditKind, SpaceReply};
 
 use crate::digest::{release_blocks, take_unreleased_blocks};
+use crate::session::ServedSession;
 use crate::shared_state::{SharedState, StateGuard};
 use crate::state::State;
 
@@ -19,6 +28,12 @@ const BEGINNING: Credit = Credit { blocks: (256 << 10) / ashlar_types::BLOCK_BYT
 ///
 /// With less, sessions get exactly what they ask for.
 const PLENTY_PART: u64 = 16;
+/// The part of the free space that an ordinary user's sessions hold unused at most.
+const HELD_PART: u64 = 2;
+/// The blocks that they may hold unused though a quota leaves less.
+///
+/// To write over a block takes another one for a moment.
+const HELD_LEAST: u64 = (1 << 20) / ashlar_types::BLOCK_BYTES;
 /// The part of the arena that is kept back for updates that replace content.
 ///
 /// SharedFS copies a block before it frees the old one. A hundredth of the arena is kept, and at least 64 blocks.
@@ -65,15 +80,62 @@ pub fn initial_credit(state: &State) -> Credit {
 /// Decides how much of `free` to grant; `None` if there is too little.
 ///
 /// The session wants `want` and has `left`. A session gets no more of a kind of which it has enough. Otherwise a
-/// session that writes data would come to hold all metadata bytes, and one that makes files all blocks.
-fn decide_grant(free: Credit, want: Credit, left: Credit) -> Option<Credit> {
+/// session that writes data would come to hold all metadata bytes, and one that makes files all blocks. It gets more
+/// than it wants only as far as its user may hold `most` more.
+fn decide_grant(free: Credit, want: Credit, left: Credit, most: Credit) -> Option<Credit> {
     let amount = |free: u64, want: u64, left: u64, chunk: u64| {
         if want <= left { Some(0) } else { (want <= free).then(|| want.max(chunk.min(free / PLENTY_PART))) }
     };
+    let (blocks, metadata_bytes) = (CHUNK.blocks.min(most.blocks), CHUNK.metadata_bytes.min(most.metadata_bytes));
     Some(Credit {
-        blocks: amount(free.blocks, want.blocks, left.blocks, CHUNK.blocks)?,
-        metadata_bytes: amount(free.metadata_bytes, want.metadata_bytes, left.metadata_bytes, CHUNK.metadata_bytes)?,
+        blocks: amount(free.blocks, want.blocks, left.blocks, blocks)?,
+        metadata_bytes: amount(free.metadata_bytes, want.metadata_bytes, left.metadata_bytes, metadata_bytes)?,
     })
+}
+
+/// Returns how much more credit the sessions of a session's user may hold unused.
+fn holdable(state: &State, id: SessionId) -> Credit {
+    let unlimited = Credit { blocks: u64::MAX, metadata_bytes: u64::MAX };
+    let Some(session) = state.live(id).filter(|session| !session.credentials.is_privileged()) else { return unlimited };
+    let free = free_credit(state, CreditKind::Common);
+    let held = state.held_credit(session.identity.uid);
+    let (used, limits) = state.store.quota(QuotaKey::User(session.identity.uid));
+    let part = |free: u64, held: u64| (free.saturating_add(held) / HELD_PART).saturating_sub(held);
+    let limit = limits
+        .blocks
+        .map_or(u64::MAX, |limit| limit.saturating_sub(used.blocks).max(HELD_LEAST).saturating_sub(held.blocks));
+    Credit {
+        blocks: part(free.blocks, held.blocks).min(limit),
+        metadata_bytes: part(free.metadata_bytes, held.metadata_bytes),
+    }
+}
+
+impl State {
+    /// Returns the unused credit of all sessions of a user.
+    fn held_credit(&self, uid: u32) -> Credit {
+        let of_user = self.sessions.values().filter(|session| session.identity.uid == uid);
+        of_user.map(|session| session.account.outstanding()).fold(Credit::default(), |sum, credit| Credit {
+            blocks: sum.blocks.saturating_add(credit.blocks),
+            metadata_bytes: sum.metadata_bytes.saturating_add(credit.metadata_bytes),
+        })
+    }
+
+    /// Takes back all credit that sessions hold unused, whatever their control pages say.
+    ///
+    /// The logs should be applied: what is left of them is applied under the lock.
+    fn write_off_credit(&mut self, is_of: impl Fn(&ServedSession) -> bool) -> Result<(), Errno> {
+        for id in self.live_ids() {
+            let is_holder =
+                |session: &&mut ServedSession| is_of(session) && session.account.outstanding() != Credit::default();
+            let Some(session) = self.sessions.get_mut(&id).filter(is_holder) else { continue };
+            session.recall_credit().map_err(|_| Errno::EIO)?;
+            self.seal_and_apply(id);
+            if let Some(session) = self.sessions.get_mut(&id) {
+                session.write_off_credit().map_err(|_| Errno::EIO)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Grants credit to a session.
@@ -81,14 +143,19 @@ fn decide_grant(free: Credit, want: Credit, left: Credit) -> Option<Credit> {
 /// Updates that replace content get it, in the end, out of the space that is kept back: it returns with their commit. A
 /// session that only claims to replace content gets no more than that hundredth. If there is too little space, SharedFS
 /// takes back the unused credit of other sessions. It also digests everything, so that each record counts with the
-/// space that it really took. Only then SharedFS refuses.
+/// space that it really took. In the end it takes back what sessions do not show. Only then SharedFS refuses.
 pub fn grant(shared: &SharedState, id: SessionId, want: Credit, replaces: bool) -> Result<Credit, Errno> {
     let kinds: &[CreditKind] = if replaces { &[CreditKind::Common, CreditKind::Kept] } else { &[CreditKind::Common] };
     let mut state = shared.lock();
     for attempt in 0.. {
+        let mut most = holdable(&state, id);
+        if want.blocks > most.blocks || want.metadata_bytes > most.metadata_bytes {
+            state = write_off_own(shared, state, id)?;
+            most = Credit::default();
+        }
         let session = state.live(id).ok_or(Errno::EIO)?;
         let found = kinds.iter().find_map(|&kind| {
-            let granted = decide_grant(free_credit(&state, kind), want, session.credit_left(kind))?;
+            let granted = decide_grant(free_credit(&state, kind), want, session.credit_left(kind), most)?;
             Some((granted, kind))
         });
         if let Some((credit, kind)) = found {
@@ -100,6 +167,11 @@ pub fn grant(shared: &SharedState, id: SessionId, want: Credit, replaces: bool) 
             break;
         }
         state = reclaim(shared, state)?;
+        if attempt > 0 {
+            // From here on no other session gets anything: the answer is exact.
+            state.write_off_credit(|_| true)?;
+            shared.perform_decisions(&mut state);
+        }
         // Sessions that lose blocks must ask again where their data are, so SharedFS takes blocks only if that helps.
         let most = kinds.iter().map(|&kind| free_credit(&state, kind).blocks).max().unwrap_or(0);
         if want.blocks > most && want.blocks <= most + state.store.space().blocks_pinned {
@@ -108,6 +180,24 @@ pub fn grant(shared: &SharedState, id: SessionId, want: Credit, replaces: bool) 
     }
     state.counters.credit_refused += 1;
     Err(Errno::ENOSPC)
+}
+
+/// Takes back the credit that the sessions of a session's user hold unused.
+fn write_off_own<'a>(
+    shared: &'a SharedState,
+    mut state: StateGuard<'a>,
+    id: SessionId,
+) -> Result<StateGuard<'a>, Errno> {
+    let uid = state.live(id).ok_or(Errno::EIO)?.identity.uid;
+    let is_own = |session: &ServedSession| session.identity.uid == uid;
+    for own in state.live_ids() {
+        if state.live(own).is_some_and(is_own) {
+            state = shared.apply_settled(state, own);
+        }
+    }
+    state.write_off_credit(is_own)?;
+    shared.perform_decisions(&mut state);
+    Ok(state)
 }
 
 /// Makes free the space that sessions hold unused or have deleted.
@@ -152,6 +242,12 @@ pub fn space_of_all(state: &State, id: Option<SessionId>) -> SpaceReply {
     let total = state.store.space();
     let mut free = free_credit(state, CreditKind::Common);
     free.blocks += total.blocks_pinned;
+    // Other sessions use one chunk soon. They lose all beyond that when it is needed.
+    for other in state.sessions.values().filter(|session| Some(session.id) != id) {
+        let held = other.account.outstanding();
+        free.blocks += held.blocks.saturating_sub(CHUNK.blocks);
+        free.metadata_bytes += held.metadata_bytes.saturating_sub(CHUNK.metadata_bytes);
+    }
     if let Some(session) = id.and_then(|id| state.sessions.get(&id)) {
         let own = session.account.outstanding();
         free.blocks += own.blocks;
@@ -176,6 +272,7 @@ mod tests {
     #[test]
     fn grant_is_chunk_if_plenty_else_exact_want() {
         let nothing = credit(0, 0);
+        let decide_grant = |free, want, left| decide_grant(free, want, left, credit(u64::MAX, u64::MAX));
         assert_eq!(decide_grant(credit(1 << 30, 1 << 40), credit(1, 1), nothing), Some(CHUNK));
         assert_eq!(
             decide_grant(credit(1 << 30, 1 << 40), credit(1 << 29, 1), nothing).map(|c| c.blocks),
@@ -189,9 +286,17 @@ mod tests {
     #[test]
     fn grant_of_sufficient_kind_is_zero() {
         let plenty = credit(1 << 30, 1 << 40);
+        let decide_grant = |free, want, left| decide_grant(free, want, left, credit(u64::MAX, u64::MAX));
         assert_eq!(decide_grant(plenty, credit(1, 256), credit(0, 256)), Some(credit(CHUNK.blocks, 0)));
         assert_eq!(decide_grant(plenty, credit(0, 1024), credit(500, 1023)), Some(credit(0, CHUNK.metadata_bytes)));
         assert_eq!(decide_grant(credit(0, 2000), credit(1, 2000), credit(1, 0)), Some(credit(0, 2000)));
         assert_eq!(decide_grant(plenty, credit(1, 1), credit(1, 1)), Some(credit(0, 0)));
+    }
+
+    #[test]
+    fn grant_beyond_holdable_is_exact() {
+        let (plenty, nothing) = (credit(1 << 30, 1 << 40), credit(0, 0));
+        assert_eq!(decide_grant(plenty, credit(5, 700), nothing, nothing), Some(credit(5, 700)));
+        assert_eq!(decide_grant(plenty, credit(5, 700), nothing, credit(9, 800)), Some(credit(9, 800)));
     }
 }

@@ -587,7 +587,7 @@ impl ServedSession {
         self.page.sync_range(0, LEASE_TABLE_BYTES)
     }
 
-    /// Takes back the session's unused credit.
+    /// Takes back the session's unused credit, as far as its control page shows it.
     pub fn recall_credit(&mut self) -> Result<(), OutOfBounds> {
         let taken = self.control.recall_credit();
         self.account.recall(taken);
@@ -600,6 +600,14 @@ impl ServedSession {
 /// # Errors
 /// [`SessionError::Unfinished`] if its making was cut short; others.
 pub fn open_lease_table(arena: &Arena, id: SessionId) -> Result<Mapping, SessionError> {
+
+    /// Writes off all credit that the session has not used.
+    ///
+    /// The credit was recalled, and the log was then sealed and applied. So no record can use it any more.
+    pub fn write_off_credit(&mut self) -> Result<(), OutOfBounds> {
+        self.account.granted = self.account.used;
+        session_page::set_granted(&*self.page, self.account.granted)
+    }
     let file = arena.open_session_file(id, SessionFile::Leases)?;
     if file.metadata()?.len() == 0 {
         return Err(SessionError::Unfinished);

@@ -111,7 +111,7 @@ fn late_write_under_lease_taken_at_kill_is_not_fenced() {
             for written in 1u64.. {
                 let data = written.to_le_bytes();
                 let update = Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: &data };
-                assert!(client.control.take_credit(update.cost().into(), CreditKind::Common));
+                assert!(client.control.take_credit(update.cost().into(), CreditKind::Common).is_some());
                 if client.append_at(checked, &update).is_err() {
                     return written - 1;
                 }

@@ -449,16 +449,16 @@ fn increment(client: &mut Client, socket: &std::path::Path, file: InodeId) -> u6
         let data = (number + 1).to_le_bytes();
         let write = Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: &data };
         let cost = Credit::from(write.cost());
-        if !client.control.take_credit(cost, CreditKind::Common) {
+        let Some(taken) = client.control.take_credit(cost, CreditKind::Common) else {
             client.call_through(socket, &Request::Credit { want: cost, replaces: false }).expect("credit");
             continue;
-        }
+        };
         for (session, position) in dependencies {
             while client.append_unpaid(&Update::Depend { session, position }).is_err() {}
         }
         match client.log.append(seal, write.kind() as u8, &write.encode().parts()) {
             Ok(_) => return number,
-            Err(ashlar_log::AppendError::Sealed) => client.control.give_credit(cost, CreditKind::Common),
+            Err(ashlar_log::AppendError::Sealed) => client.control.give_back(&taken),
             Err(error) => panic!("{error}"),
         }
     }
@@ -568,10 +568,10 @@ fn leave_void(client: &mut Client, file: InodeId) {
     let write = Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: &data };
     let cost = Credit::from(write.cost());
     for attempt in 0..10_000u64 {
-        if !client.control.take_credit(cost, CreditKind::Common) {
+        let Some(taken) = client.control.take_credit(cost, CreditKind::Common) else {
             client.credit(4 * cost.blocks, 4 * cost.metadata_bytes).expect("credit");
             continue;
-        }
+        };
         let (before, seal, encoded) = (client.log.tail(), client.log.seal_count(), write.encode());
         let appended = std::thread::scope(|scope| {
             let append = scope.spawn(|| client.log.append(seal, write.kind() as u8, &encoded.parts()).is_ok());
@@ -580,7 +580,7 @@ fn leave_void(client: &mut Client, file: InodeId) {
             append.join().expect("no panic")
         });
         if !appended {
-            client.control.give_credit(cost, CreditKind::Common);
+            client.control.give_back(&taken);
             if client.log.tail() > before {
                 return;
             }

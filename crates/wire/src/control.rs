@@ -8,7 +8,7 @@
 //!                         segment_version:8  handle_slots:8
 //!  128  the session writes: released:8  company_known:8  using:8
 //!  192  both change by compare-and-swap: credit_blocks:8  credit_metadata_bytes:8  kept_blocks:8
-//!                         kept_metadata_bytes:8
+//!                         kept_metadata_bytes:8; each is version << 48 | amount
 //!  224  SharedFS writes: programs:8
 //!  256  the session writes: 24 lanes of 4 operations:8 (32 bytes unused), by thread
 //! 2048  the session writes: 4 times 64 of sampled:8, by kind of operation and bucket of time
@@ -123,6 +123,21 @@ impl CreditKind {
             Self::Kept => (KEPT_BLOCKS, KEPT_METADATA),
         }
     }
+}
+
+/// How often a change of a credit word is tried.
+///
+/// A session that changes the word each time does so on purpose, and harms only itself.
+const CREDIT_TRIES: u32 = 1000;
+/// Bits of a credit word that hold the amount; those above hold the version.
+const CREDIT_AMOUNT: u64 = (1 << 48) - 1;
+
+/// Credit that a session has taken for an update, of the versions in which it was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TakenCredit {
+    credit: Credit,
+    kind: CreditKind,
+    versions: (u64, u64),
 }
 
 /// A session's control page.
@@ -305,73 +320,97 @@ impl<M: Persistent> ControlPage<M> {
         self.0.store(RELEASED, position.0);
     }
 
-    /// Takes credit of one kind for an update, all of it or none; `false` if too little is left.
-    pub fn take_credit(&self, credit: Credit, kind: CreditKind) -> bool {
+    /// Takes credit of one kind for an update, all of it or none; `None` if too little is left.
+    pub fn take_credit(&self, credit: Credit, kind: CreditKind) -> Option<TakenCredit> {
         let (blocks, metadata) = kind.offsets();
-        if !self.take(blocks, credit.blocks) {
-            return false;
-        }
-        if !self.take(metadata, credit.metadata_bytes) {
-            self.give(blocks, credit.blocks);
-            return false;
-        }
-        true
+        let version = self.take(blocks, credit.blocks)?;
+        let Some(metadata_version) = self.take(metadata, credit.metadata_bytes) else {
+            self.give_within(blocks, credit.blocks, Some(version));
+            return None;
+        };
+        Some(TakenCredit { credit, kind, versions: (version, metadata_version) })
     }
 
-    /// Adds credit: SharedFS grants it, or the session returns unused credit.
+    /// Gives back credit of an update that was not made, unless SharedFS has taken it back already.
+    pub fn give_back(&self, taken: &TakenCredit) {
+        let (blocks, metadata) = taken.kind.offsets();
+        self.give_within(blocks, taken.credit.blocks, Some(taken.versions.0));
+        self.give_within(metadata, taken.credit.metadata_bytes, Some(taken.versions.1));
+    }
+
+    /// Adds credit that SharedFS grants.
     pub fn give_credit(&self, credit: Credit, kind: CreditKind) {
         let (blocks, metadata) = kind.offsets();
-        self.give(blocks, credit.blocks);
-        self.give(metadata, credit.metadata_bytes);
+        self.give_within(blocks, credit.blocks, None);
+        self.give_within(metadata, credit.metadata_bytes, None);
     }
 
     /// Returns the unused credit of one kind.
     pub fn credit_left(&self, kind: CreditKind) -> Credit {
         let (blocks, metadata) = kind.offsets();
-        Credit { blocks: self.0.load(blocks), metadata_bytes: self.0.load(metadata) }
+        let amount = |offset| self.0.load(offset) & CREDIT_AMOUNT;
+        Credit { blocks: amount(blocks), metadata_bytes: amount(metadata) }
     }
 
     /// Takes away all unused credit, and returns how much it was.
+    ///
+    /// It begins another version: credit that a thread has taken before does not come back. Once the log is sealed and
+    /// applied, the session has no credit left but what it was granted since.
     pub fn recall_credit(&self) -> Credit {
         CreditKind::ALL.iter().fold(Credit::default(), |sum, kind| {
             let (blocks, metadata) = kind.offsets();
             Credit {
-                blocks: sum.blocks.saturating_add(self.swap(blocks, 0)),
-                metadata_bytes: sum.metadata_bytes.saturating_add(self.swap(metadata, 0)),
+                blocks: sum.blocks.saturating_add(self.recall_word(blocks)),
+                metadata_bytes: sum.metadata_bytes.saturating_add(self.recall_word(metadata)),
             }
         })
     }
 
-    fn take(&self, offset: u64, amount: u64) -> bool {
-        if amount == 0 {
-            return true;
-        }
+    /// Takes an amount out of a word, and returns the word's version.
+    fn take(&self, offset: u64, amount: u64) -> Option<u64> {
         let mut current = self.0.load(offset);
-        while current >= amount {
+        while current & CREDIT_AMOUNT >= amount {
+            if amount == 0 {
+                return Some(current & !CREDIT_AMOUNT);
+            }
             match self.0.exchange(offset, current, current - amount) {
-                Ok(_) => return true,
+                Ok(_) => return Some(current & !CREDIT_AMOUNT),
                 Err(found) => current = found,
             }
         }
-        false
+        None
     }
 
-    fn give(&self, offset: u64, amount: u64) {
+    /// Adds an amount to a word, if it has this version or none is named.
+    fn give_within(&self, offset: u64, amount: u64, version: Option<u64>) {
         if amount == 0 {
             return;
         }
         let mut current = self.0.load(offset);
-        while let Err(found) = self.0.exchange(offset, current, current.saturating_add(amount)) {
-            current = found;
+        for _ in 0..CREDIT_TRIES {
+            let own = current & !CREDIT_AMOUNT;
+            if version.is_some_and(|version| version != own) {
+                return;
+            }
+            let sum = (current & CREDIT_AMOUNT).saturating_add(amount).min(CREDIT_AMOUNT);
+            match self.0.exchange(offset, current, own | sum) {
+                Ok(_) => return,
+                Err(found) => current = found,
+            }
         }
     }
 
-    fn swap(&self, offset: u64, value: u64) -> u64 {
+    fn recall_word(&self, offset: u64) -> u64 {
+        let next = |word: u64| (word & !CREDIT_AMOUNT).wrapping_add(CREDIT_AMOUNT + 1);
         let mut current = self.0.load(offset);
-        while let Err(found) = self.0.exchange(offset, current, value) {
-            current = found;
+        for _ in 0..CREDIT_TRIES {
+            match self.0.exchange(offset, current, next(current)) {
+                Ok(_) => return current & CREDIT_AMOUNT,
+                Err(found) => current = found,
+            }
         }
-        current
+        self.0.store(offset, next(current));
+        current & CREDIT_AMOUNT
     }
 
     /// Counts an operation in a lane, and returns the lane's count before.
@@ -661,6 +700,31 @@ mod tests {
         // No other word was overwritten.
         assert_eq!((page.session(), page.open_inodes()), (Some(SessionId(7)), vec![InodeId(9)]));
         assert_eq!(page.recall_credit(), Credit { blocks: 5, metadata_bytes: 6 });
+    }
+
+    #[test]
+    fn recalled_credit_does_not_come_back() {
+        let page = page(MappingAccess::ReadWrite);
+        page.format(SessionId(7));
+        let credit = |blocks, metadata_bytes| Credit { blocks, metadata_bytes };
+        let take = |amount| page.take_credit(amount, CreditKind::Common);
+        page.give_credit(credit(10, 100), CreditKind::Common);
+        page.give_credit(credit(3, 0), CreditKind::Kept);
+        assert_eq!((take(credit(11, 0)), take(credit(1, 101))), (None, None));
+        assert_eq!(page.credit_left(CreditKind::Common), credit(10, 100), "all or none");
+        let (given, taken) = (take(credit(4, 40)).expect("there"), take(credit(2, 20)).expect("there"));
+        page.give_back(&given);
+        assert_eq!(page.credit_left(CreditKind::Common), credit(8, 80));
+        assert_eq!(page.recall_credit(), credit(11, 80));
+        page.give_credit(credit(5, 50), CreditKind::Common);
+        page.give_back(&taken);
+        assert_eq!(page.credit_left(CreditKind::Common), credit(5, 50), "it was taken back before");
+        // Versions begin anew after the last one, and amounts never reach into them.
+        (0..1 << 16).for_each(|_| _ = page.recall_credit());
+        page.give_credit(credit(u64::MAX, u64::MAX), CreditKind::Common);
+        page.give_credit(credit(1, 1), CreditKind::Common);
+        assert_eq!(page.recall_credit(), credit(CREDIT_AMOUNT, CREDIT_AMOUNT));
+        assert_eq!(page.recall_credit(), Credit::default());
     }
 
     #[test]

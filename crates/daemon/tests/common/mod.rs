@@ -430,9 +430,9 @@ impl Client {
     /// Takes credit for an update.
     pub fn pay(&mut self, update: &Update<'_>) {
         let cost = Credit::from(update.cost());
-        if !self.control.take_credit(cost, CreditKind::Common) {
+        if self.control.take_credit(cost, CreditKind::Common).is_none() {
             self.credit(cost.blocks.max(1000), cost.metadata_bytes.max(1 << 20)).expect("credit");
-            assert!(self.control.take_credit(cost, CreditKind::Common));
+            assert!(self.control.take_credit(cost, CreditKind::Common).is_some());
         }
     }
 

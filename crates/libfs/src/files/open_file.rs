@@ -150,13 +150,10 @@ impl LibFs {
         let size = written_size(inode, offset, length).filter(|_| offset + length <= limit)?;
         let at = Self::now();
         let update = Update::Write { inode: open.id, offset, at, strip, data };
-        let credit = Credit::from(update.cost());
-        if !self.control.take_credit(credit, CreditKind::Common) {
-            return None;
-        }
+        let taken = self.control.take_credit(Credit::from(update.cost()), CreditKind::Common)?;
         let fields = write_fields(open.id, offset, at, strip);
         let Ok((appended, _held)) = self.log.append_held(seal, update.kind() as u8, &[&fields, data]) else {
-            self.control.give_credit(credit, CreditKind::Common);
+            self.control.give_back(&taken);
             return None;
         };
         let body = appended.body.plus(fields.len() as u64);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use ashlar_log::AppendError;
 use ashlar_types::{BLOCK_BYTES, Errno, Inode, InodeId, LogPosition, Name, blocks_for};
 use ashlar_update::{Allocation, Applied, Entry, Invalid, Tree, Update, apply};
-use ashlar_wire::{Credit, CreditKind, Reply, Request};
+use ashlar_wire::{Credit, CreditKind, Reply, Request, TakenCredit};
 use rustix_futex_sync::MutexGuard;
 
 use crate::LibFs;
@@ -44,13 +44,13 @@ impl LockedNodes<'_> {
             return Err(Stop::Quota(wants));
         }
         let credit = Credit::from(update.cost());
-        let kind = self.take_credit(credit, update).inspect_err(|_| fs.quota_balances.give_back(version, &wants))?;
+        let taken = self.take_credit(credit, update).inspect_err(|_| fs.quota_balances.give_back(version, &wants))?;
         let encoded = update.encode();
         // While `_held` lives, tidying does not treat the record's changes as noted.
         let (appended, _held) = match fs.log.append_held(self.seal, update.kind() as u8, &encoded.parts()) {
             Ok(appended) => appended,
             Err(error) => {
-                fs.control.give_credit(credit, kind);
+                fs.control.give_back(&taken);
                 fs.quota_balances.give_back(version, &wants);
                 return Err(match error {
                     AppendError::Sealed => Stop::Sealed,
@@ -88,13 +88,13 @@ impl LockedNodes<'_> {
     }
 
     /// Takes credit for an update. The reserved credit is for updates that replace, when no other is left.
-    fn take_credit(&self, want: Credit, update: &Update<'_>) -> Result<CreditKind, Stop> {
-        let takes = |kind| self.fs.control.take_credit(want, kind);
-        if takes(CreditKind::Common) {
-            return Ok(CreditKind::Common);
+    fn take_credit(&self, want: Credit, update: &Update<'_>) -> Result<TakenCredit, Stop> {
+        if let Some(taken) = self.fs.control.take_credit(want, CreditKind::Common) {
+            return Ok(taken);
         }
         let replaces = self.is_replacing(update)?;
-        if replaces && takes(CreditKind::Kept) { Ok(CreditKind::Kept) } else { Err(Stop::Credit { want, replaces }) }
+        let taken = if replaces { self.fs.control.take_credit(want, CreditKind::Kept) } else { None };
+        taken.ok_or(Stop::Credit { want, replaces })
     }
 
     /// Returns whether an update, once committed, gives back as much as it takes.
