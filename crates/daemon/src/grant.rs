@@ -644,6 +644,8 @@ fn take_word(state: &mut State, word: &SlotWord) {
         let _ = session_page::set_revoking(&*session.page, true);
     }
     write_word(state, word);
+    // No handle is opened under the lease from here on.
+    state.note_opened(word.session, word.inode, word.scope);
 }
 
 /// Writes such a word also for a mount, and queues a notification of its kernel.

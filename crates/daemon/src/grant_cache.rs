@@ -111,6 +111,11 @@ impl GrantPublisher {
         self.audience.contains(viewer)
     }
 
+    /// Returns the session that holds the grant cache's leases.
+    pub fn holder(&self) -> SessionId {
+        self.session
+    }
+
     /// Publishes that all updates of the store's batches up to this one are committed.
     pub fn set_persistent(&self, batch: u64) {
         self.writer.set_persistent(batch);

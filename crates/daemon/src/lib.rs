@@ -43,6 +43,7 @@ mod log_check;
 mod mapped;
 mod materialise;
 mod mount_notifier;
+mod noted_locks;
 mod panics;
 mod placeholder;
 mod process_watcher;

@@ -1,8 +1,12 @@
 //! File locks: the lock table decides, and the threads of connections wait.
 //!
-//! A restart of SharedFS forgets all locks but those that processes keep in their control pages. Sessions first of all
-//! ask for the others again. Until every running session that had such locks has done so, SharedFS grants no lock that
-//! another session may have held.
+//! A lock needs an open file, as in POSIX. A session that is not root's asks for locks only on inodes that it has open
+//! and may access: to read for a read lock, to write for a write lock, and either for the rest.
+//!
+//! A restart of SharedFS forgets the table. The record locks of processes it finds again: it has noted them where no
+//! session can write ([`crate::noted_locks`]), so no claim takes a lock from a process that has it. Mounts have all
+//! other locks. They are root's, so SharedFS believes them when they first of all ask for these locks again. Until
+//! every mount that had such locks has done so, SharedFS grants no lock that a mount may have held.
 //!
 //! SharedFS may delegate a file's record locks to a process. If another session asks about that file, SharedFS takes
 //! the locks back into the table, from the process's control page.
@@ -15,15 +19,17 @@ use ashlar_lease::locks::{
     ByteRange, DelegationSlots, Delegations, HeldLock, HeldLockMode as Mode, LockAction, LockClass as Kind,
     LockOutcome, LockOwner, LockRequest, LockTable, WaiterId,
 };
-use ashlar_types::{Errno, InodeId, SessionId};
+use ashlar_types::{Access, Errno, InodeId, SessionId};
 use ashlar_wire::{
-    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockKind, LockMode, LockSlot, LockSlotState,
-    LockedRange, Reply, Request, SessionKind,
+    LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockKind, LockMode, LockSlot, LockSlotState, Reply, Request,
+    SessionKind,
 };
 use parking_lot::MutexGuard;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::grant::boot_time;
+use crate::grant::{boot_time, report_store_error};
+use crate::materialise;
+use crate::noted_locks::{from_locked_range, to_locked_range};
 use crate::session::ServedSession;
 use crate::session_page;
 use crate::shared_state::SharedState;
@@ -124,56 +130,77 @@ impl Locking {
         found.and_then(|at| self.early_cancels.remove(at)).is_some()
     }
 
-    /// Takes up the locks in running sessions' control pages after the restart.
+    /// Takes up the record locks of running processes after the restart.
     ///
-    /// Locks that an earlier SharedFS noted as delegated come first: these are the session's alone. Locks that only the
-    /// control pages claim come second.
+    /// Files that an earlier SharedFS noted as delegated come first: these are the session's alone, and its control
+    /// page has the locks. The locks that the earlier SharedFS had in its table come second.
     pub fn take_up(&mut self, ids: &[SessionId], sessions: &BTreeMap<SessionId, ServedSession>) {
-        for is_noted in [true, false] {
-            for session in ids.iter().filter_map(|id| sessions.get(id)) {
-                self.take_up_of(session, is_noted, sessions);
+        let is_process = |session: &&ServedSession| session.identity.kind == SessionKind::Process;
+        let processes: Vec<_> = ids.iter().filter_map(|id| sessions.get(id)).filter(is_process).collect();
+        for session in &processes {
+            self.take_up_delegated(session, sessions);
+        }
+        for session in &processes {
+            for (inode, ranges) in session.noted_locks.all() {
+                let ranges: Vec<_> = ranges.into_iter().map(from_locked_range).collect();
+                self.restore(session, (inode, 0), false, &ranges, sessions);
             }
         }
     }
 
-    fn take_up_of(&mut self, session: &ServedSession, is_noted: bool, sessions: &BTreeMap<SessionId, ServedSession>) {
-        if session.identity.kind != SessionKind::Process {
+    fn take_up_delegated(&mut self, session: &ServedSession, sessions: &BTreeMap<SessionId, ServedSession>) {
+        let claimed = session.control.claimed_lock_slots();
+        for slot in 0..LOCK_SLOTS {
+            let noted = session_page::delegated(&*session.page, slot);
+            let found =
+                claimed.iter().find(|(number, inode, ..)| *number == slot && noted.is_none_or(|of| of == *inode));
+            match (noted, found) {
+                (Some(inode), Some((.., LockSlotState::Delegated, _))) => {
+                    self.restore(session, (inode, slot), true, &[], sessions);
+                }
+                (Some(inode), found) => {
+                    // SharedFS was killed while it took them back, or the session gave the file up.
+                    let ranges = found.into_iter().flat_map(|(.., ranges)| ranges).copied().map(from_locked_range);
+                    session.noted_locks.set(inode, &ranges.collect::<Vec<_>>());
+                    // The page has a word for each lock slot.
+                    let _ = session_page::set_delegated(&*session.page, slot, None);
+                }
+                (None, Some((_, inode, LockSlotState::Delegated, _))) => {
+                    // No SharedFS has delegated that.
+                    let _ = session.control.recall_locks(slot, *inode);
+                }
+                (None, _) => {}
+            }
+        }
+    }
+
+    fn restore(
+        &mut self,
+        session: &ServedSession,
+        (inode, slot): (InodeId, u32),
+        is_delegated: bool,
+        ranges: &[(ByteRange, Mode)],
+        sessions: &BTreeMap<SessionId, ServedSession>,
+    ) {
+        let claim = (inode, process_owner(session.id), session.identity.process.pid, slot);
+        let (table, pages) = (&mut self.table, &mut LockSlotPages { sessions, word: 0 });
+        self.delegations.restore_claim(claim, is_delegated, ranges, table, pages);
+    }
+
+    /// Notes the record locks that a process has on a file, for the next SharedFS.
+    fn note_locks(&self, request: &LockRequest, sessions: &BTreeMap<SessionId, ServedSession>) {
+        if !is_own(request) {
             return;
         }
-        let (owner, pid) = (process_owner(session.id), session.identity.process.pid);
-        let claimed = session.control.claimed_lock_slots();
-        for slot in (0..LOCK_SLOTS).filter(|_| is_noted) {
-            let noted = session_page::delegated(&*session.page, slot);
-            let is_there = |&(number, inode, state, _): &(u32, InodeId, LockSlotState, _)| {
-                number == slot && state == LockSlotState::Delegated && noted == Some(inode)
-            };
-            if noted.is_some() && !claimed.iter().any(is_there) {
-                // The session gave it up, so the next restart must not believe it.
-                let _ = session_page::set_delegated(&*session.page, slot, None);
-            }
-        }
-        for (slot, inode, state, ranges) in claimed {
-            let is_delegated = state == LockSlotState::Delegated;
-            if is_noted != (is_delegated && session_page::delegated(&*session.page, slot) == Some(inode)) {
-                continue;
-            }
-            // A session without a delegation has a copy at best.
-            let ranges = if is_delegated && !is_noted { session.control.recall_locks(slot, inode) } else { ranges };
-            if ranges.is_empty() && !is_noted {
-                continue;
-            }
-            let ranges: Vec<_> = ranges.into_iter().map(from_slot).collect();
-            let (table, pages) = (&mut self.table, &mut LockSlotPages { sessions, word: 0 });
-            self.delegations.restore_claim((inode, owner, pid, slot), is_noted, &ranges, table, pages);
+        if let Some(session) = sessions.get(&request.owner.session) {
+            session.noted_locks.set(request.inode, &self.table.records(request.inode, request.owner));
         }
     }
 
-    /// Takes up the locks of a session that has returned after the restart.
-    ///
-    /// Meanwhile, it may have made copies of locks that an earlier SharedFS had granted.
-    pub fn take_up_copies(&mut self, id: SessionId, sessions: &BTreeMap<SessionId, ServedSession>) {
-        if let Some(session) = sessions.get(&id) {
-            self.take_up_of(session, false, sessions);
+    /// Takes a process's own locks on a file back into the table, if they are delegated to it.
+    fn recall_own(&mut self, inode: InodeId, owner: LockOwner, sessions: &BTreeMap<SessionId, ServedSession>) {
+        if self.delegations.is_delegated_to(inode, owner) {
+            self.delegations.recall(inode, &mut self.table, &mut LockSlotPages { sessions, word: 0 });
         }
     }
 
@@ -259,12 +286,15 @@ impl DelegationSlots for LockSlotPages<'_> {
             return false;
         }
         let Some(session) = self.sessions.get(&to) else { return false };
-        let ranges: Vec<_> = locks.iter().map(to_slot).collect();
+        let ranges: Vec<_> = locks.iter().map(to_locked_range).collect();
         let before = session_page::delegated(&*session.page, slot);
         let is_noted = session_page::set_delegated(&*session.page, slot, Some(inode)).is_ok();
         let is_delegated =
             is_noted && session.control.delegate_locks(LockSlot { number: slot, word: self.word }, inode, &ranges);
-        if !is_delegated {
+        if is_delegated {
+            // The slot is the truth from here on.
+            session.noted_locks.set(inode, &[]);
+        } else {
             // A restart would believe the note. The page has a word for each lock slot.
             let _ = session_page::set_delegated(&*session.page, slot, before);
         }
@@ -273,20 +303,12 @@ impl DelegationSlots for LockSlotPages<'_> {
 
     fn recall(&mut self, from: SessionId, slot: u32, inode: InodeId) -> Vec<(ByteRange, Mode)> {
         let Some(session) = self.sessions.get(&from) else { return Vec::new() };
-        let ranges = session.control.recall_locks(slot, inode);
+        let locks: Vec<_> = session.control.recall_locks(slot, inode).into_iter().map(from_locked_range).collect();
+        session.noted_locks.set(inode, &locks);
         // The page has a word for each lock slot, and other slots are refused.
         let _ = session_page::set_delegated(&*session.page, slot, None);
-        ranges.into_iter().map(from_slot).collect()
+        locks
     }
-}
-
-fn to_slot((range, mode): &(ByteRange, Mode)) -> LockedRange {
-    LockedRange { first: range.first, last: range.last.min(LOCK_LAST), write: *mode == Mode::Write }
-}
-
-fn from_slot(range: LockedRange) -> (ByteRange, Mode) {
-    let mode = if range.write { Mode::Write } else { Mode::Read };
-    (ByteRange { first: range.first, last: range.last }, mode)
 }
 
 /// Returns the owner of a process's own record locks.
@@ -347,6 +369,42 @@ fn lock_request_of(state: &State, id: SessionId, request: &Request) -> Result<Lo
     Ok(asked)
 }
 
+/// Locks the state to serve a request about locks on an inode.
+///
+/// The session may just have made the inode: then its log is applied first.
+fn lock_state_for(shared: &SharedState, id: SessionId, inode: InodeId) -> Result<MutexGuard<'_, State>, Errno> {
+    let state = shared.lock();
+    let is_there = state.store.inode(inode).map_err(|error| report_store_error(&error))?.is_some();
+    Ok(if is_there { state } else { shared.apply_settled(state, id) })
+}
+
+/// Fails unless the session may have such a lock on the inode.
+///
+/// It must have the inode open, in LibFS or by a descriptor of a mount. Then it needs no right to the directories that
+/// lead there. The super-user's sessions are trusted: a mount asks for what the kernel has checked.
+///
+/// # Errors
+/// `ESTALE` if the inode does not exist; `EACCES` if the session does not have it open with the right to access it so.
+fn check_lock_rights(state: &State, id: SessionId, request: &LockRequest, is_query: bool) -> Result<(), Errno> {
+    let session = live_session(state, id)?;
+    let found = state.store.inode(request.inode).map_err(|error| report_store_error(&error))?.ok_or(Errno::ESTALE)?;
+    if !session.needs_validation() {
+        return Ok(());
+    }
+    let is_mounts =
+        |other: &ServedSession| other.identity.kind == SessionKind::Mount && other.control.has_open(request.inode);
+    if !state.has_opened(session, request.inode) && !state.sessions.values().any(is_mounts) {
+        return Err(Errno::EACCES);
+    }
+    let held = materialise::held_access(state, session, (request.inode, &found))?;
+    let is_allowed = match request.action {
+        LockAction::Lock(Mode::Read) if !is_query && request.kind == Kind::Record => held.contains(Access::READ),
+        LockAction::Lock(Mode::Write) if !is_query && request.kind == Kind::Record => held.contains(Access::WRITE),
+        _ => held != Access::NONE,
+    };
+    if is_allowed { Ok(()) } else { Err(Errno::EACCES) }
+}
+
 /// Returns the session, if it may have locks.
 fn live_session(state: &State, id: SessionId) -> Result<&ServedSession, Errno> {
     state.live(id).filter(|session| !session.is_ending).ok_or(Errno::EIO)
@@ -366,12 +424,18 @@ pub fn set_lock(
     if slot.is_some_and(|slot| slot.number >= LOCK_SLOTS) {
         return Err(Errno::EINVAL);
     }
-    let mut state = shared.lock();
+    let &Request::Lock { inode, .. } = request else { return Err(Errno::EINVAL) };
+    let mut state = lock_state_for(shared, id, inode)?;
     let request = lock_request_of(&state, id, request)?;
-    if request.action != LockAction::Unlock && !is_own(&request) {
-        session_page::set_other_locks(&*live_session(&state, id)?.page).map_err(|_| Errno::EIO)?;
+    if request.action != LockAction::Unlock {
+        check_lock_rights(&state, id, &request, false)?;
     }
-    if reclaims {
+    let session = live_session(&state, id)?;
+    let is_trusted = session.credentials.is_privileged();
+    if is_trusted && request.action != LockAction::Unlock && !is_own(&request) {
+        session_page::set_other_locks(&*session.page).map_err(|_| Errno::EIO)?;
+    }
+    if reclaims && is_trusted {
         state.locking.record_reclaim();
         take_over_moved(&mut state, &request);
     } else if request.action != LockAction::Unlock {
@@ -391,6 +455,9 @@ pub fn set_lock(
     let is_delegated = slot.filter(|_| may_delegate).is_some_and(delegate);
     if outcome == LockOutcome::Granted {
         locking.handle_granted(&request);
+        if !is_delegated {
+            locking.note_locks(&request, sessions);
+        }
     }
     locking.wake_waiters(shared);
     if is_delegated {
@@ -400,8 +467,10 @@ pub fn set_lock(
         (LockOutcome::Blocked, Some(ticket)) => {
             let outcome = wait_for_lock(shared, &mut state, WaiterId { session: id, ticket }, socket)?;
             if outcome == LockOutcome::Granted {
-                state.locking.handle_granted(&request);
-                state.locking.wake_waiters(shared);
+                let State { locking, sessions, .. } = &mut *state;
+                locking.handle_granted(&request);
+                locking.note_locks(&request, sessions);
+                locking.wake_waiters(shared);
             }
             reply_for(outcome)
         }
@@ -510,8 +579,10 @@ pub fn cancel_wait(shared: &SharedState, id: SessionId, ticket: u64) -> Reply {
 
 /// Returns the lock that conflicts with the requested one.
 pub fn query_lock(shared: &SharedState, id: SessionId, request: &Request) -> Result<Reply, Errno> {
-    let mut state = shared.lock();
+    let &Request::QueryLock { inode, .. } = request else { return Err(Errno::EINVAL) };
+    let mut state = lock_state_for(shared, id, inode)?;
     let request = lock_request_of(&state, id, request)?;
+    check_lock_rights(&state, id, &request, true)?;
     await_grace(shared, &mut state, id)?;
     let State { locking, sessions, .. } = &mut **state;
     if !locking.is_ready_for(&request, sessions, shared) {
@@ -533,7 +604,7 @@ pub fn query_lock(shared: &SharedState, id: SessionId, request: &Request) -> Res
 pub fn yield_locks(shared: &SharedState, id: SessionId, inode: InodeId, moves: bool) -> Reply {
     let mut state = shared.lock();
     let State { locking, sessions, .. } = &mut **state;
-    locking.delegations.recall(inode, &mut locking.table, &mut LockSlotPages { sessions, word: 0 });
+    locking.recall_own(inode, process_owner(id), sessions);
     let locks = locking.table.records(inode, process_owner(id));
     if moves {
         locking.table.handle_move(inode, process_owner(id));
@@ -550,10 +621,14 @@ pub fn yield_locks(shared: &SharedState, id: SessionId, inode: InodeId, moves: b
 pub fn release_locks(shared: &SharedState, id: SessionId, inode: InodeId, owner: u64, lock_kind: LockKind) -> Reply {
     let mut state = shared.lock();
     let State { locking, sessions, .. } = &mut **state;
-    if lock_kind == LockKind::Record && owner == LOCK_OWNER_PROCESS {
-        locking.delegations.recall(inode, &mut locking.table, &mut LockSlotPages { sessions, word: 0 });
+    let is_of_process = lock_kind == LockKind::Record && owner == LOCK_OWNER_PROCESS;
+    if is_of_process {
+        locking.recall_own(inode, process_owner(id), sessions);
     }
     locking.table.handle_close(LockOwner { session: id, owner }, inode, to_kind(lock_kind));
+    if let Some(session) = sessions.get(&id).filter(|_| is_of_process) {
+        session.noted_locks.set(inode, &[]);
+    }
     locking.wake_waiters(shared);
     Reply::Done
 }

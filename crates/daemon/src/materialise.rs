@@ -131,9 +131,14 @@ pub fn check_rights(
         return Err(Errno::EPERM);
     }
     check_way(state, session, (inode, found))?;
+    if held_access(state, session, (inode, found))?.contains(access) { Ok(()) } else { Err(Errno::EACCES) }
+}
+
+/// Returns the access with which a session may have an inode open: as its user has it now, and kept rights.
+pub fn held_access(state: &State, session: &ServedSession, (inode, found): (InodeId, &Inode)) -> Result<Access, Errno> {
     let acl = access_acl(&state.store, inode).map_err(|error| report_store_error(&error))?;
-    let missing = access.without(granted_access(found, acl.as_ref(), &session.credentials));
-    if session.rights.has(inode, missing) { Ok(()) } else { Err(Errno::EACCES) }
+    let granted = granted_access(found, acl.as_ref(), &session.credentials);
+    Ok(granted | session.rights.kept(inode).without(Access::EXECUTE))
 }
 
 #[cfg(test)]

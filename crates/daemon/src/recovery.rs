@@ -419,6 +419,7 @@ fn settle_sessions(shared: &SharedState) -> Result<(), DaemonError> {
         let State { locking, sessions, .. } = &mut **state;
         locking.take_up(&running, sessions);
     }
+    state.note_handles_found();
     // Grants of an earlier SharedFS are over: they have been used, or are asked for again.
     let has_limits = state.store.has_quota_limits();
     for id in state.live_ids() {

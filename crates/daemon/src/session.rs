@@ -21,9 +21,10 @@ use thiserror::Error;
 
 use crate::credit_account::CreditAccount;
 use crate::identity::{SessionIdentity, fresh_token};
-use crate::kept_rights::{self, KeptRights, LEASES_FILE_BYTES};
+use crate::kept_rights::{self, KeptRights};
 use crate::mapped::MappedTable;
 use crate::mount_notifier::{NoteStale, Notifier};
+use crate::noted_locks::{LEASES_FILE_BYTES, NotedLocks};
 use crate::quota::OutstandingQuota;
 use crate::read_ahead::TreeWalks;
 use crate::retired::RetiredSession;
@@ -179,6 +180,7 @@ impl PreparedSession {
         control.set_released(begins);
         leases.clear(lease_top.saturating_add(1));
         kept_rights::clear_rights(&page)?;
+        NotedLocks::new(&page).ok_or(SessionError::Unfinished)?.clear();
         session_page::format_page(&*page, session_page::lease_room(&*page), begins)?;
         session_page::set_log_bytes(&*page, log_room.bytes)?;
         let token = fresh_token(id)?;
@@ -214,8 +216,9 @@ impl PreparedSession {
     pub fn give_to(self, identity: SessionIdentity) -> Result<ServedSession, SessionError> {
         identity.store(&*self.leases.1)?;
         let rights = KeptRights::load(Arc::clone(&self.leases.1))?;
+        let locks = NotedLocks::new(&self.leases.1).ok_or(SessionError::Unfinished)?;
         let Self { id, token, log, control, leases, files, .. } = self;
-        Ok(ServedSession::assemble(id, identity, token, log, control, leases, rights, files))
+        Ok(ServedSession::assemble(id, identity, token, log, control, leases, (rights, locks), files))
     }
 }
 
@@ -249,6 +252,8 @@ pub struct ServedSession {
     pub page: Arc<Mapping>,
     /// Rights to open files that its user had before other sessions narrowed them.
     pub rights: KeptRights,
+    /// The record locks of its process in the lock table, for the next SharedFS.
+    pub noted_locks: NotedLocks,
     /// The descriptors that it receives when it connects again.
     pub files: SessionFiles,
     /// Its credit.
@@ -379,8 +384,9 @@ impl ServedSession {
             // applied again.
             page.sync_range(0, LEASES_FILE_BYTES)?;
         }
+        let noted = (rights, NotedLocks::new(&page).ok_or(SessionError::Unfinished)?);
         let log = (log, log_memory, log_room);
-        let mut session = Self::assemble(id, identity, token, log, control, (leases, page), rights, files);
+        let mut session = Self::assemble(id, identity, token, log, control, (leases, page), noted, files);
         session.is_whole = is_whole;
         session.ranges = InodeRanges::load(&*session.page);
         session.validated = session_page::validated(&*session.page);
@@ -406,7 +412,7 @@ impl ServedSession {
         (log, log_memory, log_room): (SessionLog, Arc<Mapping>, LogRoom),
         control: Control,
         (leases, page): (LeaseTable<Arc<Mapping>>, Arc<Mapping>),
-        rights: KeptRights,
+        (rights, noted_locks): (KeptRights, NotedLocks),
         files: SessionFiles,
     ) -> Self {
         let (tail, lease_room) = (log.tail(), session_page::lease_room(&*page));
@@ -428,6 +434,7 @@ impl ServedSession {
             leases,
             page,
             rights,
+            noted_locks,
             files,
             account: CreditAccount::default(),
             quota_version: QuotaVersion::default(),
@@ -593,13 +600,6 @@ impl ServedSession {
         self.account.recall(taken);
         session_page::set_granted(&*self.page, self.account.granted)
     }
-}
-
-/// Opens a session's lease table.
-///
-/// # Errors
-/// [`SessionError::Unfinished`] if its making was cut short; others.
-pub fn open_lease_table(arena: &Arena, id: SessionId) -> Result<Mapping, SessionError> {
 
     /// Writes off all credit that the session has not used.
     ///
@@ -608,6 +608,13 @@ pub fn open_lease_table(arena: &Arena, id: SessionId) -> Result<Mapping, Session
         self.account.granted = self.account.used;
         session_page::set_granted(&*self.page, self.account.granted)
     }
+}
+
+/// Opens a session's lease table.
+///
+/// # Errors
+/// [`SessionError::Unfinished`] if its making was cut short; others.
+pub fn open_lease_table(arena: &Arena, id: SessionId) -> Result<Mapping, SessionError> {
     let file = arena.open_session_file(id, SessionFile::Leases)?;
     if file.metadata()?.len() == 0 {
         return Err(SessionError::Unfinished);

@@ -200,7 +200,7 @@ impl State {
         // Recovery sees handles as they are now. The logs are of a time when a session may still have had the inode
         // open and written to it. The inode may be freed when all logs are applied.
         let keeps_all = self.phase != RecoveryPhase::Running && id != OWN_SESSION && others().next().is_some();
-        let may_free = |inode: InodeId| !keeps_all && !others().any(|other| other.control.has_open(inode));
+        let may_free = |inode: InodeId| !keeps_all && !others().any(|other| other.has_opened(inode));
         let moves = Leasing::find_moves(&self.store, update)?;
         let applied = self.store.apply(id, end, update, &may_free)?;
         self.leasing.report_applied(&self.store, id, update, applied, moves)?;
@@ -211,8 +211,12 @@ impl State {
             // It takes no lease, so the published grant stands.
             grant_cache.record_access_time(*inode, *at, self.store.next_batch());
         }
+        if let Update::Create(create) = update {
+            self.note_own_handle(id, create.inode);
+        }
         if let Some(inode) = applied.orphaned {
             self.orphans.insert(inode);
+            self.note_own_handle(id, inode);
         }
         if let Some(inode) = applied.freed {
             self.orphans.remove(&inode);
@@ -281,6 +285,7 @@ impl State {
         session.outstanding.clear();
         // The page has room for all slots.
         let _ = crate::session_page::clear_delegated(&*session.page);
+        session.noted_locks.clear();
         self.counters.sessions_fenced += 1;
         self.commit_wanted = true;
         self.leasing.drop_leases_later(id);
@@ -317,7 +322,13 @@ impl State {
     }
 
     /// Returns whether any session that is not fenced has the inode open.
+    ///
+    /// Recovery does not know yet which handles were opened by right.
     pub fn is_open(&self, inode: InodeId) -> bool {
-        self.sessions.values().any(|session| session.fenced.is_none() && session.control.has_open(inode))
+        let has_opened = |session: &ServedSession| match self.phase {
+            RecoveryPhase::Running => self.has_opened(session, inode),
+            RecoveryPhase::Recovering | RecoveryPhase::Salvaging => session.control.has_open(inode),
+        };
+        self.sessions.values().any(|session| session.fenced.is_none() && has_opened(session))
     }
 }

@@ -2,8 +2,10 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use ashlar_types::{Errno, FileKind, InodeId, QuotaId, QuotaKey, QuotaLimits};
-use ashlar_update::Update;
+use ashlar_update::{SetAttributes, Update};
 use ashlar_wire::{Connection, Credit, Reply, Request, SpaceReply};
 use common::{Client, NOW, Site};
 use rustix::process::{Gid, Uid};
@@ -12,6 +14,8 @@ const USER: u32 = 65534;
 const OTHER_USER: u32 = 65533;
 const MIB: u64 = 1 << 20;
 const BLOCK: usize = 4096;
+/// For what SharedFS does each second.
+const SOON: Duration = Duration::from_secs(20);
 
 #[test]
 #[ignore = "this is the daemon's process, which the other tests start"]
@@ -53,6 +57,11 @@ fn make_file(root: &mut Client, name: &[u8], blocks: usize) -> InodeId {
     }
     root.digest().expect("digested");
     file
+}
+
+fn set_mode(root: &mut Client, inode: InodeId, mode: u32) {
+    let set = SetAttributes { inode, mode: Some(mode), uid: None, gid: None, accessed: None, modified: None, at: NOW };
+    root.append(&Update::SetAttributes(set));
 }
 
 fn set_limit(site: &Site, user: u32, blocks: u64) {
@@ -148,5 +157,142 @@ fn credit_of_user_with_quota_is_small() {
     }
     let held = before.saturating_sub(space(&mut root).blocks_free);
     assert!(held <= MIB / BLOCK as u64, "together they hold no more than one of them may: {held}");
+    site.check();
+}
+
+/// The user says that it has a root's file open, before it may open it, and root lets all users in for a moment.
+#[test]
+fn handle_claimed_in_advance_gives_no_right() {
+    if !is_root() {
+        return;
+    }
+    for is_restarted in [false, true] {
+        let mut site = Site::new(64 * MIB);
+        let mut root = Client::open(&site.socket());
+        let file = make_file(&mut root, b"file", 1);
+        root.acquire(&[(file, true)]).expect("granted");
+        set_mode(&mut root, file, 0o600);
+        root.digest().expect("digested");
+        let mut user = open_as(&site, USER);
+        assert!(user.control.open_handle(file));
+        if is_restarted {
+            site.kill();
+            site.start();
+            root.resume(&site.socket());
+            user.resume(&site.socket());
+            root.acquire(&[(file, true)]).expect("granted");
+        }
+        set_mode(&mut root, file, 0o666);
+        root.digest().expect("digested");
+        set_mode(&mut root, file, 0o600);
+        root.digest().expect("digested");
+        // A lease on a file without a right to it may be refused, and so may the record.
+        if user.acquire(&[(file, true)]).is_ok() {
+            user.append(&Update::Write { inode: file, offset: 0, at: NOW, strip: true, data: b"forged" });
+            assert!(user.digest().is_err(), "restarted: {is_restarted}");
+        }
+        site.check();
+    }
+}
+
+/// Waits until an inode without a name is freed; returns whether it is.
+fn is_freed(site: &Site, inode: InodeId, within: Duration) -> bool {
+    let deadline = Instant::now() + within;
+    let mut reader = Client::open(&site.socket());
+    loop {
+        if reader.acquire(&[(inode, false)]).err() == Some(Errno::ESTALE) {
+            return true;
+        }
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Deletes a file of root's that other sessions may have open.
+fn delete(root: &mut Client, inode: InodeId, name: &[u8]) {
+    root.acquire(&[(InodeId::ROOT, true), (inode, true)]).expect("granted");
+    root.append(&Update::Unlink { inode, parent: InodeId::ROOT, name, release: true, at: NOW });
+    root.digest().expect("digested");
+}
+
+#[test]
+fn claimed_handle_keeps_no_deleted_file() {
+    if !is_root() {
+        return;
+    }
+    let mut site = Site::new(64 * MIB);
+    let mut root = Client::open(&site.socket());
+    let mut user = open_as(&site, USER);
+    // Numbers of inodes that root makes later, and of one that the user may not open.
+    assert!((0..500).all(|number| user.control.open_handle(InodeId(number))));
+    let (file, secret) = (make_file(&mut root, b"file", 1), make_file(&mut root, b"secret", 1));
+    assert!(file.0 < 500 && secret.0 < 500);
+    root.acquire(&[(secret, true)]).expect("granted");
+    set_mode(&mut root, secret, 0o600);
+    root.digest().expect("digested");
+    delete(&mut root, file, b"file");
+    assert!(is_freed(&site, file, SOON), "the user was never granted it");
+    // A lease on the other one may be refused; if not, it is no right to open the file.
+    let _ = user.acquire(&[(secret, false)]);
+    delete(&mut root, secret, b"secret");
+    assert!(is_freed(&site, secret, SOON), "the user may not open it");
+    site.check();
+}
+
+#[test]
+fn opened_file_stays_until_it_is_closed() {
+    if !is_root() {
+        return;
+    }
+    for is_restarted in [false, true] {
+        let mut site = Site::new(64 * MIB);
+        let mut root = Client::open(&site.socket());
+        let (own, read) = (make_file(&mut root, b"own", 1), make_file(&mut root, b"read", 1));
+        let mut user = open_as(&site, USER);
+        // Of one file it has a lease. The other one stands in the grant cache.
+        assert!(user.control.open_handle(own) && user.control.open_handle(read));
+        user.acquire(&[(own, false)]).expect("granted");
+        let mut reader = Client::open(&site.socket());
+        reader.acquire(&[(read, false)]).expect("granted and published");
+        if is_restarted {
+            site.kill();
+            site.start();
+            root.resume(&site.socket());
+            user.resume(&site.socket());
+        }
+        for (inode, name) in [(own, &b"own"[..]), (read, b"read")] {
+            delete(&mut root, inode, name);
+            assert!(!is_freed(&site, inode, Duration::from_millis(2500)), "{}", name.escape_ascii());
+            user.control.close_handle(inode);
+            assert!(is_freed(&site, inode, SOON), "{}", name.escape_ascii());
+        }
+        site.check();
+    }
+}
+
+/// A file that a session makes and opens is its own at once, also without a name.
+#[test]
+fn made_file_stays_open_for_its_maker() {
+    if !is_root() {
+        return;
+    }
+    let mut site = Site::new(64 * MIB);
+    let mut root = Client::open(&site.socket());
+    root.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let shared = root.make(InodeId::ROOT, b"shared", FileKind::Directory);
+    set_mode(&mut root, shared, 0o777);
+    root.digest().expect("digested");
+    let mut user = open_as(&site, USER);
+    user.acquire(&[(shared, true)]).expect("granted");
+    let inode = user.inode();
+    assert!(user.control.open_handle(inode));
+    as_user(USER, || user.append(&Update::Create(common::create(inode, shared, b"made", FileKind::Regular))));
+    user.append(&Update::Unlink { inode, parent: shared, name: b"made", release: false, at: NOW });
+    user.digest().expect("digested");
+    assert!(!is_freed(&site, inode, Duration::from_millis(2500)));
+    user.control.close_handle(inode);
+    assert!(is_freed(&site, inode, SOON));
     site.check();
 }

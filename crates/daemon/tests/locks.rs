@@ -4,16 +4,20 @@
 
 mod common;
 
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ashlar_types::{Errno, FileKind, InodeId};
+use ashlar_update::{SetAttributes, Update};
 use ashlar_wire::{
-    CONTROL_BYTES_BEFORE, LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_SLOTS, LockChange, LockKind, LockMode, LockSlot,
-    LockSlotState, LockedRange, Reply, Request, SessionKind,
+    CONTROL_BYTES_BEFORE, LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_SLOTS, LeaseRequest, LockChange, LockKind, LockMode,
+    LockSlot, LockSlotState, LockedRange, Need, Reply, Request, ScopeKind, SessionKind,
 };
-use common::{Client, Site};
+use common::{Client, NOW, Site, create};
 
 const FILE: InodeId = InodeId(77);
+const NOBODY: u32 = 65534;
 /// For waits that take moments.
 const SOON: Duration = Duration::from_secs(10);
 
@@ -21,6 +25,19 @@ const SOON: Duration = Duration::from_secs(10);
 #[ignore = "this is the daemon's process, which the other tests start"]
 fn daemon_process() {
     common::run_daemon();
+}
+
+/// Makes a site with [`FILE`], which all users may read.
+fn site_with_file() -> Site {
+    let site = Site::new(64 << 20);
+    let mut maker = Client::open(&site.socket());
+    let (first, count) = maker.welcome.inodes;
+    assert!((first.0..first.0 + count).contains(&FILE.0));
+    maker.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    maker.append(&Update::Create(create(FILE, InodeId::ROOT, b"file", FileKind::Regular)));
+    maker.digest().expect("digested");
+    maker.call(&Request::Goodbye).expect("ended");
+    site
 }
 
 /// Returns a session's request for a lock, as a mount sends it.
@@ -85,7 +102,7 @@ fn check_honest_alone(site: &mut Site, sessions: [&mut Client; 2], (first, last)
 
 #[test]
 fn slot_number_out_of_range_is_refused() {
-    let mut site = Site::new(64 << 20);
+    let mut site = site_with_file();
     let mut client = Client::open(&site.socket());
     assert_eq!(client.control.claim_lock_slot(FILE), Some(0));
     for slot in [LOCK_SLOTS, u32::MAX] {
@@ -98,7 +115,7 @@ fn slot_number_out_of_range_is_refused() {
 
 #[test]
 fn lock_awaiting_returns_is_not_given_to_ended_session() {
-    let mut site = Site::new(64 << 20);
+    let mut site = site_with_file();
     let (mut stays_away, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
     stays_away.call(&lock(1, (100, 109), LockMode::Write, None)).expect("locked");
     site.kill();
@@ -120,7 +137,7 @@ fn lock_awaiting_returns_is_not_given_to_ended_session() {
 /// A shell that waits for its child does not return to a restarted SharedFS.
 #[test]
 fn restart_waits_for_no_session_without_locks() {
-    let mut site = Site::new(64 << 20);
+    let mut site = site_with_file();
     let (idle, mut busy) = (Client::open(&site.socket()), Client::open(&site.socket()));
     site.kill();
     site.start();
@@ -134,7 +151,7 @@ fn restart_waits_for_no_session_without_locks() {
 
 #[test]
 fn delegation_never_given_is_not_believed_after_restart() {
-    let mut site = Site::new(64 << 20);
+    let mut site = site_with_file();
     let (mut hostile, mut honest) = (Client::open(&site.socket()), Client::open(&site.socket()));
     let slot = honest.control.claim_lock_slot(FILE).expect("a slot");
     await_delegation(&mut honest, slot, (10, 19));
@@ -149,7 +166,7 @@ fn delegation_never_given_is_not_believed_after_restart() {
 
 #[test]
 fn failed_delegation_is_not_believed_after_restart() {
-    let mut site = Site::new(64 << 20);
+    let mut site = site_with_file();
     let (mut hostile, mut honest) = (Client::open(&site.socket()), Client::open(&site.socket()));
     let claimed = hostile.control.claim_lock_slot(FILE).expect("a slot");
     let present = slot_of(&hostile, claimed);
@@ -169,7 +186,7 @@ fn failed_delegation_is_not_believed_after_restart() {
 
 #[test]
 fn process_locks_only_under_its_own_pid() {
-    let mut site = Site::new(64 << 20);
+    let mut site = site_with_file();
     let mut client = Client::open(&site.socket());
     client.call(&lock(1, (0, 9), LockMode::Write, None)).expect("no session has it");
     let mut mount = Client::open_as(&site.socket(), SessionKind::Mount);
@@ -180,27 +197,189 @@ fn process_locks_only_under_its_own_pid() {
     site.check();
 }
 
+/// SharedFS is killed after it has granted a lock, and before the session has copied it.
 #[test]
-fn lock_copied_since_restart_holds_when_session_returns() {
-    let mut site = Site::new(64 << 20);
+fn granted_lock_holds_after_restart_without_copy() {
+    let mut site = site_with_file();
     let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    let mut mount = Client::open_as(&site.socket(), SessionKind::Mount);
+    // Another process's lock keeps the file from being delegated.
+    let beside = lock(1, (100, 100), LockMode::Write, None);
+    mount.call(&beside).expect("no session has it");
     let slot = one.control.claim_lock_slot(FILE).expect("a slot");
+    for (range, mode) in [((0, 9), LockMode::Write), ((20, 29), LockMode::Read), ((4, 5), LockMode::Unlock)] {
+        let reply = one.call(&own_lock(&one, slot, range, mode)).expect("no session has it");
+        assert!(matches!(reply, Reply::Done), "{reply:?}");
+    }
     site.kill();
     site.start();
-    // SharedFS was killed after it had granted a lock, and before the session had noted it.
-    let set = |list: &mut ashlar_wire::LockList| list.set(0, 9, LockMode::Write);
-    assert_eq!(one.control.change_locks(slot, FILE, LockSlotState::Shared, set), LockChange::Done);
-    one.resume(&site.socket());
+    mount.begin_to_resume(&site.socket());
+    mount.call(&beside).expect("it has had it");
+    mount.call(&Request::SyncDependencies(Vec::new())).expect("it is back");
     two.resume(&site.socket());
-    two.call(&Request::InodeRange).expect("it is there");
-    assert_eq!(two.call(&lock(1, (5, 5), LockMode::Write, None)).err(), Some(Errno::EAGAIN));
-    assert!(two.call(&lock(1, (10, 10), LockMode::Write, None)).is_ok());
+    for (byte, is_free) in [(3, false), (4, true), (5, true), (6, false), (10, true), (29, false)] {
+        let is_granted = two.call(&lock(1, (byte, byte), LockMode::Write, None)).is_ok();
+        assert_eq!(is_granted, is_free, "byte {byte}");
+    }
+    one.resume(&site.socket());
+    let (owner, kind) = (LOCK_OWNER_PROCESS, LockKind::Record);
+    one.call(&Request::ReleaseLocks { inode: FILE, owner, kind }).expect("released");
+    assert!(two.call(&lock(1, (0, 99), LockMode::Write, None)).is_ok());
+    site.kill();
+    site.start();
+    let mut mount = Client::open_as(&site.socket(), SessionKind::Mount);
+    assert_eq!(conflict(&mut mount, (0, 99)), None, "a released lock is not noted");
     site.check();
 }
 
 #[test]
-fn wait_on_closed_connection_ends() {
+fn copy_never_granted_is_not_believed_after_restart() {
+    let mut site = site_with_file();
+    let (mut hostile, mut honest) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    let slot = hostile.control.claim_lock_slot(FILE).expect("a slot");
+    let set = |list: &mut ashlar_wire::LockList| list.set(0, 9, LockMode::Write);
+    assert_eq!(hostile.control.change_locks(slot, FILE, LockSlotState::Shared, set), LockChange::Done);
+    site.kill();
+    site.start();
+    hostile.resume(&site.socket());
+    honest.resume(&site.socket());
+    assert!(honest.call(&lock(1, (5, 5), LockMode::Write, None)).is_ok(), "no session has had it");
+    site.check();
+}
+
+/// Sets the permission bits of [`FILE`].
+fn set_mode(root: &mut Client, mode: u32) {
+    root.acquire(&[(FILE, true)]).expect("granted");
+    let set =
+        SetAttributes { inode: FILE, mode: Some(mode), uid: None, gid: None, accessed: None, modified: None, at: NOW };
+    root.append(&Update::SetAttributes(set));
+    root.digest().expect("digested");
+}
+
+/// Runs a story of [`ordinary_user`] as an ordinary user, in a process of its own.
+fn begin_as_nobody(site: &Site, story: &str) -> std::process::Child {
+    let mut child = common::this_test("ordinary_user");
+    child.env("ASHLAR_TEST_SOCKET", site.socket()).env("ASHLAR_TEST_STORY", story);
+    common::spawn(child.uid(NOBODY).gid(NOBODY))
+}
+
+fn run_as_nobody(site: &Site, story: &str) {
+    assert!(begin_as_nobody(site, story).wait().expect("ended").success(), "{story}");
+}
+
+#[test]
+fn lock_takes_an_open_file_and_the_right_to_access_it() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let mut site = site_with_file();
+    let mut root = Client::open(&site.socket());
+    for (mode, story) in [(0o600, "no right"), (0o644, "may read"), (0o646, "may write"), (0o642, "may only write")] {
+        set_mode(&mut root, mode);
+        run_as_nobody(&site, story);
+    }
+    // A descriptor of a mount is an open file, too.
+    set_mode(&mut root, 0o646);
+    let mount = Client::open_as(&site.socket(), SessionKind::Mount);
+    assert!(mount.control.open_handle(FILE));
+    run_as_nobody(&site, "open on a mount");
+    site.check();
+}
+
+#[test]
+fn lock_on_unknown_inode_is_refused() {
     let mut site = Site::new(64 << 20);
+    let mut client = Client::open(&site.socket());
+    assert_eq!(client.call(&lock(1, (0, 9), LockMode::Write, None)).err(), Some(Errno::ESTALE));
+    client.call(&lock(1, (0, 9), LockMode::Unlock, None)).expect("there is none");
+    // An inode that the session has just made is known.
+    client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let inode = client.make(InodeId::ROOT, b"made", FileKind::Regular);
+    let (kind, owner, mode) = (LockKind::Record, LOCK_OWNER_PROCESS, LockMode::Write);
+    let request = Request::Lock { inode, kind, owner, pid: 1, start: 0, end: 9, mode, wait: None, slot: None };
+    client.call(&request).expect("locked");
+    site.check();
+}
+
+/// An ordinary user's session returns first, and asks for a lock as if it had had it.
+#[test]
+fn lock_reclaimed_by_ordinary_user_never_precedes_others() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let mut site = site_with_file();
+    let (mut root, mut mount) = (Client::open(&site.socket()), Client::open_as(&site.socket(), SessionKind::Mount));
+    set_mode(&mut root, 0o666);
+    mount.call(&lock(7, (0, 9), LockMode::Write, None)).expect("no session has it");
+    let mut thief = begin_as_nobody(&site, "reclaim");
+    let deadline = Instant::now() + SOON;
+    while site.status().sessions.iter().all(|session| session.uid != NOBODY) {
+        assert!(Instant::now() < deadline, "it does not begin");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // It opens the file by then.
+    std::thread::sleep(Duration::from_millis(500));
+    site.kill();
+    site.start();
+    // The thief returns first, and the mount later.
+    std::thread::sleep(Duration::from_millis(300));
+    mount.begin_to_resume(&site.socket());
+    mount.call(&lock(7, (0, 9), LockMode::Write, None)).expect("it has had it");
+    mount.call(&Request::SyncDependencies(Vec::new())).expect("it is back");
+    assert!(thief.wait().expect("ended").success());
+    site.check();
+}
+
+/// Asks for a record lock to read and one to write, a `flock`, and a conflicting lock; returns which are allowed.
+fn answers(client: &mut Client) -> [bool; 4] {
+    let (inode, owner, start, end) = (FILE, LOCK_OWNER_PROCESS, 0, LOCK_LAST);
+    let (pid, wait, slot) = (1, None, None);
+    let lock = |kind, mode| Request::Lock { inode, kind, owner, pid, start, end, mode, wait, slot };
+    let requests = [
+        lock(LockKind::Record, LockMode::Read),
+        lock(LockKind::Record, LockMode::Write),
+        lock(LockKind::Flock, LockMode::Write),
+        Request::QueryLock { inode, kind: LockKind::Record, owner, start, end, mode: LockMode::Write },
+    ];
+    requests.map(|request| client.call(&request).map_err(|errno| assert_eq!(errno, Errno::EACCES)).is_ok())
+}
+
+#[test]
+#[ignore = "this is a user's process, which another test starts"]
+fn ordinary_user() {
+    let Some(socket) = std::env::var_os("ASHLAR_TEST_SOCKET").map(PathBuf::from) else { return };
+    let story = std::env::var("ASHLAR_TEST_STORY").expect("a story");
+    let mut client = Client::open(&socket);
+    let want = LeaseRequest { inode: FILE, write: false, scope: ScopeKind::Node, need: Need::default() };
+    assert!(client.call(&Request::Acquire(vec![want])).is_ok() || story == "no right");
+    if story == "reclaim" {
+        assert!(client.control.open_handle(FILE));
+        while client.line.call::<_, Reply>(&Request::InodeRange, &[]).is_ok() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        client.begin_to_resume(&socket);
+        let reply = client.call(&lock(LOCK_OWNER_PROCESS, (5, 5), LockMode::Write, None));
+        assert_eq!(reply.err(), Some(Errno::EAGAIN), "the mount has it");
+        return;
+    }
+    if story != "open on a mount" {
+        assert_eq!(answers(&mut client), [false; 4], "it has not opened the file");
+        assert!(client.control.open_handle(FILE));
+    }
+    let expected = match story.as_str() {
+        "no right" => [false; 4],
+        "may read" => [true, false, true, true],
+        "may only write" => [false, true, true, true],
+        _ => [true; 4],
+    };
+    assert_eq!(answers(&mut client), expected, "{story}");
+}
+
+#[test]
+fn wait_on_closed_connection_ends() {
+    let mut site = site_with_file();
     let (mut one, two) = (Client::open(&site.socket()), Client::open(&site.socket()));
     let slot = one.control.claim_lock_slot(FILE).expect("a slot");
     await_delegation(&mut one, slot, (0, 9));
@@ -219,7 +398,7 @@ fn wait_on_closed_connection_ends() {
 
 #[test]
 fn late_request_delegates_nothing() {
-    let mut site = Site::new(64 << 20);
+    let mut site = site_with_file();
     let mut client = Client::open(&site.socket());
     let slot = client.control.claim_lock_slot(FILE).expect("a slot");
     let before = slot_of(&client, slot);
@@ -234,7 +413,7 @@ fn late_request_delegates_nothing() {
 
 #[test]
 fn log_with_earlier_control_page_is_not_lost() {
-    let mut site = Site::new(64 << 20);
+    let mut site = site_with_file();
     let mut client = Client::open(&site.socket());
     client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
     client.make(InodeId::ROOT, b"made", FileKind::Regular);

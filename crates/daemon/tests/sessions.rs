@@ -393,7 +393,9 @@ fn lock(inode: InodeId, owner: u64, range: (u64, u64), mode: LockMode, wait: Opt
 fn locks_exclude_wait_cancel_and_outlive_daemon() {
     let mut site = Site::new(64 << 20);
     let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
-    let file = InodeId(77);
+    one.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let file = one.make(InodeId::ROOT, b"locked", FileKind::Regular);
+    one.digest().expect("digested");
     let held = lock(file, 1, (0, 9), LockMode::Write, None);
     one.call(&held).expect("locked");
     assert_eq!(two.call(&lock(file, 1, (5, 5), LockMode::Read, None)).err(), Some(Errno::EAGAIN));

@@ -486,6 +486,12 @@ impl LeaseManager {
         })
     }
 
+    /// Whether the session holds a lease that governs the inode.
+    #[must_use]
+    pub fn is_governed_by(&self, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> bool {
+        self.leases.slot_governing(session, inode, ancestry).is_some()
+    }
+
     /// Records that the session's log has made `inode` in `parent`.
     ///
     /// The session knows the new inode on the lease by which it governs `parent`. If that lease does not cover the

@@ -45,7 +45,8 @@ pub use control::{
 };
 pub use grant_cache::{GRANT_CACHE_BYTES, GrantCache, GrantCacheWriter, PublishedGrant};
 pub use lock_slots::{
-    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockChange, LockList, LockSlotState, LockedRange,
+    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockChange, LockList, LockNotes, LockSlotState,
+    LockedRange,
 };
 pub use message::{
     Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, HELPER_FLAG, Hello, InodeState, LeaseRequest,

@@ -10,7 +10,7 @@
 //! The state says which side decides about these locks:
 //!
 //! - *free*: no file uses the slot. The session claims a free slot (→ shared), and frees an empty one (→ free).
-//! - *shared*: SharedFS's table decides. The slot holds a copy, from which SharedFS restores the locks after a restart.
+//! - *shared*: SharedFS's table decides. The slot holds a copy, by which the session knows what it has locked.
 //! - *delegated*: the slot itself decides. No other session has a record lock on the file, or waits for one.
 //!
 //! A side that changes a list writes the inactive one, and then activates it by a compare-and-swap of the word.
@@ -23,7 +23,8 @@
 //! the session has unlocked something in its copy, and SharedFS reads the list again. So a list is never taken in part,
 //! and neither side waits for the other.
 //!
-//! The session can write all of it. SharedFS reads there only the session's claims about its own locks.
+//! The session can write all of it. SharedFS reads there only the locks of files that it has delegated. All others it
+//! notes where no session can write ([`LockNotes`]), and a restarted SharedFS believes the notes alone.
 
 use ashlar_pmem::Persistent;
 use ashlar_types::InodeId;
@@ -195,6 +196,56 @@ impl LockList {
         *place = range;
         self.count += 1;
         true
+    }
+}
+
+/// SharedFS's notes of the record locks that a session's process has in the table.
+///
+/// They have the form of slots, in memory that only SharedFS writes. A kill in the middle of a change leaves the list
+/// from before it.
+#[derive(Debug)]
+pub struct LockNotes<M> {
+    words: Words<M>,
+    at: u64,
+}
+
+impl<M: Persistent> LockNotes<M> {
+    /// Bytes that the notes take.
+    pub const BYTES: u64 = LOCK_SLOTS_BYTES;
+
+    /// Takes memory from an offset on; `None` if it is too short.
+    pub fn new(memory: M, at: u64) -> Option<Self> {
+        Words::new(memory, at + Self::BYTES).map(|words| Self { words, at })
+    }
+
+    fn slots(&self) -> LockSlots<'_, M> {
+        LockSlots { words: &self.words, at: self.at }
+    }
+
+    /// Notes all locks that the process has on a file; `false` if there is no room for them.
+    pub fn set(&self, inode: InodeId, ranges: impl ExactSizeIterator<Item = LockedRange>) -> bool {
+        let slots = self.slots();
+        let found = slots.find_slot(inode);
+        if ranges.len() == 0 {
+            return found.is_none_or(|slot| slots.free(slot));
+        }
+        let Some(slot) = found.or_else(|| slots.claim(inode)) else { return false };
+        let mut ranges = ranges;
+        let set = |list: &mut LockList| {
+            *list = LockList::default();
+            ranges.all(|range| list.push(range))
+        };
+        slots.change(slot, inode, LockSlotState::Shared, set) == LockChange::Done
+    }
+
+    /// Returns the noted files, with their locks.
+    pub fn all(&self) -> Vec<(InodeId, Vec<LockedRange>)> {
+        self.slots().claimed().into_iter().map(|(_, inode, _, ranges)| (inode, ranges)).collect()
+    }
+
+    /// Removes all notes.
+    pub fn clear(&self) {
+        self.words.clear(self.at..self.at + Self::BYTES);
     }
 }
 

@@ -77,6 +77,12 @@ impl Delegations {
         self.asked.insert(inode, Asked { by, changed_ms });
     }
 
+    /// Whether a file is delegated to an owner.
+    #[must_use]
+    pub fn is_delegated_to(&self, inode: InodeId, owner: LockOwner) -> bool {
+        self.delegated.get(&inode).is_some_and(|delegation| delegation.owner == owner)
+    }
+
     /// Recalls a file's locks into the table, and returns their former owner.
     pub fn recall(
         &mut self,

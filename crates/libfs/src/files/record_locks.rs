@@ -2,8 +2,9 @@
 //!
 //! The locks are in slots of the control page. A slot says which side decides about its locks (`ashlar-wire`,
 //! `lock_slots`): the slot itself, if SharedFS has delegated them, or SharedFS's table. In the second case a lock is a
-//! request, and the slot has a copy. From the copies a restarted SharedFS finds the locks without asking a process. If
-//! no slot is free, or a slot has no room, the caller gets [`RecordLockOutcome::NoRoom`] and locks through a mount.
+//! request, and the slot has a copy, by which LibFS knows what the process has locked. SharedFS notes what it grants
+//! for its next life. If no slot is free, or a slot has no room, the caller gets [`RecordLockOutcome::NoRoom`] and
+//! locks through a mount.
 //!
 //! The copy never has locks that the table was not asked for. LibFS copies locks after they were granted, and removes
 //! them from the copy before it gives them back. If another SharedFS has begun meanwhile, its table counts, and LibFS
@@ -40,8 +41,9 @@ pub enum RecordLockOutcome {
     Done,
     /// The process has locked this file through a mount and must continue there. Nothing was done.
     OfMount,
-    /// There is no room for the lock here. The process must move its locks to a mount ([`LibFs::yield_records`]) and
-    /// lock there. Whether this lock was set does not matter: the process asks for it there again.
+    /// There is no room for the lock here, or SharedFS does not know that the session may have it: the kernel has the
+    /// open file. The process must move its locks to a mount ([`LibFs::yield_records`]) and lock there. Whether this
+    /// lock was set does not matter: the process asks for it there again.
     NoRoom,
 }
 
@@ -141,20 +143,20 @@ impl LibFs {
                 Ok(Reply::Done) => {}
                 Ok(Reply::LockedOnMount) => return Ok(RecordLockOutcome::OfMount),
                 Ok(_) => return Err(Errno::EIO),
+                Err(Errno::EACCES) => return Ok(RecordLockOutcome::NoRoom),
                 Err(errno) => return Err(self.record_locks.record_failure(inode, errno)),
             }
             if !copy() {
                 return Ok(RecordLockOutcome::NoRoom);
             }
-            // A restarted SharedFS begins a segment version before it reads the copies. So it has found this copy, or
-            // it is asked below. Therefore it need not wait for sessions to return before it grants other sessions'
-            // locks.
+            // If SharedFS has restarted since the request, the answer may be the last one's, with a lock that it could
+            // not note. So the new one is asked too.
             fence(Ordering::SeqCst);
             if self.sharedfs_generation() == sharedfs_generation {
                 return Ok(RecordLockOutcome::Done);
             }
-            // Until the new SharedFS has answered, the process has its former locks. If it has found this lock in the
-            // copy, it is asked to remove it when the file is closed.
+            // Until the new SharedFS has answered, the process has its former locks. If it knows this lock by a note,
+            // it is asked to remove it when the file is closed.
             self.record_locks.doubtful.lock().insert(inode);
             self.control.change_locks(slot, inode, LockSlotState::Shared, |list| {
                 *list = before.clone();
@@ -252,10 +254,12 @@ impl LibFs {
             return Ok(Ok(None));
         }
         let (kind, owner) = (LockKind::Record, LOCK_OWNER_PROCESS);
-        match self.call(&Request::QueryLock { inode, kind, owner, start: range.0, end: range.1, mode })? {
-            Reply::Conflict(conflict) => Ok(Ok(conflict)),
-            Reply::LockedOnMount => Ok(Err(RecordLockOutcome::OfMount)),
-            _ => Err(Errno::EIO),
+        match self.call(&Request::QueryLock { inode, kind, owner, start: range.0, end: range.1, mode }) {
+            Ok(Reply::Conflict(conflict)) => Ok(Ok(conflict)),
+            Ok(Reply::LockedOnMount) => Ok(Err(RecordLockOutcome::OfMount)),
+            Ok(_) => Err(Errno::EIO),
+            Err(Errno::EACCES) => Ok(Err(RecordLockOutcome::NoRoom)),
+            Err(errno) => Err(errno),
         }
     }
 
@@ -311,7 +315,7 @@ impl LibFs {
 
 impl Reclaim for LibFs {
     fn requests(&self) -> Vec<Request> {
-        // SharedFS reads the locks in slots itself: a request might be older than an unlock.
+        // SharedFS has noted the locks in slots itself: a request might be older than an unlock.
         let locks = self.held_locks.requests();
         // Reservations come first: until the mount has resumed, SharedFS shows no other session the state that it took
         // from the mount.

@@ -257,6 +257,26 @@ fn forged_slot_stays_harmless() {
 }
 
 #[test]
+fn notes_hold_the_last_locks_of_each_file() {
+    let memory = Stepped::new(&[]);
+    let notes = LockNotes::new(Arc::clone(&memory), 0).unwrap();
+    let range = |first| LockedRange { first, last: first, write: true };
+    assert!(notes.set(FILE, [range(1), range(3)].into_iter()) && notes.set(OTHER, [range(5)].into_iter()));
+    assert!(notes.set(FILE, [range(3)].into_iter()));
+    let noted = |notes: &LockNotes<_>| notes.all().into_iter().map(|(inode, list)| (inode, spans(&list)));
+    assert!(noted(&notes).eq([(FILE, vec![(3, 3, true)]), (OTHER, vec![(5, 5, true)])]));
+    assert!(notes.set(FILE, [].into_iter()) && notes.set(InodeId(9), [].into_iter()));
+    assert!(noted(&notes).eq([(OTHER, vec![(5, 5, true)])]));
+    let many = (0..=LOCK_RANGES_MAX as u64).map(|at| range(2 * at)).collect::<Vec<_>>();
+    assert!(!notes.set(OTHER, many.into_iter()), "there is no room for so many");
+    assert!(noted(&notes).eq([(OTHER, vec![(5, 5, true)])]));
+    assert!((0..15).all(|more| notes.set(InodeId(50 + more), [range(more)].into_iter())));
+    assert!(!notes.set(FILE, [range(1)].into_iter()), "nor for so many files");
+    notes.clear();
+    assert!(notes.all().is_empty());
+}
+
+#[test]
 fn full_list_stays_unchanged() {
     let mut list = LockList::default();
     for at in 0..LOCK_RANGES_MAX as u64 {
