@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use ashlar_pmem::{Arena, ArenaError, Mapping, MappingAccess, MediumKind, OutOfBounds, Persistent, SessionFile};
 use ashlar_store::{MapBlocks, MappedRun, StoreError};
-use ashlar_types::{Access, BlockAddress, Errno, Inode, InodeId, SessionId};
+use ashlar_types::{Access, BLOCK_BYTES, BlockAddress, Errno, Inode, InodeId, QuotaKey, SessionId};
 use ashlar_wire::{Extent, Reply, SessionKind};
 
 use crate::grant::{Patience, lock_applied, report_store_error};
@@ -42,6 +42,11 @@ const FOLLOWS: u64 = 1 << 63;
 ///
 /// Beyond that, the kernel maps files for it.
 const RECORDS_MAX: u64 = 4096;
+/// Of all blocks, the part that an ordinary user's sessions may have mapped at once, and the most of them.
+///
+/// They stay taken when their files are deleted, and are counted again and again.
+const USER_PART: u64 = 4;
+const USER_BLOCKS_MAX: u64 = (4 << 30) / BLOCK_BYTES;
 /// How often SharedFS commits other sessions' writes to map a file.
 const TRIES: u32 = 3;
 /// How often a thread checks for another thread's table, and the pause between.
@@ -213,6 +218,9 @@ fn try_to_map(
     if follows && state.sessions.values().any(is_mounts) {
         return Ok(MapBlocks::Impossible);
     }
+    if !may_map_more(state, session, blocks.end - blocks.start) {
+        return Ok(MapBlocks::Impossible);
+    }
     let State { store, sessions, .. } = state;
     let table = sessions.get_mut(&id).and_then(|session| session.mapped.as_mut()).ok_or(SharedState::LATER)?;
     // The session asks again if it lost the answer.
@@ -227,6 +235,25 @@ fn try_to_map(
         return Ok(MapBlocks::Impossible);
     }
     Ok(mapped)
+}
+
+/// Returns whether an ordinary user's session may map so many blocks more.
+fn may_map_more(state: &State, session: &ServedSession, blocks: u64) -> bool {
+    if session.credentials.is_privileged() {
+        return true;
+    }
+    let (mapped, kept) = mapped_by_user(state, session.identity.uid);
+    let most = (state.store.space().blocks_total / USER_PART).min(USER_BLOCKS_MAX);
+    let (used, limits) = state.store.quota(QuotaKey::User(session.identity.uid));
+    let is_within = limits.blocks.is_none_or(|limit| kept == 0 || used.blocks.saturating_add(kept) < limit);
+    mapped.saturating_add(blocks) <= most && is_within
+}
+
+/// Returns how many blocks a user's sessions have mapped, and how many of them belong to no file any more.
+pub fn mapped_by_user(state: &State, uid: u32) -> (u64, u64) {
+    let of_user = state.sessions.values().filter(|session| session.identity.uid == uid && session.mapped.is_some());
+    let each = of_user.map(|session| state.store.mapped_blocks(session.id));
+    each.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
 }
 
 /// Makes a session's table, if it has none.

@@ -7,6 +7,9 @@
 //! the logs, and applies all of them. The super-user asks too, and is refused only for subtrees, so that SharedFS
 //! always knows all outstanding balances.
 //!
+//! Blocks that a process has mapped stay taken when their file is deleted or written over. They count against the user
+//! of the process until it unmaps them, so no user keeps more space than its limit.
+//!
 //! No balance outlives SharedFS. The next one applies the logs as they are, begins another quota version for every
 //! running session, and has granted nothing.
 
@@ -17,6 +20,7 @@ use ashlar_store::{Move, StoreError};
 use ashlar_types::{Errno, InodeId, Name, QuotaAmount, QuotaKey, QuotaLimits, SessionId};
 use ashlar_wire::{QuotaGrant, QuotaRequest, QuotaStatus, QuotaVersion, Reply};
 
+use crate::mapped;
 use crate::session::ServedSession;
 use crate::shared_state::{SharedState, StateGuard};
 use crate::state::State;
@@ -89,9 +93,20 @@ fn decide_grant(free: Option<u64>, want: u64, chunk: u64, exempt: bool) -> Optio
 }
 
 impl State {
+    /// Returns the use and the limits of an account.
+    ///
+    /// Mapped blocks that no file has any more count against the user whose processes keep them.
+    fn quota(&self, key: QuotaKey) -> (QuotaAmount, QuotaLimits) {
+        let (mut used, limits) = self.store.quota(key);
+        if let QuotaKey::User(uid) = key {
+            used.blocks = used.blocks.saturating_add(mapped::mapped_by_user(self, uid).1);
+        }
+        (used, limits)
+    }
+
     /// Returns the amount that can still be granted under a limit.
     fn quota_left(&self, key: QuotaKey) -> QuotaLimits {
-        let (used, limits) = self.store.quota(key);
+        let (used, limits) = self.quota(key);
         let held = self.sessions.values().map(|session| session.outstanding.of(key));
         let (blocks, inodes) = held.fold((used.blocks, used.inodes), |sum, held| {
             (sum.0.saturating_add(held.blocks), sum.1.saturating_add(held.inodes))
@@ -237,7 +252,8 @@ pub fn list_quotas(shared: &SharedState) -> Result<Vec<QuotaStatus>, Errno> {
     let state = shared.apply_all_settled(shared.lock());
     let mut left = ENTRIES_SEEN_MAX;
     let mut list = Vec::new();
-    for (key, used, limits) in state.store.quotas() {
+    for (key, ..) in state.store.quotas() {
+        let (used, limits) = state.quota(key);
         let path = match key {
             QuotaKey::Subtree(top) => path_of(&state, InodeId(top.0), &mut left).map_err(|error| {
                 tracing::error!(%error, "the path of a subtree can't be read");

@@ -4,9 +4,9 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use ashlar_types::{Errno, FileKind, InodeId, QuotaId, QuotaKey, QuotaLimits};
+use ashlar_types::{Errno, FileKind, InodeId, QuotaAmount, QuotaId, QuotaKey, QuotaLimits};
 use ashlar_update::{SetAttributes, Update};
-use ashlar_wire::{Connection, Credit, Reply, Request, SpaceReply};
+use ashlar_wire::{Connection, Credit, QuotaRequest, Reply, Request, SpaceReply};
 use common::{Client, NOW, Site};
 use rustix::process::{Gid, Uid};
 
@@ -294,5 +294,75 @@ fn made_file_stays_open_for_its_maker() {
     assert!(!is_freed(&site, inode, Duration::from_millis(2500)));
     user.control.close_handle(inode);
     assert!(is_freed(&site, inode, SOON));
+    site.check();
+}
+
+fn map(user: &mut Client, inode: InodeId, blocks: u64, number: u32) -> bool {
+    match user.call(&Request::Map { inode, first: 0, blocks, follows: false, number }) {
+        Ok(Reply::Mapped(extents)) => !extents.is_empty(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn mapped_blocks_of_deleted_files_count_against_quota() {
+    if !is_root() {
+        return;
+    }
+    let mut site = Site::new(64 * MIB);
+    let mut root = Client::open(&site.socket());
+    let file = make_file(&mut root, b"file", 20);
+    set_limit(&site, USER, 30);
+    let mut user = open_as(&site, USER);
+    user.acquire(&[(file, false)]).expect("granted");
+    assert!(user.control.open_handle(file) && map(&mut user, file, 20, 1));
+    let ask = |user: &mut Client, blocks| {
+        let amount = QuotaAmount { blocks, inodes: 0 };
+        user.call(&Request::Quota(vec![QuotaRequest { key: QuotaKey::User(USER), amount, exempt: false }])).map(drop)
+    };
+    assert_eq!(ask(&mut user, 25), Ok(()), "the file has its blocks itself");
+    delete(&mut root, file, b"file");
+    user.control.close_handle(file);
+    assert!(is_freed(&site, file, SOON));
+    assert_eq!(ask(&mut user, 15), Err(Errno::EDQUOT));
+    assert_eq!(ask(&mut user, 10), Ok(()));
+    let other = make_file(&mut root, b"other", 10);
+    user.acquire(&[(other, false)]).expect("granted");
+    assert!(user.control.open_handle(other) && map(&mut user, other, 10, 2));
+    delete(&mut root, other, b"other");
+    user.control.close_handle(other);
+    assert!(is_freed(&site, other, SOON));
+    let third = make_file(&mut root, b"third", 10);
+    user.acquire(&[(third, false)]).expect("granted");
+    assert!(user.control.open_handle(third));
+    assert!(!map(&mut user, third, 10, 3), "it keeps as much as it may use");
+    for number in [1, 2] {
+        user.call(&Request::Unmap { number }).expect("unmapped");
+    }
+    assert!(map(&mut user, third, 10, 3));
+    assert_eq!(ask(&mut user, 15), Ok(()));
+    site.check();
+}
+
+#[test]
+fn user_maps_no_more_than_its_part_of_the_arena() {
+    if !is_root() {
+        return;
+    }
+    let mut site = Site::new(64 * MIB);
+    let mut root = Client::open(&site.socket());
+    let file = make_file(&mut root, b"file", 1000);
+    let total = space(&mut root).blocks_total;
+    let mut users: Vec<_> = (0..2).map(|_| open_as(&site, USER)).collect();
+    let mut mapped = 0;
+    for number in 0..20 {
+        let user = &mut users[number as usize % 2];
+        user.acquire(&[(file, false)]).expect("granted");
+        assert!(number > 1 || user.control.open_handle(file));
+        mapped += 1000 * u64::from(map(user, file, 1000, number));
+    }
+    assert!((total / 8..=total / 4).contains(&mapped), "{mapped} of {total}");
+    root.acquire(&[(file, false)]).expect("granted");
+    assert!(root.control.open_handle(file) && map(&mut root, file, 1000, 1), "root is not held by it");
     site.check();
 }

@@ -345,6 +345,11 @@ impl Allocator {
         self.segments.get(&segment).is_none_or(|map| map.closed)
     }
 
+    /// How many of these blocks are held and belong to no file any more.
+    pub fn freed_blocks(&self, address: BlockAddress, blocks: u64) -> u64 {
+        self.held.freed_blocks(address, blocks)
+    }
+
     /// How many blocks are held.
     pub fn held_blocks(&self) -> u64 {
         self.held.blocks()

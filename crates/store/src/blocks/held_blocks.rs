@@ -4,7 +4,7 @@
 //! on, it is *loose*: no committed row refers to it any more. Then it may be overwritten by the bytes that its file has
 //! in its place.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use ashlar_types::BlockAddress;
 
@@ -28,7 +28,7 @@ struct Stretch {
 #[derive(Debug, Default)]
 pub struct HeldBlocks {
     stretches: BTreeMap<u64, Stretch>,
-    freed: HashMap<u64, Freed>,
+    freed: BTreeMap<u64, Freed>,
     blocks: u64,
 }
 
@@ -135,6 +135,11 @@ impl HeldBlocks {
     /// Whether a block is held and loose, if the batches before this one are committed.
     pub fn is_loose(&self, block: BlockAddress, committed: u64) -> bool {
         self.freed.get(&block.0).is_some_and(|freed| freed.is_reclaimed || freed.batch < committed)
+    }
+
+    /// How many of these blocks are held and belong to no file any more.
+    pub fn freed_blocks(&self, address: BlockAddress, blocks: u64) -> u64 {
+        self.freed.range(address.0..address.0 + blocks).count() as u64
     }
 
     /// Whether any block of a segment is held.

@@ -22,7 +22,7 @@ const RUNS_MAX: usize = 1024;
 const FOLLOWERS_MAX: usize = 64;
 /// Ranges of a file that lag apart from each other.
 const LAGGING_MAX: usize = 16;
-/// Of all blocks, the part that may be mapped at once: blocks of deleted files count against no quota.
+/// Of all blocks, the part that may be mapped at once: blocks of deleted files stay taken.
 const HELD_PART: u64 = 2;
 
 /// Blocks that follow their file, and for how many mappings.
@@ -178,6 +178,15 @@ impl Store {
                 self.mapped.forget_followers(run.inode);
             }
         }
+    }
+
+    /// Returns how many blocks a session has mapped, and how many of them belong to no file any more.
+    #[must_use]
+    pub fn mapped_blocks(&self, session: SessionId) -> (u64, u64) {
+        let runs = self.mapped.by_session.get(&session).map_or(&[][..], Vec::as_slice);
+        runs.iter().fold((0, 0), |(mapped, kept), run| {
+            (mapped + run.blocks, kept + self.allocator.freed_blocks(run.address, run.blocks))
+        })
     }
 
     /// Whether any process has mapped a file so that writes to it must show there.
@@ -403,6 +412,30 @@ mod tests {
         let free = bench.store.space().blocks_free;
         bench.store.unmap_blocks(MAPPER, Some(1));
         assert_eq!(bench.store.space().blocks_free, free + 8, "and is free afterwards");
+    }
+
+    #[test]
+    fn mapped_blocks_that_no_file_has_are_counted() {
+        let mut bench = Bench::new();
+        bench.map(1, false);
+        bench.map(2, true);
+        assert_eq!(bench.store.mapped_blocks(MAPPER), (16, 0));
+        bench.write(2 * BLOCK_BYTES, &[2; 2 * BLOCK]);
+        assert_eq!(bench.store.mapped_blocks(MAPPER), (16, 4), "two blocks, mapped twice");
+        bench.store.unmap_blocks(MAPPER, Some(1));
+        bench.store.commit().unwrap();
+        assert_eq!(bench.store.mapped_blocks(MAPPER), (8, 2));
+        bench.apply(&Update::Unlink {
+            inode: FILE,
+            parent: InodeId::ROOT,
+            name: b"file",
+            release: true,
+            at: Timestamp::default(),
+        });
+        assert_eq!(bench.store.mapped_blocks(MAPPER), (8, 8));
+        assert_eq!(bench.store.mapped_blocks(WRITER), (0, 0));
+        bench.store.unmap_blocks(MAPPER, None);
+        assert_eq!(bench.store.mapped_blocks(MAPPER), (0, 0));
     }
 
     #[test]
