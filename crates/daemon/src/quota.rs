@@ -34,8 +34,8 @@ const CHUNK: QuotaAmount = QuotaAmount { blocks: (16 << 20) / ashlar_types::BLOC
 ///
 /// With less, sessions get exactly what they ask for.
 const PLENTY_PART: u64 = 16;
-/// No update makes more than an owner, a group and a subtree use something.
-const WANTS_MAX: usize = 4;
+/// No update makes more than two owners, groups and subtrees use something: a new inode's and its directory's.
+const WANTS_MAX: usize = 6;
 /// The most entries that SharedFS searches to show the paths of subtrees.
 const ENTRIES_SEEN_MAX: usize = 100_000;
 /// The most directories above one whose path is to be shown.

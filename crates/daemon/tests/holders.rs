@@ -4,10 +4,11 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use ashlar_types::{Errno, FileKind, InodeId, QuotaAmount, QuotaId, QuotaKey, QuotaLimits};
+use ashlar_libfs::{AttributeChange, LibFs, WriteAt, XattrFlags};
+use ashlar_types::{Credentials, Errno, FileKind, InodeId, QuotaAmount, QuotaId, QuotaKey, QuotaLimits};
 use ashlar_update::{SetAttributes, Update};
 use ashlar_wire::{Connection, Credit, QuotaRequest, Reply, Request, SpaceReply};
-use common::{Client, NOW, Site};
+use common::{Client, NOW, Site, libfs};
 use rustix::process::{Gid, Uid};
 
 const USER: u32 = 65534;
@@ -364,5 +365,62 @@ fn user_maps_no_more_than_its_part_of_the_arena() {
     assert!((total / 8..=total / 4).contains(&mapped), "{mapped} of {total}");
     root.acquire(&[(file, false)]).expect("granted");
     assert!(root.control.open_handle(file) && map(&mut root, file, 1000, 1), "root is not held by it");
+    site.check();
+}
+
+/// Returns what a user uses.
+fn used(site: &Site, user: u32) -> QuotaAmount {
+    let mut line = Connection::connect(&site.socket()).expect("connected");
+    let Reply::Quotas(all) = line.call::<_, Reply>(&Request::Quotas, &[]).expect("answered").0 else {
+        panic!("no list")
+    };
+    all.into_iter().find(|status| status.key == QuotaKey::User(user)).map(|status| status.used).unwrap_or_default()
+}
+
+/// A user with room for 16 blocks fills them with extended attributes, and with names.
+#[test]
+fn metadata_counts_against_quota() {
+    const MOST: u64 = 16;
+    let mut site = Site::new(64 * MIB);
+    let fs = libfs::connect(&site);
+    let root = fs.make(&libfs::ROOT, InodeId::ROOT, b"top", &libfs::make(FileKind::Directory)).expect("made").id;
+    let owner = AttributeChange { uid: Some(USER), gid: Some(USER), ..AttributeChange::default() };
+    fs.set_attributes(&libfs::ROOT, root, &owner).expect("given to the user");
+    set_limit(&site, USER, MOST);
+    let user = Credentials { uid: USER, gid: USER, groups: Vec::new(), checked: false };
+    let used_blocks = |fs: &LibFs| {
+        fs.make_room().expect("digested");
+        used(&site, USER).blocks
+    };
+    // Attributes: a first kibibyte comes with each inode.
+    let file = fs.make(&user, root, b"file", &libfs::make(FileKind::Regular)).expect("made").id;
+    let set = |number: u32, bytes: usize| {
+        let name = format!("user.{number:04}");
+        fs.set_xattr(&user, file, name.as_bytes(), &vec![1; bytes], XattrFlags::default(), false)
+    };
+    set(0, 900).expect("it comes with the inode");
+    assert_eq!(used_blocks(&fs), 0);
+    let refused = (1..100).find(|number| set(*number, 1991) == Err(Errno::EDQUOT)).expect("there is an end");
+    assert_eq!((used_blocks(&fs), refused), (MOST, 33));
+    assert_eq!(fs.write(&user, file, WriteAt::Offset(0), &[1; 10], false).map(drop), Err(Errno::EDQUOT));
+    (1..33).for_each(|number| fs.remove_xattr(&user, file, format!("user.{number:04}").as_bytes()).expect("removed"));
+    assert_eq!(used_blocks(&fs), 0);
+    // Names, of one file.
+    let name = |number: u32| format!("name {number:04}").into_bytes();
+    let refused =
+        (1..2000).find(|number| fs.link(&user, file, root, &name(*number)).is_err()).expect("there is an end");
+    assert_eq!(fs.link(&user, file, root, &name(refused)).map(drop), Err(Errno::EDQUOT));
+    assert_eq!((used_blocks(&fs), refused), (MOST, 64 * (MOST as u32 + 1) - 1));
+    for number in 1..refused {
+        fs.unlink(&user, root, &name(number)).expect("removed");
+    }
+    assert_eq!(used_blocks(&fs), 0);
+    // The count of a file moves with it to another owner, and ends with it.
+    set(1, 8000).expect("there is room");
+    let owner = AttributeChange { uid: Some(OTHER_USER), ..AttributeChange::default() };
+    fs.set_attributes(&libfs::ROOT, file, &owner).expect("given away");
+    assert_eq!((used_blocks(&fs), used(&site, OTHER_USER).blocks), (0, 3));
+    fs.unlink(&libfs::ROOT, root, b"file").expect("removed");
+    assert_eq!((used_blocks(&fs), used(&site, OTHER_USER).blocks), (0, 0));
     site.check();
 }

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ashlar_types::{BLOCK_BYTES, Inode, InodeId, QuotaAmount, QuotaKey, Timestamp, blocks_for};
+use ashlar_types::{
+    BLOCK_BYTES, Inode, InodeId, QuotaAmount, QuotaKey, Timestamp, blocks_for, entry_blocks, xattr_blocks,
+};
 use ashlar_update::{Allocation, Applied, Entry, Invalid, Tree, Update};
 
 use crate::model::Xattrs;
@@ -88,10 +90,11 @@ impl MemoryStore {
     #[must_use]
     pub fn quotas(&self) -> BTreeMap<QuotaKey, QuotaAmount> {
         let mut quotas = BTreeMap::<QuotaKey, QuotaAmount>::new();
-        for inode in self.inodes.values() {
+        for (id, inode) in &self.inodes {
+            let xattrs: usize = self.xattrs(*id).iter().map(|(name, value)| name.len() + value.len()).sum();
             for key in inode.quota_keys() {
                 let used = quotas.entry(key).or_default();
-                used.blocks += inode.blocks;
+                used.blocks += inode.blocks + entry_blocks(inode.entries) + xattr_blocks(xattrs as u64);
                 used.inodes += 1;
             }
         }

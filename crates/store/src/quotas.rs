@@ -19,9 +19,19 @@ pub struct Holding {
 }
 
 impl Holding {
-    /// This inode's use.
+    /// This inode's use, without its extended attributes.
     pub fn of(inode: &Inode) -> Self {
-        Self { uid: inode.uid, gid: inode.gid, quota: inode.quota, blocks: inode.blocks }
+        Self { uid: inode.uid, gid: inode.gid, quota: inode.quota, blocks: inode.quota_amount().blocks }
+    }
+
+    /// The same with so many blocks more.
+    pub fn plus(self, blocks: u64) -> Self {
+        Self { blocks: self.blocks + blocks, ..self }
+    }
+
+    /// Whether another inode counts against the same accounts.
+    pub fn has_accounts_of(&self, other: &Self) -> bool {
+        (self.uid, self.gid, self.quota) == (other.uid, other.gid, other.quota)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The store as the tree that updates act on.
 
-use ashlar_types::{Inode, InodeId, LogPosition, SessionId};
+use ashlar_types::{Inode, InodeId, LogPosition, SessionId, xattr_blocks};
 use ashlar_update::{Allocation, Applied, Entry, Tree, Update};
 
 use crate::blocks::allocator::Freer;
@@ -71,8 +71,28 @@ impl Store {
             Some(index) => self.holdings.get_mut()[index].1,
             None => self.inode(id)?.as_ref().map(Holding::of),
         };
-        self.quotas.shift(before, after);
+        // They move with their inode.
+        let moves = before.is_some_and(|before| after.is_none_or(|after| !after.has_accounts_of(&before)));
+        let xattrs = if moves { self.xattr_blocks(id)? } else { 0 };
+        self.quotas.shift(before.map(|of| of.plus(xattrs)), after.map(|of| of.plus(xattrs)));
         self.holdings.get_mut().push((id, after));
+        Ok(())
+    }
+
+    /// Returns the blocks that an inode's extended attributes count.
+    fn xattr_blocks(&self, id: InodeId) -> Result<u64, StoreError> {
+        let bytes = self.xattrs(id)?.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+        Ok(xattr_blocks(bytes as u64))
+    }
+
+    /// Stores or removes an extended attribute, and counts it.
+    fn change_xattr(&mut self, id: InodeId, name: &[u8], value: Option<&[u8]>) -> Result<(), StoreError> {
+        let before = self.xattr_blocks(id)?;
+        self.active.set_row(id, &rows::xattr_key(id, name), value);
+        let after = self.xattr_blocks(id)?;
+        if let Some(of) = self.inode(id)?.as_ref().filter(|_| before != after).map(Holding::of) {
+            self.quotas.shift(Some(of.plus(before)), Some(of.plus(after)));
+        }
         Ok(())
     }
 }
@@ -146,14 +166,12 @@ impl Tree for Applying<'_> {
 
     fn put_xattr(&mut self, inode: InodeId, name: &[u8], value: &[u8]) -> Result<(), StoreError> {
         self.store.touched = true;
-        self.store.active.set_row(inode, &rows::xattr_key(inode, name), Some(value));
-        Ok(())
+        self.store.change_xattr(inode, name, Some(value))
     }
 
     fn remove_xattr(&mut self, inode: InodeId, name: &[u8]) -> Result<(), StoreError> {
         self.store.touched = true;
-        self.store.active.set_row(inode, &rows::xattr_key(inode, name), None);
-        Ok(())
+        self.store.change_xattr(inode, name, None)
     }
 
     fn write(&mut self, id: InodeId, inode: &Inode, offset: u64, data: &[u8], size: u64) -> Result<u64, StoreError> {

@@ -29,7 +29,7 @@ pub use name::{
     name_cookie,
 };
 pub use printable::escape_controls;
-pub use quota::{QuotaAmount, QuotaKey, QuotaLimits, quota_keys};
+pub use quota::{QuotaAmount, QuotaKey, QuotaLimits, entry_blocks, quota_keys, xattr_blocks};
 
 /// Bytes in one block of a data segment: the unit of allocation and of checksums.
 pub const BLOCK_BYTES: u64 = 4096;

@@ -6,7 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use ashlar_types::{BlockAddress, FileKind, Inode, InodeId, Name, QuotaAmount, QuotaKey, name_cookie};
+use ashlar_types::{
+    BlockAddress, FileKind, Inode, InodeId, Name, QuotaAmount, QuotaKey, entry_blocks, name_cookie, xattr_blocks,
+};
 use ashlar_update::Entry;
 
 use crate::blocks::allocator::{PIECE_BLOCKS, PIECE_BYTES};
@@ -68,6 +70,7 @@ struct Facts {
     subdirectories: u32,
     blocks: u64,
     has_inline: bool,
+    xattr_bytes: u64,
     is_marked: bool,
 }
 
@@ -181,11 +184,10 @@ impl Scan<'_> {
                     None => self.stray(number, key),
                 }
             }
-            (kind::XATTR, Some((number, [_, ..]))) => {
-                if !self.inodes.contains_key(&number) {
-                    self.stray(number, key);
-                }
-            }
+            (kind::XATTR, Some((number, name @ [_, ..]))) => match self.inodes.get_mut(&number) {
+                Some(facts) => facts.xattr_bytes += (name.len() + value.len()) as u64,
+                None => self.stray(number, key),
+            },
             (kind::ORPHAN, Some((number, []))) => match self.inodes.get_mut(&number) {
                 Some(facts) => facts.is_marked = true,
                 None => self.stray(number, key),
@@ -228,6 +230,7 @@ impl Scan<'_> {
             subdirectories: 0,
             blocks: 0,
             has_inline: false,
+            xattr_bytes: 0,
             is_marked: false,
         };
         self.inodes.insert(id.0, facts);
@@ -410,6 +413,7 @@ impl Scan<'_> {
             for key in facts.inode.quota_keys() {
                 let used = counted.entry(key).or_default();
                 used.blocks += facts.blocks + u64::from(facts.has_inline && facts.blocks == 0);
+                used.blocks += entry_blocks(facts.entries) + xattr_blocks(facts.xattr_bytes);
                 used.inodes += 1;
             }
         }
