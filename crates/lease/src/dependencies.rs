@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
-use crate::{Ancestry, LeaseTarget};
+use crate::{Ancestry, InodeHome, LeaseTarget};
 
 /// Marks at targets that writers have left.
 ///
@@ -95,6 +95,26 @@ impl Dependencies {
                 self.collect_at(LeaseTarget::files(directory), found);
             }
             self.collect_from(home.directory, ancestry, found);
+        }
+        for (session, position) in &self.floor {
+            raise(found, *session, *position);
+        }
+    }
+
+    /// Adds to `found` what [`Self::collect`] adds for each inode of a path, which is given from below up to the root.
+    pub fn collect_path(
+        &self,
+        path: impl Iterator<Item = (InodeId, InodeHome)>,
+        found: &mut BTreeMap<SessionId, LogPosition>,
+    ) {
+        if !self.marks.is_empty() {
+            for (inode, home) in path {
+                self.collect_at(LeaseTarget::node(inode), found);
+                self.collect_at(LeaseTarget::subtree(inode), found);
+                if let Some(directory) = home.as_file() {
+                    self.collect_at(LeaseTarget::files(directory), found);
+                }
+            }
         }
         for (session, position) in &self.floor {
             raise(found, *session, *position);

@@ -1,11 +1,13 @@
 //! The table of held leases: sessions, targets and slots.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::BuildHasherDefault;
 
-use ashlar_types::{InodeId, LogPosition, SessionId};
+use ashlar_types::{InodeHasher, InodeId, LogPosition, SessionId};
 
 use crate::leases_below::LeasesBelow;
-use crate::{Ancestry, LeaseScope, LeaseTarget, Mode, SlotWord};
+use crate::{Ancestry, InodeHome, LeaseScope, LeaseTarget, Mode, SlotWord};
 
 /// A slot of a session's lease table.
 #[derive(Clone, Debug)]
@@ -108,19 +110,49 @@ pub(crate) struct HeldLeases {
     pub holders: BTreeMap<SessionId, Holder>,
     pub below: LeasesBelow,
     stamp: u64,
+    governors: RefCell<Governors>,
 }
+
+/// The subtree leases that govern directories, as found before: a deep path is climbed once, not for each record.
+///
+/// All are forgotten when a subtree lease comes or goes, and when a directory moves. One is forgotten when its inode is
+/// made or freed.
+type Governors = HashMap<InodeId, Option<InodeId>, BuildHasherDefault<InodeHasher>>;
+
+/// The most directories whose governing lease is remembered.
+const GOVERNORS_MAX: usize = 16_384;
 
 impl HeldLeases {
     /// Returns the subtree lease that governs an inode in directory `from`, or `from` itself.
     pub fn governing_subtree(&self, from: Option<InodeId>, ancestry: &impl Ancestry) -> Option<InodeId> {
-        let mut next = from;
-        while let Some(inode) = next {
+        let mut governors = self.governors.borrow_mut();
+        let (mut climbed, mut next) = (Vec::new(), from);
+        let found = loop {
+            let Some(inode) = next else { break None };
+            if let Some(known) = governors.get(&inode) {
+                break *known;
+            }
+            climbed.push(inode);
             if self.subtrees.contains_key(&inode) {
-                return Some(inode);
+                break Some(inode);
             }
             next = ancestry.home(inode).directory;
+        };
+        if governors.len() + climbed.len() > GOVERNORS_MAX {
+            governors.clear();
         }
-        None
+        governors.extend(climbed.into_iter().take(GOVERNORS_MAX).map(|inode| (inode, found)));
+        found
+    }
+
+    /// Forgets which leases govern directories, since that changes.
+    pub fn forget_governors(&mut self) {
+        self.governors.get_mut().clear();
+    }
+
+    /// Forgets which lease governs an inode. It may have been asked for before the inode was made.
+    pub fn forget_governor(&mut self, inode: InodeId) {
+        self.governors.get_mut().remove(&inode);
     }
 
     /// Returns the target whose leases govern an inode.
@@ -133,6 +165,20 @@ impl HeldLeases {
         }
         let home = ancestry.home(inode);
         self.governing_in(home.directory, home.is_directory, ancestry)
+    }
+
+    /// As [`Self::governing`], if `top` is the subtree lease that governs the inode's directory.
+    pub fn governing_below(&self, inode: InodeId, home: InodeHome, top: Option<InodeId>) -> Option<LeaseTarget> {
+        if self.nodes.contains_key(&inode) {
+            return Some(LeaseTarget::node(inode));
+        }
+        if self.subtrees.contains_key(&inode) {
+            return Some(LeaseTarget::subtree(inode));
+        }
+        match home.as_file().filter(|directory| self.files.contains_key(directory)) {
+            Some(directory) => Some(LeaseTarget::files(directory)),
+            None => top.map(LeaseTarget::subtree),
+        }
     }
 
     /// Returns the target that governs inodes of a directory that have no lease of their own.
@@ -338,7 +384,10 @@ impl HeldLeases {
         match target.scope {
             LeaseScope::Node => remove_holder(&mut self.nodes, target.inode, session),
             LeaseScope::Files => remove_holder(&mut self.files, target.inode, session),
-            LeaseScope::Subtree => drop(self.subtrees.remove(&target.inode)),
+            LeaseScope::Subtree => {
+                self.subtrees.remove(&target.inode);
+                self.forget_governors();
+            }
         }
         self.below.remove(target.inode, session);
     }
@@ -407,7 +456,10 @@ impl HeldLeases {
         match target.scope {
             LeaseScope::Node => drop(self.nodes.entry(target.inode).or_default().insert(session, slot)),
             LeaseScope::Files => drop(self.files.entry(target.inode).or_default().insert(session, slot)),
-            LeaseScope::Subtree => drop(self.subtrees.insert(target.inode, (session, slot))),
+            LeaseScope::Subtree => {
+                self.subtrees.insert(target.inode, (session, slot));
+                self.forget_governors();
+            }
         }
     }
 }

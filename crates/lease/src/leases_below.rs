@@ -1,4 +1,8 @@
-//! Counts of leases below directories, by session.
+//! The sessions that hold leases below directories.
+//!
+//! An inode counts a session's own leases there, and the children that lead to leases of the session. So a further
+//! lease changes counts only up to the first ancestor that leads to the session's leases already. However deep a
+//! directory is, its many files cost no more than elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +10,7 @@ use ashlar_types::{InodeId, SessionId};
 
 use crate::Ancestry;
 
-/// The parts of the tree that lead to inodes with leases, with counts of leases at and below each.
+/// The parts of the tree that lead to inodes with leases, with the sessions that hold leases at and below each.
 ///
 /// It keeps its own parents, which change only by reports of moves. So each count is subtracted where it was added.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -18,7 +22,7 @@ pub(crate) struct LeasesBelow {
 struct Branch {
     parent: Option<InodeId>,
     children: BTreeSet<InodeId>,
-    /// Leases at and below, by session.
+    /// By session: leases at this inode, and children at or below which the session has leases.
     counts: BTreeMap<SessionId, u32>,
 }
 
@@ -26,22 +30,22 @@ impl LeasesBelow {
     /// Counts a lease at `inode`.
     pub fn add(&mut self, inode: InodeId, session: SessionId, ancestry: &impl Ancestry) {
         self.add_branch(inode, ancestry);
-        self.count(Some(inode), session, |count| count + 1);
+        self.count_up(Some(inode), session);
     }
 
     /// Subtracts a lease at `inode`.
     pub fn remove(&mut self, inode: InodeId, session: SessionId) {
-        self.count(Some(inode), session, |count| count - 1);
+        self.count_down(Some(inode), session);
         self.prune_branch(inode);
     }
 
     /// Records that the inode is below `to` now; `None`: below no directory.
     pub fn record_move(&mut self, inode: InodeId, to: Option<InodeId>, ancestry: &impl Ancestry) {
         let Some(branch) = self.branches.get_mut(&inode) else { return };
-        let counts = branch.counts.clone();
+        let holders: Vec<SessionId> = branch.counts.keys().copied().collect();
         let from = std::mem::replace(&mut branch.parent, to);
-        for (session, gone) in &counts {
-            self.count(from, *session, |count| count - gone);
+        for session in &holders {
+            self.count_down(from, *session);
         }
         if let Some(from) = from {
             if let Some(branch) = self.branches.get_mut(&from) {
@@ -52,8 +56,8 @@ impl LeasesBelow {
         if let Some(to) = to {
             self.add_branch(to, ancestry);
             self.branches.entry(to).or_default().children.insert(inode);
-            for (session, come) in &counts {
-                self.count(Some(to), *session, |count| count + come);
+            for session in holders {
+                self.count_up(Some(to), session);
             }
         }
     }
@@ -107,15 +111,27 @@ impl LeasesBelow {
         }
     }
 
-    fn count(&mut self, from: Option<InodeId>, session: SessionId, change: impl Fn(u32) -> u32) {
+    /// Counts one more lease, or child that leads to leases.
+    fn count_up(&mut self, from: Option<InodeId>, session: SessionId) {
         let mut next = from;
-        while let Some(inode) = next {
-            let Some(branch) = self.branches.get_mut(&inode) else { return };
+        while let Some(branch) = next.and_then(|inode| self.branches.get_mut(&inode)) {
             let count = branch.counts.entry(session).or_insert(0);
-            *count = change(*count);
-            if *count == 0 {
-                branch.counts.remove(&session);
+            *count += 1;
+            // The ancestors count this child already.
+            next = branch.parent.filter(|_| *count == 1);
+        }
+    }
+
+    /// Counts one lease less, or one child less that leads to leases.
+    fn count_down(&mut self, from: Option<InodeId>, session: SessionId) {
+        let mut next = from;
+        while let Some(branch) = next.and_then(|inode| self.branches.get_mut(&inode)) {
+            let Some(count) = branch.counts.get_mut(&session) else { return };
+            *count -= 1;
+            if *count > 0 {
+                return;
             }
+            branch.counts.remove(&session);
             next = branch.parent;
         }
     }
@@ -134,5 +150,42 @@ impl LeasesBelow {
                 branch.children.remove(&inode);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::InodeHome;
+
+    const DEPTH: u64 = 1000;
+
+    /// A directory in each directory, and files in the last one.
+    struct DeepTree;
+
+    impl Ancestry for DeepTree {
+        fn home(&self, inode: InodeId) -> InodeHome {
+            let directory = (inode.0 > 1).then(|| InodeId((inode.0 - 1).min(DEPTH)));
+            InodeHome { directory, is_directory: inode.0 <= DEPTH }
+        }
+    }
+
+    /// With a count of all leases at each ancestor, these take minutes.
+    #[test]
+    fn leases_in_a_deep_directory_count_once_above() {
+        const FILES: u64 = 300_000;
+        let (mut below, session) = (LeasesBelow::default(), SessionId(7));
+        for file in 1..=FILES {
+            below.add(InodeId(DEPTH + file), session, &DeepTree);
+        }
+        assert_eq!(below.branches[&InodeId(DEPTH)].counts[&session], FILES as u32);
+        assert_eq!(below.branches[&InodeId::ROOT].counts[&session], 1);
+        assert!(below.has_others(InodeId::ROOT, SessionId(8)) && !below.has_others(InodeId::ROOT, session));
+        for file in 1..FILES {
+            below.remove(InodeId(DEPTH + file), session);
+        }
+        assert!(below.has_others(InodeId::ROOT, SessionId(8)));
+        below.remove(InodeId(DEPTH + FILES), session);
+        assert_eq!(below, LeasesBelow::default());
     }
 }

@@ -431,14 +431,20 @@ impl LeaseManager {
     #[must_use]
     pub fn writers(&self, inode: InodeId, ancestry: &impl Ancestry) -> BTreeSet<SessionId> {
         let mut found = BTreeSet::new();
-        for id in path_up(inode, ancestry) {
-            let Some(target) = self.leases.governing(id, ancestry) else { continue };
-            let writes = |&(session, slot): &(SessionId, u32)| {
-                self.leases.slot(session, slot).mode == Mode::Write || self.leases.is_dirty(session, slot)
-            };
-            found.extend(self.leases.holders_of(target).filter(writes).map(|(session, _)| session));
+        let writes = |&(session, slot): &(SessionId, u32)| {
+            self.leases.slot(session, slot).mode == Mode::Write || self.leases.is_dirty(session, slot)
+        };
+        // From the top down, the subtree lease that governs each inode is known from the one above.
+        let way: Vec<_> = path_up(inode, ancestry).collect();
+        let mut top = None;
+        for (id, home) in way.into_iter().rev() {
+            let target = self.leases.governing_below(id, home, top);
+            found.extend(target.into_iter().flat_map(|target| self.leases.holders_of(target)).filter(writes));
+            if self.leases.subtrees.contains_key(&id) {
+                top = Some(id);
+            }
         }
-        found
+        found.into_iter().map(|(session, _)| session).collect()
     }
 
     /// Returns [`Self::dependencies`] of an inode and of all directories that lead to it.
@@ -450,7 +456,7 @@ impl LeaseManager {
         ancestry: &impl Ancestry,
     ) -> Vec<(SessionId, LogPosition)> {
         let mut found = BTreeMap::new();
-        path_up(inode, ancestry).for_each(|id| self.dependencies.collect(id, ancestry, &mut found));
+        self.dependencies.collect_path(path_up(inode, ancestry), &mut found);
         found.remove(&session);
         found.into_iter().collect()
     }
@@ -504,6 +510,7 @@ impl LeaseManager {
         is_directory: bool,
         ancestry: &impl Ancestry,
     ) {
+        self.leases.forget_governor(inode);
         let target = LeaseTarget { inode, scope: if is_directory { LeaseScope::Subtree } else { LeaseScope::Node } };
         let is_known = self.leases.nodes.contains_key(&inode) || self.leases.subtrees.contains_key(&inode);
         if is_known {
@@ -541,6 +548,11 @@ impl LeaseManager {
         let target = LeaseTarget { inode, scope: if is_directory { LeaseScope::Subtree } else { LeaseScope::Node } };
         let has_node = !is_directory && self.leases.nodes.contains_key(&inode);
         let is_own = has_node || self.leases.subtrees.contains_key(&inode);
+        if is_directory {
+            self.leases.forget_governors();
+        } else {
+            self.leases.forget_governor(inode);
+        }
         self.leases.below.record_move(inode, to, ancestry);
         self.reserved.record_move(inode, to, ancestry);
         self.take_if_reserved(inode, ancestry);
@@ -562,6 +574,7 @@ impl LeaseManager {
 
     /// Records that the inode no longer exists.
     pub fn handle_gone(&mut self, inode: InodeId) {
+        self.leases.forget_governor(inode);
         self.free_reserved(inode);
         let slots: Vec<_> = self.leases.holders_at(inode).collect();
         for (session, slot) in slots {
@@ -760,7 +773,8 @@ fn is_odd(want: &WantedLease, ancestry: &impl Ancestry) -> bool {
     }
 }
 
-/// Returns an inode, and the directories that lead to it, up to the root.
-fn path_up(inode: InodeId, ancestry: &impl Ancestry) -> impl Iterator<Item = InodeId> {
-    std::iter::successors(Some(inode), |id| ancestry.home(*id).directory)
+/// Returns an inode, and the directories that lead to it, up to the root, each with its home.
+fn path_up(inode: InodeId, ancestry: &impl Ancestry) -> impl Iterator<Item = (InodeId, InodeHome)> {
+    let with_home = |id| (id, ancestry.home(id));
+    std::iter::successors(Some(with_home(inode)), move |(_, home)| home.directory.map(with_home))
 }

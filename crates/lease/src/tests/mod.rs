@@ -1,3 +1,4 @@
+mod deep;
 mod property;
 mod scenarios;
 mod world;
