@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ashlar_types::{
     BLOCK_BYTES, Inode, InodeId, QuotaAmount, QuotaKey, Timestamp, blocks_for, entry_blocks, xattr_blocks,
 };
+use ashlar_update::xattr_size::attribute_bytes;
 use ashlar_update::{Allocation, Applied, Entry, Invalid, Tree, Update};
 
 use crate::model::Xattrs;
@@ -91,7 +92,7 @@ impl MemoryStore {
     pub fn quotas(&self) -> BTreeMap<QuotaKey, QuotaAmount> {
         let mut quotas = BTreeMap::<QuotaKey, QuotaAmount>::new();
         for (id, inode) in &self.inodes {
-            let xattrs: usize = self.xattrs(*id).iter().map(|(name, value)| name.len() + value.len()).sum();
+            let xattrs: usize = self.xattrs(*id).iter().map(|(name, value)| attribute_bytes(name, value)).sum();
             for key in inode.quota_keys() {
                 let used = quotas.entry(key).or_default();
                 used.blocks += inode.blocks + entry_blocks(inode.entries) + xattr_blocks(xattrs as u64);

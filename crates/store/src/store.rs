@@ -7,9 +7,10 @@ use std::sync::Arc;
 use ashlar_pmem::{Arena, SegmentInfo};
 use ashlar_types::{
     BlockAddress, FileKind, Inode, InodeId, LogGeneration, LogPosition, Name, QuotaAmount, QuotaKey, QuotaLimits,
-    SessionId, Timestamp, name_cookie,
+    SessionId, Timestamp, XATTRS_BYTES_MAX, name_cookie,
 };
 use ashlar_update::Entry;
+use ashlar_update::xattr_size::{attribute_bytes, attribute_fits};
 
 use crate::StoreError;
 use crate::blocks::allocator::{Allocator, Freer, NO_SESSION};
@@ -29,6 +30,12 @@ use crate::quotas::{self, Holding, Move, Quotas};
 /// At most so many are skipped after a crash, and so many are used without a commit in between.
 const INODES_AHEAD: u64 = 1 << 20;
 const SESSIONS_AHEAD: u64 = 1 << 10;
+
+/// The most inodes whose attributes' size is known without reading them. Then all are forgotten.
+const XATTR_BYTES_KNOWN_MAX: usize = 4096;
+
+/// The most directories whose depth is known without climbing. Then all are forgotten.
+const DEPTHS_KNOWN_MAX: usize = 16_384;
 
 /// Replaces counters that can't be read: every request for a number is refused, since the row must be repaired first.
 const COUNTERS_UNKNOWN: StoredCounters =
@@ -77,6 +84,10 @@ pub struct Store {
     /// it.
     pub(crate) absent_inode: std::cell::Cell<Option<InodeId>>,
     pub(crate) absent_entry: std::cell::Cell<Option<(u64, u64)>>,
+    /// The depths of some directories.
+    pub(crate) depths: std::cell::RefCell<HashMap<InodeId, u32>>,
+    /// The bytes that the attributes of some inodes count together.
+    pub(crate) xattr_bytes: std::cell::RefCell<HashMap<InodeId, usize>>,
     /// No layer below the active batch has an inode with this number or a higher one: most of those that are made.
     pub(crate) inode_end: u64,
 }
@@ -159,6 +170,8 @@ impl Store {
             touched: false,
             absent_inode: std::cell::Cell::new(None),
             absent_entry: std::cell::Cell::new(None),
+            depths: std::cell::RefCell::default(),
+            xattr_bytes: std::cell::RefCell::default(),
             inode_end,
         };
         for info in store.arena.segments() {
@@ -176,6 +189,8 @@ impl Store {
     /// repaired, and not changed.
     pub(crate) fn load_rows(&mut self) -> Result<(), StoreError> {
         self.damaged = false;
+        self.xattr_bytes.get_mut().clear();
+        self.depths.get_mut().clear();
         for row in self.snapshot.prefix(&[kind::BITMAP])? {
             let (key, value) = row?;
             let place = rows::split_key1(key).filter(|(_, rest)| rest.is_empty());
@@ -410,6 +425,37 @@ impl Store {
         Ok(Some(found))
     }
 
+    /// How many directories lead from the root to a directory, itself included; at most about `most`.
+    ///
+    /// The way up is remembered until a directory moves, so that many updates in a deep directory cost little.
+    ///
+    /// # Errors
+    /// As [`Self::inode`].
+    pub fn depth(&self, directory: InodeId, most: u32) -> Result<u32, StoreError> {
+        let (mut climbed, mut at) = (Vec::new(), directory);
+        let mut depth = loop {
+            if let Some(known) = self.depths.borrow().get(&at) {
+                break *known;
+            }
+            if climbed.len() as u32 >= most {
+                return Ok(most);
+            }
+            match self.inode(at)?.map(|found| found.parent) {
+                Some(parent) if parent != at => climbed.push(std::mem::replace(&mut at, parent)),
+                _ => break 0,
+            }
+        };
+        let mut depths = self.depths.borrow_mut();
+        if depths.len() + climbed.len() > DEPTHS_KNOWN_MAX {
+            depths.clear();
+        }
+        for id in climbed.into_iter().rev() {
+            depth += 1;
+            depths.insert(id, depth);
+        }
+        Ok(depth)
+    }
+
     /// The entry called `name` in a directory, as applied, or `None`.
     ///
     /// # Errors
@@ -499,13 +545,78 @@ impl Store {
         })
     }
 
-    /// All extended attributes of an inode, by name.
+    /// The extended attributes of an inode, by name.
+    ///
+    /// These are all that an inode may have. If an earlier version has stored more, the first ones are returned: a
+    /// grant must not grow without end. Access lists and capabilities stand before users' attributes.
     ///
     /// # Errors
     /// [`StoreError::Lmdb`].
     pub fn xattrs(&self, inode: InodeId) -> Result<Xattrs, StoreError> {
+        let mut bytes = 0;
+        let found = self.xattr_rows(inode, 2 * XATTRS_BYTES_MAX, <[u8]>::to_vec)?.into_iter();
+        let fits = |(name, value): &(Vec<u8>, Vec<u8>)| {
+            bytes += attribute_bytes(name, value.as_slice());
+            bytes <= XATTRS_BYTES_MAX
+        };
+        Ok(found.take_while(fits).collect())
+    }
+
+    /// Whether an inode may have this extended attribute beside its others.
+    ///
+    /// # Errors
+    /// [`StoreError::Lmdb`].
+    pub fn xattr_fits(&self, inode: InodeId, name: &[u8], value: &[u8]) -> Result<bool, StoreError> {
+        let replaced = self.xattr(inode, name)?.map_or(0, |old| attribute_bytes(name, &old));
+        Ok(attribute_fits(self.xattr_bytes(inode)?, replaced, attribute_bytes(name, value)))
+    }
+
+    /// Returns the bytes that the extended attributes of an inode count together.
+    pub(crate) fn xattr_bytes(&self, inode: InodeId) -> Result<usize, StoreError> {
+        if let Some(&bytes) = self.xattr_bytes.borrow().get(&inode) {
+            return Ok(bytes);
+        }
+        let rows = self.xattr_rows(inode, usize::MAX, |value| value.len())?;
+        let bytes = rows.iter().map(|(name, length)| attribute_bytes(name, &[]) + length).sum();
+        let mut known = self.xattr_bytes.borrow_mut();
+        if known.len() >= XATTR_BYTES_KNOWN_MAX {
+            known.clear();
+        }
+        known.insert(inode, bytes);
+        Ok(bytes)
+    }
+
+    /// Stores or removes an extended attribute.
+    pub(crate) fn set_xattr(&mut self, inode: InodeId, name: &[u8], value: Option<&[u8]>) -> Result<(), StoreError> {
+        if self.xattr_bytes.get_mut().contains_key(&inode) {
+            let before = self.xattr(inode, name)?.map_or(0, |old| attribute_bytes(name, &old));
+            let after = value.map_or(0, |value| attribute_bytes(name, value));
+            self.xattr_bytes.get_mut().entry(inode).and_modify(|bytes| *bytes = *bytes + after - before);
+        }
+        self.active.set_row(inode, &rows::xattr_key(inode, name), value);
+        Ok(())
+    }
+
+    /// Removes all extended attributes of an inode that is removed.
+    pub(crate) fn remove_xattrs(&mut self, inode: InodeId) -> Result<(), StoreError> {
+        self.xattr_bytes.get_mut().remove(&inode);
+        for (name, ()) in self.xattr_rows(inode, usize::MAX, |_| ())? {
+            self.active.set_row(inode, &rows::xattr_key(inode, &name), None);
+        }
+        Ok(())
+    }
+
+    /// Returns what `take` makes of the values of an inode's attributes, in the order of their names.
+    ///
+    /// It reads about `most` bytes, and leaves out the names that follow.
+    fn xattr_rows<V>(
+        &self,
+        inode: InodeId,
+        most: usize,
+        take: impl Fn(&[u8]) -> V,
+    ) -> Result<Vec<(Vec<u8>, V)>, StoreError> {
         let prefix = rows::key1(kind::XATTR, inode.0);
-        let found = self.rows_with(&prefix, !self.active.has_made(inode))?;
+        let found = self.rows_with(&prefix, !self.active.has_made(inode), most, take)?;
         Ok(found.into_iter().map(|(key, value)| (key[prefix.len()..].to_vec(), value)).collect())
     }
 
@@ -514,23 +625,40 @@ impl Store {
     /// # Errors
     /// [`StoreError::Lmdb`].
     pub fn orphans(&self) -> Result<Vec<InodeId>, StoreError> {
-        let found = self.rows_with(&[kind::ORPHAN], true)?;
+        let found = self.rows_with(&[kind::ORPHAN], true, usize::MAX, |_| ())?;
         Ok(found.keys().filter_map(|key| rows::split_key1(key)).map(|(number, _)| InodeId(number)).collect())
     }
 
     /// The rows with a prefix, as applied; `below`: there may be some below the active batch.
-    fn rows_with(&self, prefix: &[u8], below: bool) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, StoreError> {
+    ///
+    /// It reads about `most` bytes, and leaves out the keys that follow.
+    fn rows_with<V>(
+        &self,
+        prefix: &[u8],
+        below: bool,
+        most: usize,
+        take: impl Fn(&[u8]) -> V,
+    ) -> Result<BTreeMap<Vec<u8>, V>, StoreError> {
         let mut found = BTreeMap::new();
+        let (mut bytes, mut last) = (0, None);
         if below {
             for row in self.snapshot.prefix(prefix)? {
                 let (key, value) = row?;
-                found.insert(key.to_vec(), value.to_vec());
+                bytes += key.len() + value.len();
+                found.insert(key.to_vec(), take(value));
+                if bytes > most {
+                    last = Some(key.to_vec());
+                    break;
+                }
             }
         }
         for batch in self.frozen.iter().map(|frozen| &frozen.batch).chain([&self.active]) {
             for (key, value) in batch.rows(prefix) {
+                if last.as_ref().is_some_and(|last| key > last.as_slice()) {
+                    break;
+                }
                 match value {
-                    Some(value) => found.insert(key.to_vec(), value.to_vec()),
+                    Some(value) => found.insert(key.to_vec(), take(value)),
                     None => found.remove(key),
                 };
             }

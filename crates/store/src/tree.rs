@@ -44,6 +44,9 @@ impl Store {
         self.freer = Freer { session, end };
         self.touched = false;
         self.holdings.get_mut().clear();
+        if matches!(update, Update::Rename(rename) if rename.parent != rename.new_parent) {
+            self.depths.get_mut().clear();
+        }
         let result = ashlar_update::apply(&mut Applying { store: self, may_free }, update);
         match &result {
             Ok(_) => {
@@ -81,14 +84,13 @@ impl Store {
 
     /// Returns the blocks that an inode's extended attributes count.
     fn xattr_blocks(&self, id: InodeId) -> Result<u64, StoreError> {
-        let bytes = self.xattrs(id)?.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
-        Ok(xattr_blocks(bytes as u64))
+        Ok(xattr_blocks(self.xattr_bytes(id)? as u64))
     }
 
     /// Stores or removes an extended attribute, and counts it.
     fn change_xattr(&mut self, id: InodeId, name: &[u8], value: Option<&[u8]>) -> Result<(), StoreError> {
         let before = self.xattr_blocks(id)?;
-        self.active.set_row(id, &rows::xattr_key(id, name), value);
+        self.set_xattr(id, name, value)?;
         let after = self.xattr_blocks(id)?;
         if let Some(of) = self.inode(id)?.as_ref().filter(|_| before != after).map(Holding::of) {
             self.quotas.shift(Some(of.plus(before)), Some(of.plus(after)));
@@ -119,9 +121,7 @@ impl Tree for Applying<'_> {
         self.store.quotas.forget_top(inode);
         self.store.touched = true;
         self.store.remove_contents(inode)?;
-        for (name, _) in self.store.xattrs(inode)? {
-            self.store.active.set_row(inode, &rows::xattr_key(inode, &name), None);
-        }
+        self.store.remove_xattrs(inode)?;
         self.set_orphan(inode, false)?;
         self.store.active.remove_inode(inode);
         Ok(())

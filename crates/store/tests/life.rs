@@ -462,3 +462,53 @@ fn a_forgotten_session_stays_forgotten_and_pins_nothing() {
     assert_eq!(node.store.sessions(), []);
     assert_ne!(SESSION, NO_SESSION);
 }
+
+/// Earlier versions stored attributes without end.
+#[test]
+fn inode_with_too_many_attributes_is_shown_in_part_and_removed() {
+    let mut node = Node::new(64 * MIB);
+    node.create(9, 1, b"file", FileKind::Regular);
+    let (inode, at, value) = (InodeId(9), Timestamp::default(), vec![b'x'; 60_000]);
+    let set = |node: &mut Node, name: &str, value: &[u8]| {
+        node.apply(&Update::SetXattr { inode, name: name.as_bytes(), value, mode: None, at });
+    };
+    set(&mut node, "security.capability", b"capable");
+    for count in 0..50 {
+        set(&mut node, &format!("user.{count:02}"), &value);
+    }
+    for _ in 0..2 {
+        let shown = node.store.xattrs(inode).unwrap();
+        let names: Vec<_> = shown.iter().map(|(name, _)| name.as_slice()).collect();
+        assert_eq!(names, [&b"security.capability"[..], b"user.00"]);
+        assert!(!node.store.xattr_fits(inode, b"user.new", b"").unwrap());
+        assert!(node.store.xattr_fits(inode, b"user.30", b"less than before").unwrap());
+        node.store.commit().unwrap();
+    }
+    let removed = Update::RemoveXattr { inode, name: b"user.00", mode: None, at };
+    node.apply(&removed);
+    assert_eq!(node.store.xattrs(inode).unwrap()[1].0, b"user.01", "the next one shows");
+    node.store.commit().unwrap();
+    node = node.restart();
+    node.unlink(9, 1, b"file");
+    node.store.commit().unwrap();
+    assert_eq!(node.store.xattrs(inode).unwrap(), []);
+    assert_eq!(node.check(), []);
+}
+
+#[test]
+fn size_of_attributes_is_followed() {
+    let mut node = Node::new(16 * MIB);
+    node.create(9, 1, b"file", FileKind::Regular);
+    let (inode, at, value) = (InodeId(9), Timestamp::default(), vec![b'x'; 60_000]);
+    let set = |name, value| Update::SetXattr { inode, name, value, mode: None, at };
+    assert!(node.store.xattr_fits(inode, b"user.a", &value).unwrap());
+    node.apply(&set(b"user.a", &value));
+    assert!(!node.store.xattr_fits(inode, b"user.b", &value).unwrap());
+    node.apply(&set(b"user.a", b"short"));
+    assert!(node.store.xattr_fits(inode, b"user.b", &value).unwrap());
+    node.apply(&set(b"user.b", &value));
+    node.store.commit().unwrap();
+    assert!(!node.store.xattr_fits(inode, b"user.a", &value).unwrap());
+    node.apply(&Update::RemoveXattr { inode, name: b"user.b", mode: None, at });
+    assert!(node.store.xattr_fits(inode, b"user.a", &value).unwrap());
+}

@@ -19,6 +19,11 @@ pub const WHITEOUT_DEVICE: u64 = 0;
 /// A whiteout's permission bits, as Linux makes it.
 pub const WHITEOUT_MODE: u32 = 0;
 
+/// In place of a device number: the file was made without a name (`O_TMPFILE`), and may still get one.
+///
+/// It is no device's number, and `st_rdev` does not show it.
+pub const NEVER_NAMED: u64 = 1 << 63;
+
 /// The kind of a file. The discriminants are those of `S_IFMT` shifted right by 12, and media hold them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]
@@ -93,7 +98,7 @@ pub struct Inode {
     pub gid: u32,
     /// Hard links; a directory has two and one for each subdirectory; an orphan has none.
     pub links: u32,
-    /// Device number, for devices.
+    /// Device number, for devices; [`NEVER_NAMED`] for a file that was made without a name, until it gets one.
     pub device: u64,
     /// Bytes in a file; bytes of a symbolic link's target; 0 for a directory.
     pub size: u64,

@@ -17,7 +17,8 @@ mod printable;
 mod quota;
 
 pub use attributes::{
-    FileKind, Inode, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID, MODE_STICKY, Timestamp, WHITEOUT_DEVICE, WHITEOUT_MODE,
+    FileKind, Inode, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID, MODE_STICKY, NEVER_NAMED, Timestamp, WHITEOUT_DEVICE,
+    WHITEOUT_MODE,
 };
 pub use credentials::{Access, Credentials};
 pub use errno::Errno;
@@ -25,8 +26,8 @@ pub use ids::{BlockAddress, InodeId, LogGeneration, LogPosition, QuotaId, SealCo
 pub use inode_hasher::InodeHasher;
 pub use mountinfo::{MOUNT_SOURCE, MOUNT_TYPE, MountLine, RING_SWITCH, mount_lines, topmost_mount};
 pub use name::{
-    COOKIE_PARENT, COOKIE_SELF, NAME_MAX, Name, NameError, PATH_MAX, SYMLINK_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX,
-    name_cookie,
+    COOKIE_PARENT, COOKIE_SELF, DEPTH_MAX, NAME_MAX, Name, NameError, PATH_MAX, SYMLINK_MAX, XATTR_NAME_MAX,
+    XATTR_VALUE_MAX, XATTRS_BYTES_MAX, name_cookie,
 };
 pub use printable::escape_controls;
 pub use quota::{QuotaAmount, QuotaKey, QuotaLimits, entry_blocks, quota_keys, xattr_blocks};

@@ -11,10 +11,16 @@ pub const NAME_MAX: usize = 255;
 pub const PATH_MAX: usize = 4096;
 /// The longest target of a symbolic link, in bytes.
 pub const SYMLINK_MAX: usize = 4095;
+/// The most directories on the way from the root to a directory, itself included.
+///
+/// Directories that lie deeper, since one above was moved, can be moved up and removed, and get no further ones.
+pub const DEPTH_MAX: u32 = 1024;
 /// The longest name of an extended attribute, in bytes.
 pub const XATTR_NAME_MAX: usize = 255;
 /// The longest value of an extended attribute, in bytes.
 pub const XATTR_VALUE_MAX: usize = 65536;
+/// The most that all extended attributes of an inode may count, in bytes: one of the longest value, and a page.
+pub const XATTRS_BYTES_MAX: usize = XATTR_VALUE_MAX + 4096;
 
 /// The place of `.` in a directory's order. All front ends have the same: a listing may begin through one and continue
 /// through another.

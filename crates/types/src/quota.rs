@@ -77,7 +77,7 @@ pub const fn entry_blocks(entries: u64) -> u64 {
     entries / ENTRIES_OF_BLOCK
 }
 
-/// Returns the blocks that so many bytes of an inode's extended attributes count, names and values.
+/// Returns the blocks that so many bytes of an inode's extended attributes count.
 #[must_use]
 pub const fn xattr_blocks(bytes: u64) -> u64 {
     if bytes <= XATTR_BYTES_FREE { 0 } else { bytes.div_ceil(BLOCK_BYTES) }

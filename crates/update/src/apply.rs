@@ -1,7 +1,10 @@
 //! The transition function.
 
-use ashlar_types::{FILE_SIZE_MAX, FileKind, Inode, InodeId, LINK_MAX, MODE_SETGID, MODE_SETUID, QuotaId, Timestamp};
+use ashlar_types::{
+    FILE_SIZE_MAX, FileKind, Inode, InodeId, LINK_MAX, MODE_SETGID, MODE_SETUID, NEVER_NAMED, QuotaId, Timestamp,
+};
 
+use crate::permission::{is_linkable, lends_group};
 use crate::tree::{Entry, Invalid, Tree};
 use crate::{Allocation, Create, Rename, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT};
 
@@ -150,7 +153,7 @@ fn expect_entry<T: Tree>(tree: &T, parent: InodeId, name: &[u8], inode: InodeId)
 /// locking, and stays.
 fn strip_set_id(inode: &mut Inode) {
     inode.mode &= !MODE_SETUID;
-    if inode.mode & 0o010 != 0 {
+    if lends_group(inode.mode) {
         inode.mode &= !MODE_SETGID;
     }
 }
@@ -209,7 +212,7 @@ fn put_made<T: Tree>(tree: &mut T, create: &Create<'_>, quota: QuotaId) -> Resul
         uid: create.uid,
         gid: create.gid,
         links: if is_directory { 2 } else { u32::from(named) },
-        device: create.device,
+        device: if named { create.device & !NEVER_NAMED } else { NEVER_NAMED },
         size: create.target.len() as u64,
         blocks: 0,
         entries: 0,
@@ -245,6 +248,9 @@ fn link<T: Tree>(
     if found.is_directory() {
         return Err(Invalid::WrongKind(inode).into());
     }
+    if !is_linkable(&found) {
+        return Err(Invalid::Removed(inode).into());
+    }
     if found.links >= LINK_MAX {
         return Err(Invalid::OutOfRange.into());
     }
@@ -257,6 +263,7 @@ fn link<T: Tree>(
         tree.set_orphan(inode, false)?;
     }
     found.links += 1;
+    found.device &= !NEVER_NAMED;
     found.changed = at;
     found.parent = parent;
     tree.put_entry(parent, name, Entry { inode, kind: found.kind })?;

@@ -251,6 +251,56 @@ impl Update<'_> {
         }
     }
 
+    /// The time at which its writer says that it was made.
+    #[must_use]
+    pub const fn time(&self) -> Option<Timestamp> {
+        match self {
+            Self::Create(create) => Some(create.at),
+            Self::Rename(rename) => Some(rename.at),
+            Self::SetAttributes(set) => Some(set.at),
+            Self::Write { at, .. }
+            | Self::Link { at, .. }
+            | Self::Unlink { at, .. }
+            | Self::RemoveDirectory { at, .. }
+            | Self::Resize { at, .. }
+            | Self::Allocate { at, .. }
+            | Self::SetXattr { at, .. }
+            | Self::RemoveXattr { at, .. }
+            | Self::Accessed { at, .. }
+            | Self::SetQuota { at, .. } => Some(*at),
+            Self::Release { .. } | Self::Depend { .. } => None,
+        }
+    }
+
+    /// Returns the update as made at `latest`, if it says that it was made later.
+    ///
+    /// Other times stay: a file's owner may set those of access and content to anything (`utimensat(2)`).
+    #[must_use]
+    pub fn limited_to(&self, latest: Timestamp) -> Option<Self> {
+        let late = self.time().filter(|time| *time > latest)?;
+        let mut limited = self.clone();
+        match &mut limited {
+            Self::Create(create) => create.at = latest,
+            Self::Rename(rename) => rename.at = latest,
+            Self::SetAttributes(set) => {
+                let of_now = |time: Option<Timestamp>| time.map(|time| if time == late { latest } else { time });
+                (set.accessed, set.modified, set.at) = (of_now(set.accessed), of_now(set.modified), latest);
+            }
+            Self::Write { at, .. }
+            | Self::Link { at, .. }
+            | Self::Unlink { at, .. }
+            | Self::RemoveDirectory { at, .. }
+            | Self::Resize { at, .. }
+            | Self::Allocate { at, .. }
+            | Self::SetXattr { at, .. }
+            | Self::RemoveXattr { at, .. }
+            | Self::Accessed { at, .. }
+            | Self::SetQuota { at, .. } => *at = latest,
+            Self::Release { .. } | Self::Depend { .. } => {}
+        }
+        Some(limited)
+    }
+
     /// The most that the update can use up. Both sides of the credit account compute it from the record alone.
     #[must_use]
     pub fn cost(&self) -> Cost {

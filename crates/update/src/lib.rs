@@ -28,6 +28,7 @@ pub mod permission;
 #[cfg(test)]
 mod test_tree;
 mod tree;
+pub mod xattr_size;
 
 pub use apply::{Applied, apply, quota_allows, record_written, would_make_cycle, written_size};
 pub use body::{Allocation, Cost, Create, Rename, SetAttributes, Update, UpdateKind, Whiteout};

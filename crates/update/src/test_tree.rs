@@ -6,7 +6,9 @@ use std::sync::LazyLock;
 
 use ashlar_types::{BLOCK_BYTES, FileKind, Inode, InodeId, QuotaId, Timestamp, blocks_for};
 
-use crate::{Allocation, Applied, Create, Entry, Invalid, Rename, SetAttributes, Tree, Update, Whiteout, apply};
+use crate::{
+    Allocation, Applied, Create, Entry, Invalid, Rename, SetAttributes, Tree, Update, Whiteout, apply, permission,
+};
 
 /// A file's content: bytes up to the last one that is not zero, and the blocks that are taken up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -364,7 +366,7 @@ impl TestTree {
                 }))
             }
             6 => {
-                let inode = self.chosen(d, |inode| !inode.is_directory())?;
+                let inode = self.chosen(d, |inode| !inode.is_directory() && permission::is_linkable(inode))?;
                 Some(Update::Link { inode, parent, name, at: time })
             }
             7..=12 => {

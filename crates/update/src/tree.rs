@@ -30,6 +30,9 @@ pub enum Invalid {
     /// The entry to be made is there.
     #[error("the directory entry exists already")]
     EntryExists,
+    /// The file to be linked has lost its last name, and gets no other.
+    #[error("inode {0} has lost its last name")]
+    Removed(InodeId),
     /// The inode's kind does not fit the update.
     #[error("inode {0} is of the wrong kind")]
     WrongKind(InodeId),

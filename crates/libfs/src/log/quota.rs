@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use ashlar_types::{
     BLOCK_BYTES, Errno, InodeId, QuotaAmount, QuotaId, QuotaKey, blocks_for, entry_blocks, quota_keys, xattr_blocks,
 };
+use ashlar_update::xattr_size::attribute_bytes;
 use ashlar_update::{Allocation, Create, Update};
 use ashlar_wire::{QuotaGrant, QuotaRequest, QuotaVersion, Reply, Request};
 use rustix_futex_sync::Mutex;
@@ -167,13 +168,13 @@ impl LockedNodes<'_> {
     fn xattr_bytes(&self, id: InodeId, without: &[u8]) -> Result<u64, Stop> {
         let xattrs = self.state(id)?.xattrs.as_ref().ok_or(Errno::EIO)?;
         let others = xattrs.iter().filter(|(name, _)| &name[..] != without);
-        Ok(others.map(|(name, value)| (name.len() + value.len()) as u64).sum())
+        Ok(others.map(|(name, value)| attribute_bytes(name, value) as u64).sum())
     }
 
     /// Returns the amounts for an extended attribute.
     fn wants_of_xattr(&self, id: InodeId, name: &[u8], value: &[u8]) -> Result<Vec<QuotaRequest>, Stop> {
         let (before, others) = (self.xattr_bytes(id, &[])?, self.xattr_bytes(id, name)?);
-        let after = others + (name.len() + value.len()) as u64;
+        let after = others + attribute_bytes(name, value) as u64;
         self.wants_of_blocks(id, xattr_blocks(after).saturating_sub(xattr_blocks(before)))
     }
 

@@ -10,6 +10,7 @@ use ashlar_types::{
     BlockAddress, FileKind, Inode, InodeId, Name, QuotaAmount, QuotaKey, entry_blocks, name_cookie, xattr_blocks,
 };
 use ashlar_update::Entry;
+use ashlar_update::xattr_size::attribute_bytes;
 
 use crate::blocks::allocator::{PIECE_BLOCKS, PIECE_BYTES};
 use crate::blocks::segment::{Block, StoreSegment};
@@ -185,7 +186,7 @@ impl Scan<'_> {
                 }
             }
             (kind::XATTR, Some((number, name @ [_, ..]))) => match self.inodes.get_mut(&number) {
-                Some(facts) => facts.xattr_bytes += (name.len() + value.len()) as u64,
+                Some(facts) => facts.xattr_bytes += attribute_bytes(name, value) as u64,
                 None => self.stray(number, key),
             },
             (kind::ORPHAN, Some((number, []))) => match self.inodes.get_mut(&number) {

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use ashlar_types::{BLOCK_BYTES, BlockAddress, Inode, InodeId, blocks_for};
-use ashlar_update::Allocation;
+use ashlar_types::{BLOCK_BYTES, BlockAddress, FILE_SIZE_MAX, Inode, InodeId, blocks_for};
+use ashlar_update::{Allocation, Invalid};
 
 use crate::blocks::allocator::Freer;
 use crate::blocks::segment::{Block, checksum};
@@ -121,6 +121,9 @@ impl Store {
         bytes: Range<u64>,
         size: u64,
     ) -> Result<u64, StoreError> {
+        if how == Allocation::Insert {
+            self.check_shift(id, bytes.end - bytes.start)?;
+        }
         let inline = self.inline_of(id, inode)?;
         let moves = matches!(how, Allocation::Collapse | Allocation::Insert);
         let fits = !moves && size <= INLINE_BYTES_MAX && (how == Allocation::Punch || bytes.end <= BLOCK_BYTES);
@@ -453,6 +456,15 @@ impl Store {
         Ok(())
     }
 
+    /// Fails if a file's last block, which may lie behind its end, would come to lie behind the largest file's end.
+    fn check_shift(&self, id: InodeId, length: u64) -> Result<(), StoreError> {
+        let Some(last) = self.chunk_numbers(id, 0..u64::MAX)?.pop() else { return Ok(()) };
+        let runs = self.chunk(id, last)?;
+        let end = runs.iter().flat_map(|chunk| chunk.runs()).last().map_or(0, |run| last * CHUNK_BLOCKS + run.end());
+        let fits = end.checked_add(length / BLOCK_BYTES).is_some_and(|end| end <= blocks_for(FILE_SIZE_MAX));
+        if fits { Ok(()) } else { Err(Invalid::OutOfRange.into()) }
+    }
+
     /// Moves all blocks from block `from` on so that they begin at block `to`.
     fn shift(&mut self, id: InodeId, from: u64, to: u64) -> Result<(), StoreError> {
         let mut moved = Vec::new();
@@ -464,22 +476,28 @@ impl Store {
             chunk.clear(start, end);
             changed.insert(number, chunk);
         }
+        // They are in order, so each chunk is complete once a run lies behind it.
+        let mut filled: Option<(u64, ExtentChunk)> = None;
         for (mut block, mut run) in moved {
             while run.blocks > 0 {
                 let (number, start) = (block / CHUNK_BLOCKS, block % CHUNK_BLOCKS);
                 let blocks = run.blocks.min(CHUNK_BLOCKS - start);
-                let chunk = match changed.entry(number) {
-                    std::collections::btree_map::Entry::Occupied(chunk) => chunk.into_mut(),
-                    std::collections::btree_map::Entry::Vacant(place) => {
-                        place.insert(self.chunk(id, number)?.unwrap_or_default())
-                    }
-                };
-                chunk.set(Run { start, blocks, address: run.address });
+                if filled.as_ref().is_none_or(|(filled, _)| *filled != number) {
+                    let chunk = match changed.remove(&number) {
+                        Some(chunk) => chunk,
+                        None => self.chunk(id, number)?.unwrap_or_default(),
+                    };
+                    changed.extend(filled.replace((number, chunk)));
+                }
+                if let Some((_, chunk)) = &mut filled {
+                    chunk.set(Run { start, blocks, address: run.address });
+                }
                 run.blocks -= blocks;
                 run.address = run.address.map(|address| address.plus(blocks));
                 block += blocks;
             }
         }
+        changed.extend(filled);
         for (number, chunk) in changed {
             self.active.put_chunk(id, number, chunk);
         }

@@ -128,6 +128,10 @@ fn created_inode_has_links_and_times() {
     assert_eq!(made.apply(&link(D, A, b"d")), Ok(Applied::default()));
     made.check();
     assert_eq!((links(&made, D), times(&made, D), times(&made, A)), (1, (1, 5), (5, 5)));
+    // It has had a name now, and gets no other once that is removed.
+    made.open_elsewhere.insert(D);
+    made.apply(&unlink(D, A, b"d")).expect("it is there");
+    is_refused(&mut made, &link(D, A, b"d"), Invalid::Removed(D));
 }
 
 #[test]
@@ -186,6 +190,7 @@ fn the_last_link_frees_or_leaves_an_orphan() {
     held.open_elsewhere.insert(A);
     assert_eq!(held.apply(&unlink(A, ROOT, b"b")), Ok(Applied { orphaned: Some(A), freed: None }));
     assert_eq!(held.apply(&Update::Release { inode: A }), Ok(Applied::default()));
+    is_refused(&mut held, &link(A, ROOT, b"again"), Invalid::Removed(A));
     held.check();
     held.open_elsewhere.clear();
     assert_eq!(held.apply(&Update::Release { inode: A }), Ok(Applied { orphaned: None, freed: Some(A) }));

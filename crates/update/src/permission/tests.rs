@@ -79,3 +79,24 @@ fn a_sticky_directory_keeps_entries_for_their_owners() {
     }
     assert!(owns(&file, &user(11, 1, &[])) && !owns(&file, &user(12, 1, &[])));
 }
+
+#[test]
+fn another_users_file_is_linked_only_with_both_accesses() {
+    let stranger = user(12, 21, &[]);
+    for (kind, mode, may) in [
+        (FileKind::Regular, 0o666, true),
+        (FileKind::Regular, 0o664, false),
+        (FileKind::Regular, 0o662, false),
+        (FileKind::Regular, 0o4666, false),
+        (FileKind::Regular, 0o2676, false),
+        (FileKind::Regular, 0o2666, true),
+        (FileKind::Fifo, 0o666, false),
+        (FileKind::Symlink, 0o777, false),
+    ] {
+        let file = inode(kind, mode);
+        assert_eq!(may_link(&file, None, &stranger), may, "{kind:?} {mode:o}");
+        assert!(may_link(&file, None, &user(OWNER, 21, &[])) && may_link(&file, None, &Credentials::root()));
+        let unnamed = Inode { links: 0, ..file };
+        assert!(!may_link(&unnamed, None, &stranger) && may_link(&unnamed, None, &user(OWNER, 21, &[])));
+    }
+}
