@@ -1,18 +1,17 @@
 //! The kernel's guards for directories that many users may write (`fs.protected_*`).
 //!
-//! The machine's administrator switches them on (`Documentation/admin-guide/sysctl/fs.rst`).
+//! The machine's administrator switches them on (`Documentation/admin-guide/sysctl/fs.rst`). LibFS and SharedFS always
+//! act as if `fs.protected_hardlinks` were on.
 
-use ashlar_types::{Inode, MODE_SETGID, MODE_SETUID, MODE_STICKY};
+use ashlar_types::{Inode, MODE_STICKY};
 
 const OTHERS_WRITE: u32 = 0o002;
 const GROUP_WRITES: u32 = 0o020;
-const GROUP_EXECUTES: u32 = 0o010;
 
 /// The guards that were on when the session was opened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Guards {
     symlinks: bool,
-    hardlinks: bool,
     /// 1: in directories that all users may write; 2: also in directories that a group may write.
     regular: u32,
 }
@@ -24,7 +23,7 @@ impl Guards {
             let text = std::fs::read_to_string(format!("/proc/sys/fs/protected_{name}")).unwrap_or_default();
             text.trim().parse().unwrap_or(1u32)
         };
-        Self { symlinks: level("symlinks") != 0, hardlinks: level("hardlinks") != 0, regular: level("regular") }
+        Self { symlinks: level("symlinks") != 0, regular: level("regular") }
     }
 
     /// Whether a user may follow a link at a path's end.
@@ -42,13 +41,6 @@ impl Guards {
             || file.uid == uid
             || directory.mode & writers == 0
     }
-
-    /// Whether a user may link a file; `may_change` returns whether the user may read and write it.
-    pub(crate) fn allow_linking(&self, uid: u32, file: &Inode, may_change: impl FnOnce() -> bool) -> bool {
-        let runs_as_group = file.mode & (MODE_SETGID | GROUP_EXECUTES) == MODE_SETGID | GROUP_EXECUTES;
-        let is_safe = file.kind == ashlar_types::FileKind::Regular && file.mode & MODE_SETUID == 0 && !runs_as_group;
-        !self.hardlinks || uid == 0 || uid == file.uid || is_safe && may_change()
-    }
 }
 
 #[cfg(test)]
@@ -56,7 +48,7 @@ mod tests {
     use super::*;
     use ashlar_types::{FileKind, InodeId, Timestamp};
 
-    const ON: Guards = Guards { symlinks: true, hardlinks: true, regular: 1 };
+    const ON: Guards = Guards { symlinks: true, regular: 1 };
 
     fn inode(kind: FileKind, mode: u32, uid: u32) -> Inode {
         Inode { uid, ..Inode::new(kind, mode, InodeId::ROOT, Timestamp::default()) }
@@ -82,17 +74,5 @@ mod tests {
         assert!(ON.allow_creating(5, &directory(0o1770), &file(6)));
         assert!(!Guards { regular: 2, ..ON }.allow_creating(5, &directory(0o1770), &file(6)));
         assert!(Guards { regular: 0, ..ON }.allow_creating(5, &directory(0o1777), &file(6)));
-    }
-
-    #[test]
-    fn other_users_file_is_linked_only_with_write_access() {
-        let file = |mode| inode(FileKind::Regular, mode, 6);
-        assert!(ON.allow_linking(5, &file(0o666), || true));
-        assert!(!ON.allow_linking(5, &file(0o644), || false));
-        assert!(!ON.allow_linking(5, &file(0o4755), || true), "it runs as its owner");
-        assert!(!ON.allow_linking(5, &file(0o2755), || true), "it runs as its group");
-        assert!(ON.allow_linking(6, &file(0o4700), || false));
-        assert!(ON.allow_linking(0, &file(0o4700), || false));
-        assert!(Guards { hardlinks: false, ..ON }.allow_linking(5, &file(0o600), || false));
     }
 }

@@ -89,10 +89,6 @@ impl CapiSession {
     fn link_found(&self, found: &FoundInode, to: &[u8], stays_unnamed: bool) -> Outcome<()> {
         let place = self.walk(to, FinalLink::Keep.to(PathPurpose::Look).making())?;
         place.check_new(false)?;
-        let may_change = || self.fs.check_access(&self.user, found.id, Access::READ | Access::WRITE).is_ok();
-        if !self.guards.allow_linking(self.user.uid, &found.inode, may_change) {
-            return Err(Errno::EPERM);
-        }
         if stays_unnamed {
             self.fs.check_access(&self.user, place.directory, Access::WRITE | Access::EXECUTE)?;
             return Err(Errno::ENOENT);

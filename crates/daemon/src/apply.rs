@@ -8,15 +8,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ashlar_log::RecordAt;
-use ashlar_types::{Access, LogPosition, SessionId};
+use ashlar_store::StoreError;
+use ashlar_types::{Access, InodeId, LogPosition, SessionId, Timestamp};
 use ashlar_update::coalesce::{CoalesceScope, coalesce};
-use ashlar_update::{Update, join};
+use ashlar_update::{Allocation, Update, join};
 
 use crate::panics::{self, Blame};
-use crate::session::SessionLog;
+use crate::session::{ServedSession, SessionLog};
 use crate::session_page;
 use crate::state::{RecoveryPhase, State};
-use crate::validate::{RecordRefusal, Validator, Violation};
+use crate::validate::{RecordRefusal, Validator, Violation, may_hold};
 
 /// The most records and bytes of log in one batch.
 ///
@@ -25,6 +26,9 @@ const BATCH_RECORDS: usize = 256;
 const BATCH_BYTES: u64 = 256 << 10;
 /// The batch buffer is kept up to this size; a single record may be longer.
 const SCRATCH_BYTES_KEPT: usize = 2 << 20;
+
+/// How far, in seconds, a session's clock may be ahead of SharedFS's: both read the machine's.
+const CLOCK_SLACK_SECONDS: i64 = 1;
 
 /// How much of a log is applied while the lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,16 +79,43 @@ impl Batch {
 
     /// Decodes the records into updates.
     ///
-    /// The batch ends before a record that is not one.
-    fn decode(&self) -> (Vec<Update<'_>>, Option<Violation>) {
+    /// The batch ends before a record that is not one, and behind one that takes long.
+    fn decode(&self) -> Decoded<'_> {
         let mut updates = Vec::with_capacity(self.records.len());
+        let mut room = BATCH_RECORDS;
         for record in &self.records {
             match Update::decode(record.kind, &self.bytes[record.body.clone()]) {
                 Ok(update) => updates.push(update),
-                Err(error) => return (updates, Some(error.into())),
+                Err(error) => return Decoded { updates, damage: Some(error.into()), is_whole: true },
+            }
+            room = room.saturating_sub(updates.last().map_or(0, weight));
+            if room == 0 {
+                break;
             }
         }
-        (updates, self.damage.clone())
+        let is_whole = updates.len() == self.records.len();
+        let damage = self.damage.clone().filter(|_| is_whole);
+        Decoded { updates, damage, is_whole }
+    }
+}
+
+/// The updates of a batch.
+struct Decoded<'a> {
+    updates: Vec<Update<'a>>,
+    /// The log behind them is damaged.
+    damage: Option<Violation>,
+    /// No records of the batch are left.
+    is_whole: bool,
+}
+
+/// Returns for how many short records an update counts, by the most work that it can take.
+fn weight(update: &Update<'_>) -> usize {
+    match update {
+        // It moves all blocks of a file that follow.
+        Update::Allocate { how: Allocation::Collapse | Allocation::Insert, .. } => BATCH_RECORDS,
+        // If it moves a directory, its leases are counted in another place, and paths are climbed anew.
+        Update::Rename(rename) if rename.parent != rename.new_parent => BATCH_RECORDS / 16,
+        _ => 1,
     }
 }
 
@@ -119,13 +150,14 @@ impl State {
             self.fence(id, &Violation::Panicked);
             return true;
         };
-        let (updates, damage) = panics::contain(|| batch.decode()).unwrap_or((Vec::new(), Some(Violation::Panicked)));
+        let panicked = |_| Decoded { updates: Vec::new(), damage: Some(Violation::Panicked), is_whole: true };
+        let Decoded { updates, damage, is_whole } = panics::contain(|| batch.decode()).unwrap_or_else(panicked);
         self.store.take_quota_moves();
         let refusal = self.apply_updates(id, &batch.records, &updates).err().or(damage.map(RecordRefusal::from));
         // Only the end of a batch is right, so its use of quota is known only now.
         let refusal = refusal.or(self.spend_quota(id).err().map(RecordRefusal::from));
         drop(updates);
-        let is_last = batch.is_last;
+        let is_last = batch.is_last && is_whole;
         if is_last && refusal.is_none() {
             self.store.advance(id, to);
         }
@@ -207,7 +239,7 @@ impl State {
         }
         let applied = match (admitted, left) {
             (0, _) => Ok(()),
-            (1, [Some(update), ..]) => self.apply_update(id, records[0].end, update).map(drop),
+            (1, [Some(update), ..]) if self.has_effect(id, update) => self.apply_limited(id, records[0].end, update),
             (1, _) => {
                 self.store.advance(id, records[0].end);
                 Ok(())
@@ -216,7 +248,7 @@ impl State {
                 let mut data = std::mem::take(&mut self.joined);
                 let joined = join::join(writes[..admitted].iter().copied().flatten(), &mut data);
                 let end = records[admitted - 1].end;
-                let applied = joined.map_or(Ok(()), |joined| self.apply_update(id, end, &joined).map(drop));
+                let applied = joined.map_or(Ok(()), |joined| self.apply_limited(id, end, &joined));
                 self.joined = data;
                 applied
             }
@@ -294,5 +326,73 @@ impl State {
         })?;
         // At recovery, the ways may have changed since the record was written.
         if self.phase == RecoveryPhase::Running { self.check_reached(session, update) } else { Ok(()) }
+    }
+
+    /// Returns whether an accepted update changes anything: a time of access does so if the user may read the file.
+    ///
+    /// Such a record takes no lease. So another session may have narrowed an honest reader's rights since. The record
+    /// is then ignored, not refused.
+    fn has_effect(&self, id: SessionId, update: &Update<'_>) -> bool {
+        let Update::Accessed { inode, .. } = update else { return true };
+        let Some(session) = self.sessions.get(&id).filter(|session| session.needs_validation()) else { return true };
+        let may_read = || may_hold(&self.store, &session.credentials, *inode, Access::READ);
+        // If the store fails, so does the update.
+        session.rights.has(*inode, Access::READ) || may_read().unwrap_or(true)
+    }
+
+    /// Applies a validated update; an ordinary user's update sets no times of the future.
+    fn apply_limited(&mut self, id: SessionId, end: LogPosition, update: &Update<'_>) -> Result<(), StoreError> {
+        let is_limited = self.sessions.get(&id).is_some_and(ServedSession::needs_validation);
+        let limited = if is_limited { update.limited_to(latest_time()) } else { None };
+        self.apply_update(id, end, limited.as_ref().unwrap_or(update)).map(drop)
+    }
+}
+
+/// Returns the latest time that a session's clock may show now.
+fn latest_time() -> Timestamp {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    Timestamp { seconds: now.tv_sec + CLOCK_SLACK_SECONDS, nanoseconds: now.tv_nsec as u32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use ashlar_update::Rename;
+
+    use super::*;
+
+    fn batch(updates: &[Update<'_>]) -> Batch {
+        let (mut bytes, mut records) = (Vec::new(), Vec::new());
+        for update in updates {
+            let start = bytes.len();
+            update.encode().parts().iter().for_each(|part| bytes.extend_from_slice(part));
+            let (position, end) = (LogPosition(start as u64), LogPosition(bytes.len() as u64));
+            let (kind, body) = (update.kind() as u8, start..bytes.len());
+            records.push(RecordAt { position, end, body_position: position, kind, body });
+        }
+        Batch { bytes, records, damage: Some(Violation::Truncated), is_last: true }
+    }
+
+    /// Each of them may take as long as a whole batch.
+    #[test]
+    fn batch_ends_behind_records_that_take_long() {
+        let (inode, at) = (InodeId(9), Timestamp::default());
+        let allocate = |how| Update::Allocate { inode, how, offset: 0, length: 4096, strip: true, at };
+        let (reserve, insert) = (allocate(Allocation::Reserve), allocate(Allocation::Insert));
+        let mixed = batch(&[reserve.clone(), insert.clone(), insert, reserve.clone()]);
+        let decoded = mixed.decode();
+        assert_eq!((decoded.updates.len(), decoded.is_whole, decoded.damage), (2, false, None));
+        let (from, to) = (InodeId(2), InodeId(3));
+        let rename = |new_parent| {
+            let (name, new_name, target, exchange, whiteout) = (&b"a"[..], &b"b"[..], None, false, None);
+            let (parent, release) = (from, true);
+            let rename = Rename { parent, name, inode, new_parent, new_name, target, exchange, whiteout, release, at };
+            Update::Rename(rename)
+        };
+        assert_eq!(batch(&vec![rename(to); 40]).decode().updates.len(), 16);
+        assert_eq!(batch(&vec![rename(from); 40]).decode().updates.len(), 40);
+        let plain = batch(&[reserve.clone(), reserve]);
+        let decoded = plain.decode();
+        assert_eq!((decoded.updates.len(), decoded.is_whole), (2, true));
+        assert_eq!(decoded.damage, Some(Violation::Truncated));
     }
 }

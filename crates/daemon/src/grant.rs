@@ -3,6 +3,7 @@
 //! It performs the lease manager's decisions.
 
 use std::io;
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -539,10 +540,31 @@ fn answer_covered(state: &mut State, id: SessionId, wanted: &WantedLeases) -> Op
     Some(make_answer(state, id, wanted, &grants, dependencies))
 }
 
-/// Performs the lease manager's commands until there is none.
+/// Performs the lease manager's commands until there is none, and until the logs that they seal are applied.
 ///
-/// Returns whether requests were answered, and when to go on, if there is such a time.
-pub fn perform_decisions(state: &mut State) -> (bool, Option<u64>) {
+/// `between` is called with the state after each batch that leaves a part of such a log. Returns whether requests were
+/// answered, and when to go on, if there is such a time.
+pub fn perform_decisions<S: DerefMut<Target = State>>(state: &mut S, between: impl Fn(&mut S)) -> (bool, Option<u64>) {
+    let mut answered = false;
+    loop {
+        answered |= perform_commands(state);
+        match state.apply_sealed() {
+            None => break,
+            Some(true) => {}
+            Some(false) => between(state),
+        }
+    }
+    for session in state.sessions.values() {
+        if session_page::is_revoking(&*session.page) {
+            // The page is mapped whole, so the store can't miss it.
+            let _ = session_page::set_revoking(&*session.page, false);
+        }
+    }
+    (answered, state.leasing.manager.next_time_us())
+}
+
+/// Performs the lease manager's commands until there is none; returns whether requests were answered.
+fn perform_commands(state: &mut State) -> bool {
     let mut answered = false;
     loop {
         let State { leasing, store, sessions, .. } = state;
@@ -558,23 +580,16 @@ pub fn perform_decisions(state: &mut State) -> (bool, Option<u64>) {
                     state.store.release_all(fenced);
                     state.leasing.manager.handle_session_end(fenced);
                 }
-                None => break,
+                None => return answered,
             },
         }
     }
-    for session in state.sessions.values() {
-        if session_page::is_revoking(&*session.page) {
-            // The page is mapped whole, so the store can't miss it.
-            let _ = session_page::set_revoking(&*session.page, false);
-        }
-    }
-    (answered, state.leasing.manager.next_time_us())
 }
 
 /// Takes all leases of a session that is over.
 pub fn end_leases(state: &mut State, id: SessionId) {
     state.leasing.manager.handle_session_end(id);
-    perform_decisions(state);
+    perform_decisions(&mut &mut *state, |_| {});
 }
 
 /// Takes the leases on these inodes from all sessions.
@@ -623,11 +638,7 @@ fn perform_command(state: &mut State, command: &Command) {
         }
         Command::Split { word, .. } => take_word(state, word),
         Command::Attach { word } => write_word(state, word),
-        Command::SealAndApply { session } => {
-            state.seal_and_apply(*session);
-            let position = state.store.applied(*session);
-            state.leasing.manager.handle_applied(*session, position);
-        }
+        Command::SealAndApply { session } => state.seal(*session),
         Command::Grant { .. } | Command::Wait { .. } => {}
     }
 }

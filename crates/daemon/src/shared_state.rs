@@ -217,9 +217,10 @@ impl SharedState {
 
     /// Performs the lease manager's decisions.
     ///
-    /// Returns when to go on, if there is such a time.
+    /// Between the batches of the logs that are applied for them, other threads get the lock. Returns when to go on, if
+    /// there is such a time.
     pub fn perform_decisions(&self, state: &mut MutexGuard<'_, State>) -> Option<u64> {
-        let (answered, until) = perform_decisions(state);
+        let (answered, until) = perform_decisions(state, MutexGuard::bump);
         if answered {
             self.grants_changed.notify_all();
         }

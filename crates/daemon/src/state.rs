@@ -1,6 +1,6 @@
 //! The state that SharedFS's one lock guards.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -106,6 +106,8 @@ pub struct State {
     pub unmet: BTreeMap<SessionId, UnmetDependency>,
     /// Sessions whose logs could not be read at recovery.
     pub lost: BTreeSet<SessionId>,
+    /// Sealed logs that must be applied up to a position, before the lease manager goes on.
+    pub sealed: VecDeque<(SessionId, LogPosition)>,
     /// The buffer into which batches of records are copied, one after the other.
     pub scratch: Vec<u8>,
     /// The buffer in which writes of a batch are joined.
@@ -140,6 +142,7 @@ impl State {
             phase: RecoveryPhase::Running,
             unmet: BTreeMap::new(),
             lost: BTreeSet::new(),
+            sealed: VecDeque::new(),
             scratch: Vec::new(),
             joined: Vec::new(),
         })
@@ -306,6 +309,38 @@ impl State {
         };
         self.fence(id, &Violation::Log(reason));
         None
+    }
+
+    /// Seals a session's log, which is then to be applied up to there ([`Self::apply_sealed`]).
+    ///
+    /// A lease of the session moves only afterwards.
+    pub fn seal(&mut self, id: SessionId) {
+        let Some(session) = self.live(id) else {
+            self.sealed.push_back((id, LogPosition(0)));
+            return;
+        };
+        let sealed = session.log.seal();
+        self.counters.seals += 1;
+        let end = match sealed {
+            Ok((_, end)) => end,
+            Err(damaged) => {
+                self.fence(id, &Violation::Log(damaged.to_string()));
+                LogPosition(0)
+            }
+        };
+        self.sealed.push_back((id, end));
+    }
+
+    /// Applies a batch of the first sealed log; `None` if there is none, else whether that log is applied as a whole.
+    pub fn apply_sealed(&mut self) -> Option<bool> {
+        let (id, end) = *self.sealed.front()?;
+        let is_over = self.apply(id, end, Slice::Batch);
+        if is_over {
+            self.sealed.pop_front();
+            let position = self.store.applied(id);
+            self.leasing.manager.handle_applied(id, position);
+        }
+        Some(is_over)
     }
 
     /// Seals a session's log and applies all of it.

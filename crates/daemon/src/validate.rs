@@ -5,14 +5,18 @@
 
 use ashlar_store::{Store, StoreError};
 use ashlar_types::{
-    Access, Credentials, FileKind, Inode, InodeId, LogPosition, MODE_SETGID, MODE_SETUID, SessionId, WHITEOUT_DEVICE,
+    Access, Credentials, DEPTH_MAX, FileKind, Inode, InodeId, LogPosition, MODE_SETGID, SessionId, WHITEOUT_DEVICE,
 };
 use ashlar_update::acl::Acl;
-use ashlar_update::permission::{allows, granted_access, is_stuck, owns};
-use ashlar_update::{
-    Create, DecodeError, Invalid, Rename, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_CAPABILITY,
+use ashlar_update::permission::{
+    allows, check_xattr_change, granted_access, is_acl, is_stuck, lends_group, lends_rights, may_link, owns,
 };
+use ashlar_update::xattr_size::lists_fit;
+use ashlar_update::{Create, DecodeError, Invalid, Rename, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_CAPABILITY};
 use thiserror::Error;
+
+/// The most directories above another, in any state that is not damaged.
+const CLIMB_MAX: u32 = 1 << 20;
 
 /// An act of a session that no honest session does.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -41,6 +45,12 @@ pub enum Violation {
     /// The session's user may not do this.
     #[error("a record does to inode {0} what its user may not do")]
     NotPermitted(InodeId),
+    /// A directory would lie too deep.
+    #[error("a record makes a directory far too deep in directory {0}")]
+    TooDeep(InodeId),
+    /// The inode would have more extended attributes than any may have.
+    #[error("a record gives inode {0} too many extended attributes")]
+    TooManyAttributes(InodeId),
     /// The session had no credit left for it.
     #[error("a record uses space that was not granted")]
     NoCredit,
@@ -105,6 +115,19 @@ pub struct Validator<'a, L> {
     pub keeps_write: &'a dyn Fn(InodeId) -> bool,
 }
 
+fn access_list(store: &Store, id: InodeId) -> Result<Option<Acl>, StoreError> {
+    Ok(store.xattr(id, XATTR_ACL_ACCESS)?.and_then(|value| Acl::parse(&value)))
+}
+
+/// Returns whether a user may have an inode open with this access.
+///
+/// # Errors
+/// Those of the store.
+pub fn may_hold(store: &Store, credentials: &Credentials, id: InodeId, access: Access) -> Result<bool, StoreError> {
+    let Some(inode) = store.inode(id)? else { return Ok(false) };
+    Ok(granted_access(&inode, access_list(store, id)?.as_ref(), credentials).contains(access))
+}
+
 impl<L: Leases> Validator<'_, L> {
     /// Validates one record.
     ///
@@ -118,7 +141,11 @@ impl<L: Leases> Validator<'_, L> {
             Update::Create(create) => self.check_create(create),
             Update::Link { inode, parent, .. } => {
                 self.check_leases(&[*parent, *inode])?;
-                self.check_directory(*parent).map(drop)
+                if self.check_directory(*parent)?.is_none() {
+                    return Ok(());
+                }
+                let found = self.inode(*inode)?;
+                self.require(*inode, may_link(&found, self.acl(*inode)?.as_ref(), self.credentials))
             }
             Update::Unlink { inode, parent, .. } | Update::RemoveDirectory { inode, parent, .. } => {
                 self.check_leases(&[*parent, *inode])?;
@@ -149,15 +176,12 @@ impl<L: Leases> Validator<'_, L> {
         self.store.inode(id)?.ok_or_else(|| Violation::Misfit(Invalid::NoInode(id)).into())
     }
 
-    fn is_allowed(&self, id: InodeId, inode: &Inode, access: Access) -> Result<bool, RecordRefusal> {
-        let acl = self.store.xattr(id, XATTR_ACL_ACCESS)?.and_then(|value| Acl::parse(&value));
-        Ok(allows(inode, acl.as_ref(), self.credentials, access))
+    fn acl(&self, id: InodeId) -> Result<Option<Acl>, StoreError> {
+        access_list(self.store, id)
     }
 
-    /// Returns the access with which the session's user may have an inode open.
-    fn held_access(&self, id: InodeId, inode: &Inode) -> Result<Access, RecordRefusal> {
-        let acl = self.store.xattr(id, XATTR_ACL_ACCESS)?.and_then(|value| Acl::parse(&value));
-        Ok(granted_access(inode, acl.as_ref(), self.credentials))
+    fn is_allowed(&self, id: InodeId, inode: &Inode, access: Access) -> Result<bool, RecordRefusal> {
+        Ok(allows(inode, self.acl(id)?.as_ref(), self.credentials, access))
     }
 
     fn require(&self, id: InodeId, permitted: bool) -> Result<(), RecordRefusal> {
@@ -185,11 +209,13 @@ impl<L: Leases> Validator<'_, L> {
             return Ok(());
         }
         let inode = self.inode(id)?;
-        let owner = owns(&inode, self.credentials);
-        self.require(id, (self.keeps_write)(id) || self.held_access(id, &inode)?.contains(Access::WRITE))?;
-        // An owner may set these bits again anyway; any other user would lend them to content of its own.
-        let lends = inode.mode & MODE_SETUID != 0 || inode.mode & MODE_SETGID != 0 && inode.mode & 0o010 != 0;
-        self.require(id, owner || strip || !lends)
+        let may_write = owns(&inode, self.credentials)
+            || (self.keeps_write)(id)
+            || may_hold(self.store, self.credentials, id, Access::WRITE)?;
+        self.require(id, may_write)?;
+        // New content gets no rights that the file had: the owner too may be a stranger to the file's group.
+        self.require(id, strip || !lends_rights(&inode))?;
+        self.require(id, self.store.xattr(id, XATTR_CAPABILITY)?.is_none())
     }
 
     fn check_create(&self, create: &Create<'_>) -> Result<(), RecordRefusal> {
@@ -197,21 +223,27 @@ impl<L: Leases> Validator<'_, L> {
         if !(self.is_granted)(create.inode) {
             return Err(Violation::ForeignNumber(create.inode).into());
         }
+        if create.kind == FileKind::Directory {
+            self.check_depth(create.parent)?;
+        }
         let Some(parent) = self.check_directory(create.parent)? else { return Ok(()) };
         let inherits = parent.mode & MODE_SETGID != 0 && create.gid == parent.gid;
         let member = self.credentials.is_member(create.gid);
-        let lends_group =
-            create.mode & MODE_SETGID != 0 && create.kind != FileKind::Directory && create.mode & 0o010 != 0;
+        let lends_group = create.kind != FileKind::Directory && lends_group(create.mode);
         // A whiteout opens nothing, so Linux lets any user make one.
         let is_device = match create.kind {
             FileKind::CharDevice => create.device != WHITEOUT_DEVICE,
             kind => kind == FileKind::BlockDevice,
         };
         let lists = [create.acl_access, create.acl_default];
+        let takes_lists = (create.acl_access.is_empty() || create.kind != FileKind::Symlink)
+            && (create.acl_default.is_empty() || create.kind == FileKind::Directory)
+            && lists_fit(create.acl_access, create.acl_default);
         let permitted = create.uid == self.credentials.uid
             && (member || inherits)
             && (member || !lends_group)
             && !is_device
+            && takes_lists
             && lists.iter().all(|list| list.is_empty() || Acl::parse(list).is_some());
         self.require(create.inode, permitted)
     }
@@ -245,19 +277,34 @@ impl<L: Leases> Validator<'_, L> {
             return Ok(());
         }
         self.check_leases(&[InodeId::RENAME])?;
+        self.check_depth(to)?;
         let mut at = to;
-        loop {
-            if at == id {
-                return Err(Violation::Misfit(Invalid::Cycle(id)).into());
-            }
+        // In a damaged state, the way up may be a circle.
+        for _ in 0..CLIMB_MAX {
             match self.inode(at)?.parent {
+                _ if at == id => break,
                 parent if parent == at => break,
                 parent => at = parent,
             }
         }
+        if at == id || self.inode(at)?.parent != at {
+            return Err(Violation::Misfit(Invalid::Cycle(id)).into());
+        }
         // Its entry `..` changes.
         let permitted = self.credentials.is_privileged() || self.is_allowed(id, &inode, Access::WRITE)?;
         self.require(id, permitted)
+    }
+
+    /// Refuses a directory that would lie so deep that no honest session makes one there.
+    ///
+    /// LibFS's limit is lower: meanwhile, another session may have moved the directories above.
+    fn check_depth(&self, directory: InodeId) -> Result<(), RecordRefusal> {
+        let most = 2 * DEPTH_MAX;
+        if self.credentials.is_privileged() || self.store.depth(directory, most)? < most {
+            Ok(())
+        } else {
+            Err(Violation::TooDeep(directory).into())
+        }
     }
 
     fn check_attributes(&self, set: &SetAttributes) -> Result<(), RecordRefusal> {
@@ -267,18 +314,25 @@ impl<L: Leases> Validator<'_, L> {
         }
         let inode = self.inode(set.inode)?;
         let owner = owns(&inode, self.credentials);
+        if !owner {
+            let names_none = set.mode.is_none() && set.uid.is_none() && set.gid.is_none();
+            let permitted = match (set.accessed, set.modified) {
+                // A change of owner that names neither is allowed to every user, as on Linux: only the file's time of
+                // change moves.
+                (None, None) => names_none,
+                // A user with write access may set both times to the present.
+                (Some(accessed), Some(modified)) => {
+                    names_none
+                        && (accessed, modified) == (set.at, set.at)
+                        && self.is_allowed(set.inode, &inode, Access::WRITE)?
+                }
+                _ => false,
+            };
+            return self.require(set.inode, permitted);
+        }
         let gid = set.gid.unwrap_or(inode.gid);
-        // A user with write access may set times of the present.
-        let is_now = set.accessed.is_none_or(|at| at == set.at) && set.modified.is_none_or(|at| at == set.at);
-        let writer = || self.is_allowed(set.inode, &inode, Access::WRITE);
-        let keeps_owner = set.uid.is_none_or(|uid| uid == inode.uid);
-        let keeps_shape = set.mode.is_none() && set.gid.is_none_or(|gid| gid == inode.gid);
-        // A change of owner that names neither is allowed to every user, as on Linux: only the file's time of change
-        // moves.
-        let keeps_all = keeps_shape && set.accessed.is_none() && set.modified.is_none();
-        let permitted = keeps_owner
+        let permitted = set.uid.is_none_or(|uid| uid == inode.uid)
             && (gid == inode.gid || self.credentials.is_member(gid))
-            && (owner || keeps_all || keeps_shape && is_now && writer()?)
             && set.mode.is_none_or(|mode| mode & MODE_SETGID == 0 || self.credentials.is_member(gid));
         self.require(set.inode, permitted)
     }
@@ -294,22 +348,28 @@ impl<L: Leases> Validator<'_, L> {
         if self.credentials.is_privileged() {
             return Ok(());
         }
-        let inode = self.inode(id)?;
-        let owner = owns(&inode, self.credentials);
-        let permitted = if name == XATTR_CAPABILITY {
+        if name == XATTR_CAPABILITY {
             // Each write removes a program's capabilities, and so does each change of owner, also one that names
             // neither.
-            value.is_none() && mode.is_none()
-        } else if name == XATTR_ACL_ACCESS || name == XATTR_ACL_DEFAULT {
-            owner
-                && value.is_none_or(|value| Acl::parse(value).is_some())
-                && mode.is_none_or(|mode| mode & MODE_SETGID == 0 || self.credentials.is_member(inode.gid))
-        } else {
-            let of_user = name.starts_with(b"user.")
-                && matches!(inode.kind, FileKind::Regular | FileKind::Directory)
-                && (owner || self.is_allowed(id, &inode, Access::WRITE)?);
-            of_user && mode.is_none()
+            return self.require(id, value.is_none() && mode.is_none());
+        }
+        let inode = self.inode(id)?;
+        let acl = self.acl(id)?;
+        self.require(id, check_xattr_change(&inode, acl.as_ref(), self.credentials, name).is_ok())?;
+        let keeps_mode = match mode {
+            Some(mode) if name == XATTR_ACL_ACCESS => mode & MODE_SETGID == 0 || self.credentials.is_member(inode.gid),
+            mode => mode.is_none(),
         };
-        self.require(id, permitted)
+        let is_list = match value {
+            Some(value) if is_acl(name) => {
+                Acl::parse(value).is_some() && (name == XATTR_ACL_ACCESS || inode.is_directory())
+            }
+            _ => true,
+        };
+        self.require(id, keeps_mode && is_list)?;
+        match value {
+            Some(value) if !self.store.xattr_fits(id, name, value)? => Err(Violation::TooManyAttributes(id).into()),
+            _ => Ok(()),
+        }
     }
 }

@@ -10,7 +10,10 @@ use ashlar_libfs::{
     Allocation, AttributeChange, FinalLink, LibFs, OpenInode, PathPurpose, RenameFlags, Seek, WriteAt, XattrFlags,
 };
 use ashlar_tests::random::Random;
-use ashlar_types::{Access, BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, InodeId, SessionId};
+use ashlar_types::{
+    Access, BLOCK_BYTES, Credentials, DEPTH_MAX, Errno, FILE_SIZE_MAX, FileKind, InodeId, SessionId, XATTR_NAME_MAX,
+    XATTR_VALUE_MAX,
+};
 use ashlar_wire::SessionKind;
 use common::Site;
 use common::libfs::{ROOT, SingleUser, connect, connect_as, make, user};
@@ -520,4 +523,116 @@ fn session_hoards_no_credit_that_it_does_not_use() {
     let blocks = before.blocks_free - site.status().space.blocks_free;
     assert!(blocks < CHUNK_BLOCKS, "a session that made 12,000 files holds {blocks} blocks");
     fs.close(file);
+}
+
+#[test]
+fn directories_nest_up_to_the_limit() {
+    let site = Site::new(64 << 20);
+    let (one, two) = (connect(&site), connect(&site));
+    let directory = make(FileKind::Directory);
+    let mut way = vec![InodeId::ROOT];
+    for _ in 0..DEPTH_MAX {
+        way.push(one.make(&ROOT, way[way.len() - 1], b"d", &directory).expect("made").id);
+    }
+    let bottom = way[way.len() - 1];
+    for fs in [&one, &two] {
+        assert_eq!(fs.make(&ROOT, bottom, b"d", &directory).err(), Some(Errno::ENAMETOOLONG));
+        assert_eq!(fs.make(&ROOT, bottom, b"f", &make(FileKind::Regular)).err(), None, "a file is no level");
+        fs.unlink(&ROOT, bottom, b"f").expect("removed");
+    }
+    let beside = one.make(&ROOT, InodeId::ROOT, b"beside", &directory).expect("made").id;
+    one.make(&ROOT, beside, b"below", &directory).expect("made");
+    let (flags, exchange) = (RenameFlags::default(), RenameFlags { exchange: true, ..RenameFlags::default() });
+    let beside = (InodeId::ROOT, &b"beside"[..]);
+    assert_eq!(one.rename(&ROOT, beside, (bottom, b"in"), flags), Err(Errno::ENAMETOOLONG));
+    // Only the moved directory itself is looked at: what lies in it may come to lie deeper.
+    one.rename(&ROOT, beside, (way[way.len() - 2], b"in"), flags).expect("moved");
+    let moved = one.lookup(&ROOT, way[way.len() - 2], b"in").expect("found").id;
+    let below = one.lookup(&ROOT, moved, b"below").expect("found").id;
+    assert_eq!(one.make(&ROOT, below, b"deeper", &directory).err(), Some(Errno::ENAMETOOLONG));
+    one.make(&ROOT, bottom, b"file", &make(FileKind::Regular)).expect("made");
+    one.make(&ROOT, InodeId::ROOT, b"top", &directory).expect("made");
+    let exchanged = one.rename(&ROOT, (bottom, b"file"), (InodeId::ROOT, b"top"), exchange);
+    assert_eq!(exchanged, Err(Errno::ENAMETOOLONG));
+    // All of it can be removed, and moved up.
+    one.rename(&ROOT, (moved, b"below"), (InodeId::ROOT, b"up"), flags).expect("moved up");
+    one.remove_directory(&ROOT, way[way.len() - 2], b"in", None).expect("removed");
+    one.unlink(&ROOT, bottom, b"file").expect("removed");
+    for parent in way[..way.len() - 1].iter().rev() {
+        one.remove_directory(&ROOT, *parent, b"d", None).expect("removed");
+    }
+}
+
+#[test]
+fn attributes_of_an_inode_fill_up() {
+    let site = Site::new(64 << 20);
+    let fs = connect(&site);
+    let file = fs.make(&ROOT, InodeId::ROOT, b"file", &make(FileKind::Regular)).expect("made").id;
+    let set =
+        |name: &[u8], bytes: usize| fs.set_xattr(&ROOT, file, name, &vec![b'x'; bytes], XattrFlags::default(), false);
+    let long_name = [&b"user."[..], &[b'n'; XATTR_NAME_MAX - 5]].concat();
+    assert_eq!(set(&long_name, XATTR_VALUE_MAX), Ok(()), "the largest one fits");
+    assert_eq!(set(b"user.a", XATTR_VALUE_MAX + 1), Err(Errno::E2BIG));
+    assert_eq!(set(b"user.a", 10_000), Err(Errno::ENOSPC));
+    assert_eq!(set(b"user.a", 1000), Ok(()));
+    assert_eq!(set(&long_name, 1000), Ok(()));
+    assert_eq!(set(b"user.a", 60_000), Ok(()));
+    fs.make_room().expect("honest");
+    let mut count = 0;
+    while set(format!("trusted.{count}").as_bytes(), 0) == Ok(()) {
+        count += 1;
+    }
+    assert!((50..2000).contains(&count), "{count} empty ones beside");
+    let names = fs.xattr_names(file).expect("listed");
+    assert_eq!(names.len(), count + 2);
+    fs.make_room().expect("honest");
+}
+
+/// From the fence on, a session acknowledges nothing: what it does is lost.
+#[test]
+fn fenced_session_fails_every_call() {
+    let mut site = Site::new(64 << 20);
+    let fs = connect(&site);
+    let file = fs.make_open(&ROOT, InodeId::ROOT, b"file", &make(FileKind::Regular)).expect("made").id;
+    let open = fs.open_inode(file);
+    fs.write(&ROOT, file, WriteAt::Offset(0), b"kept", false).expect("written");
+    fs.list(InodeId::ROOT, 0, &mut |_| true).expect("listed");
+    fs.make_room().expect("digested");
+    let session = site.status().sessions[0].session;
+    let log = site.arena().join(format!("sessions/{session}.log"));
+    let log = std::fs::File::options().write(true).open(log).expect("a log");
+    for at in 0..4 {
+        rustix::io::pwrite(&log, &[0xff; 4096], at * 4096).expect("written");
+    }
+    assert_eq!(fs.make_room(), Err(Errno::EIO));
+    let mut buffer = [0; 4];
+    assert_eq!(fs.attributes(file).err(), Some(Errno::EIO));
+    assert!(fs.attributes_open(&open).is_none());
+    assert_eq!(fs.lookup(&ROOT, InodeId::ROOT, b"file").err(), Some(Errno::EIO));
+    assert_eq!(fs.list(InodeId::ROOT, 0, &mut |_| true).err(), Some(Errno::EIO));
+    assert_eq!(fs.read(file, 0, &mut buffer).err(), Some(Errno::EIO));
+    assert!(fs.read_open(&open, 0, 4, |_| Some(&mut buffer)).is_none());
+    assert_eq!(fs.write(&ROOT, file, WriteAt::Offset(0), b"lost", false).err(), Some(Errno::EIO));
+    assert!(fs.write_open(&open, WriteAt::End, b"lost", false, FILE_SIZE_MAX).is_none());
+    assert_eq!(fs.allocate(&ROOT, file, Allocation::Reserve, 0, 1, false).err(), Some(Errno::EIO));
+    assert_eq!(fs.seek(file, Seek::Data, 0).err(), Some(Errno::EIO));
+    assert_eq!(fs.make(&ROOT, InodeId::ROOT, b"new", &make(FileKind::Regular)).err(), Some(Errno::EIO));
+    assert_eq!(fs.link(&ROOT, file, InodeId::ROOT, b"new").err(), Some(Errno::EIO));
+    let (name, new_name) = ((InodeId::ROOT, &b"file"[..]), (InodeId::ROOT, &b"new"[..]));
+    assert_eq!(fs.rename(&ROOT, name, new_name, RenameFlags::default()).err(), Some(Errno::EIO));
+    assert_eq!(fs.unlink(&ROOT, InodeId::ROOT, b"file").err(), Some(Errno::EIO));
+    let mode = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
+    assert_eq!(fs.set_attributes(&ROOT, file, &mode).err(), Some(Errno::EIO));
+    assert_eq!(fs.set_xattr(&ROOT, file, b"user.x", b"x", XattrFlags::default(), false).err(), Some(Errno::EIO));
+    assert_eq!(fs.remove_xattr(&ROOT, file, b"user.x").err(), Some(Errno::EIO));
+    assert_eq!(fs.xattr(file, b"user.x").err(), Some(Errno::EIO));
+    assert_eq!(fs.xattr_names(file).err(), Some(Errno::EIO));
+    assert_eq!(fs.open(file).err(), Some(Errno::EIO));
+    assert_eq!(fs.sync_inode(file).err(), Some(Errno::EIO));
+    assert_eq!(fs.sync_all().err(), Some(Errno::EIO));
+    assert_eq!(fs.space(file).err(), Some(Errno::EIO));
+    let other = connect(&site);
+    assert_eq!(other.read(file, 0, &mut buffer), Ok(4));
+    assert_eq!(&buffer, b"kept");
+    site.check();
 }

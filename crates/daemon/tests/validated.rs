@@ -4,15 +4,19 @@
 
 mod common;
 
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ashlar_libfs::{Allocation, AttributeChange, LibFs, NewInode, RenameFlags, SetTime, WriteAt, XattrFlags};
 use ashlar_tests::random::Random;
 use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId, Timestamp};
-use ashlar_update::{XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_CAPABILITY};
-use common::Site;
+use ashlar_update::{Create, Rename, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_CAPABILITY};
 use common::libfs::{ROOT, connect, make};
+use common::{Client, Site, create};
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::test_runner::{Config, TestRunner};
 use rustix::process::{Gid, Uid};
 
 #[test]
@@ -26,9 +30,8 @@ const USER: u32 = 2000;
 const IDS: [u32; 3] = [0, USER, 4242];
 const NAMES: [&[u8]; 6] = [b"a", b"b", b"c", b"d", b"e", b"f"];
 const STEPS: u64 = 6000;
-/// Times that a directory is opened and closed to the user, which acts in it meanwhile.
-const ROUNDS: u32 = 400;
-const ROUNDS_MAX: u32 = 100 * ROUNDS;
+/// Cases of the property that both sides refuse the same.
+const CASES: u32 = 1000;
 /// Steps after which SharedFS validates the logged records.
 const VALIDATED_AFTER: u64 = 5;
 
@@ -40,17 +43,27 @@ fn is_root() -> bool {
     is_root
 }
 
+/// Acts in a thread that has become the ordinary user.
+fn as_user<R: Send>(act: impl FnOnce() -> R + Send) -> R {
+    let act = || {
+        let (gid, uid) = (Gid::from_raw(USER), Uid::from_raw(USER));
+        rustix::thread::set_thread_res_gid(gid, gid, gid).expect("another group");
+        rustix::thread::set_thread_res_uid(uid, uid, uid).expect("another user");
+        act()
+    };
+    std::thread::scope(|scope| scope.spawn(act).join().expect("done"))
+}
+
+/// Opens a session of the ordinary user on the bare protocol.
+fn open_as_user(site: &Site) -> Client {
+    as_user(|| Client::open(&site.socket()))
+}
+
 /// Opens a session of the ordinary user, with the user's credentials.
 ///
 /// These are the credentials as LibFS knows them.
 fn connect_as_user(site: &Site) -> (Arc<LibFs>, Credentials) {
-    let open = || {
-        let (gid, uid) = (Gid::from_raw(USER), Uid::from_raw(USER));
-        rustix::thread::set_thread_res_gid(gid, gid, gid).expect("another group");
-        rustix::thread::set_thread_res_uid(uid, uid, uid).expect("another user");
-        connect(site)
-    };
-    let fs = std::thread::scope(|scope| scope.spawn(open).join().expect("connected"));
+    let fs = as_user(|| connect(site));
     // SharedFS takes the groups of the process.
     let groups = rustix::process::getgroups().expect("groups").into_iter().map(Gid::as_raw).collect();
     (fs, Credentials { uid: USER, gid: USER, groups, checked: false })
@@ -331,4 +344,252 @@ fn names_changed_as_their_directory_closes_are_accepted() {
     });
     user.make_room().expect("honest");
     assert_eq!(site.check()["sessions_fenced"], 0);
+}
+
+/// The attributes of one inode of a case.
+#[derive(Clone, Debug)]
+struct Attributes {
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    /// The seed of an access list, if it has one.
+    list: Option<u64>,
+}
+
+fn attributes() -> impl Strategy<Value = Attributes> {
+    let mode = prop_oneof![0..0o10000_u32, Just(0o777), Just(0o755), Just(0o1777), Just(0o666), Just(0o2775)];
+    let list = prop::option::weighted(0.2, any::<u64>());
+    (mode, select(&IDS[..]), select(&IDS[..]), list).prop_map(|(mode, uid, gid, list)| Attributes {
+        mode,
+        uid,
+        gid,
+        list,
+    })
+}
+
+/// A call that needs rights, and the record by which an honest session makes it.
+#[derive(Clone, Copy, Debug)]
+enum Call {
+    SetMode(u32),
+    SetOwner(u32),
+    SetGroup(u32),
+    Touch,
+    TouchModified,
+    SetTimes,
+    Truncate,
+    Write,
+    SetXattr(&'static [u8]),
+    RemoveXattr(&'static [u8]),
+    Link,
+    Unlink,
+    Make(FileKind),
+    MakeUnnamed,
+    Rename,
+    Move,
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    const XATTRS: [&[u8]; 6] =
+        [b"user.x", b"trusted.x", b"security.x", b"other.x", XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT];
+    prop_oneof![
+        (0..0o10000_u32).prop_map(Call::SetMode),
+        select(&IDS[..]).prop_map(Call::SetOwner),
+        select(&IDS[..]).prop_map(Call::SetGroup),
+        select(&XATTRS[..]).prop_map(Call::SetXattr),
+        select(&XATTRS[..]).prop_map(Call::RemoveXattr),
+        select(&[FileKind::Regular, FileKind::Directory, FileKind::Symlink][..]).prop_map(Call::Make),
+        select(
+            &[
+                Call::Touch,
+                Call::TouchModified,
+                Call::SetTimes,
+                Call::Truncate,
+                Call::Write,
+                Call::Link,
+                Call::Unlink,
+                Call::MakeUnnamed,
+                Call::Rename,
+                Call::Move,
+            ][..]
+        ),
+    ]
+}
+
+/// Two directories, and an inode in the first one.
+struct Subject {
+    directory: InodeId,
+    other: InodeId,
+    inode: InodeId,
+    is_directory: bool,
+    owns: bool,
+}
+
+const LATE: Timestamp = Timestamp { seconds: 1_700_000_000, nanoseconds: 5 };
+
+impl Call {
+    /// Makes the call by LibFS.
+    fn make(self, fs: &LibFs, user: &Credentials, on: &Subject, list: &[u8]) -> Result<(), Errno> {
+        let set = |change| fs.set_attributes(user, on.inode, &change).map(drop);
+        let none = AttributeChange::default();
+        let value = |name| if [XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT].contains(&name) { list } else { b"value" };
+        match self {
+            Self::SetMode(mode) => set(AttributeChange { mode: Some(mode), ..none }),
+            Self::SetOwner(uid) => set(AttributeChange { uid: Some(uid), strip: true, ..none }),
+            Self::SetGroup(gid) => set(AttributeChange { gid: Some(gid), strip: true, ..none }),
+            Self::Touch => set(AttributeChange { accessed: Some(SetTime::Now), modified: Some(SetTime::Now), ..none }),
+            Self::TouchModified => set(AttributeChange { modified: Some(SetTime::Now), ..none }),
+            Self::SetTimes => {
+                set(AttributeChange { accessed: Some(SetTime::At(LATE)), modified: Some(SetTime::At(LATE)), ..none })
+            }
+            Self::Truncate => set(AttributeChange { size: Some(0), strip: true, ..none }),
+            Self::Write => {
+                fs.open_for(user, on.inode, Access::WRITE)?;
+                let admitted = Credentials { checked: true, ..user.clone() };
+                let written = fs.write(&admitted, on.inode, WriteAt::Offset(0), b"x", true).map(drop);
+                fs.close(on.inode);
+                written
+            }
+            Self::SetXattr(name) => fs.set_xattr(user, on.inode, name, value(name), XattrFlags::default(), false),
+            Self::RemoveXattr(name) => fs.remove_xattr(user, on.inode, name),
+            Self::Link => fs.link(user, on.inode, on.directory, b"linked").map(drop),
+            Self::Unlink if on.is_directory => fs.remove_directory(user, on.directory, b"name", None),
+            Self::Unlink => fs.unlink(user, on.directory, b"name"),
+            Self::Make(kind) => {
+                let target: &[u8] = if kind == FileKind::Symlink { b"there" } else { b"" };
+                let make = NewInode { kind, mode: 0o755, umask: 0, device: 0, target };
+                fs.make(user, on.directory, b"new", &make).map(drop)
+            }
+            Self::MakeUnnamed => {
+                let made = fs.make_unnamed(user, on.directory, &make(FileKind::Regular))?;
+                fs.close(made.id);
+                Ok(())
+            }
+            Self::Rename => {
+                fs.rename(user, (on.directory, b"name"), (on.directory, b"renamed"), RenameFlags::default())
+            }
+            Self::Move => fs.rename(user, (on.directory, b"name"), (on.other, b"moved"), RenameFlags::default()),
+        }
+    }
+
+    /// Returns whether the refusal of the call forbids the record too.
+    fn decides(self, on: &Subject, errno: Errno) -> bool {
+        match self {
+            // An owner may have had the file open before it took away its own right to write.
+            Self::Truncate | Self::Write => errno == Errno::EACCES && !on.owns && !on.is_directory,
+            _ => matches!(errno, Errno::EACCES | Errno::EPERM | Errno::EOPNOTSUPP),
+        }
+    }
+
+    /// Appends the record of the call to a session that has checked nothing.
+    fn append(self, client: &mut Client, on: &Subject, list: &[u8]) {
+        let (inode, at) = (on.inode, LATE);
+        let (parent, new_parent) = (on.directory, if let Self::Move = self { on.other } else { on.directory });
+        let wants = [(inode, true), (parent, true), (on.other, true), (InodeId::RENAME, true)];
+        client.acquire(&wants).expect("granted");
+        let none = SetAttributes { inode, mode: None, uid: None, gid: None, accessed: None, modified: None, at };
+        let value = |name| if [XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT].contains(&name) { list } else { b"value" };
+        let new = client.inode();
+        let made = |name, kind| Update::Create(Create { uid: USER, gid: USER, ..create(new, parent, name, kind) });
+        let set = Update::SetAttributes;
+        let update = match self {
+            Self::SetMode(mode) => set(SetAttributes { mode: Some(mode), ..none }),
+            Self::SetOwner(uid) => set(SetAttributes { uid: Some(uid), ..none }),
+            Self::SetGroup(gid) => set(SetAttributes { gid: Some(gid), ..none }),
+            Self::Touch => set(SetAttributes { accessed: Some(at), modified: Some(at), ..none }),
+            Self::TouchModified => set(SetAttributes { modified: Some(at), ..none }),
+            Self::SetTimes => {
+                let before = Some(Timestamp { seconds: 5, nanoseconds: 5 });
+                set(SetAttributes { accessed: before, modified: before, ..none })
+            }
+            Self::Truncate => Update::Resize { inode, size: 0, strip: true, at },
+            Self::Write => Update::Write { inode, offset: 0, at, strip: true, data: b"x" },
+            Self::SetXattr(name) => Update::SetXattr { inode, name, value: value(name), mode: None, at },
+            Self::RemoveXattr(name) => Update::RemoveXattr { inode, name, mode: None, at },
+            Self::Link => Update::Link { inode, parent, name: b"linked", at },
+            Self::Unlink if on.is_directory => {
+                Update::RemoveDirectory { inode, parent, name: b"name", release: true, at }
+            }
+            Self::Unlink => Update::Unlink { inode, parent, name: b"name", release: true, at },
+            Self::Make(kind) => made(b"new", kind),
+            Self::MakeUnnamed => made(b"", FileKind::Regular),
+            Self::Rename | Self::Move => Update::Rename(Rename {
+                parent,
+                name: b"name",
+                inode,
+                new_parent,
+                new_name: if let Self::Move = self { b"moved" } else { b"renamed" },
+                target: None,
+                exchange: false,
+                whiteout: None,
+                release: true,
+                at,
+            }),
+        };
+        client.append(&update);
+    }
+}
+
+/// Gives an inode its attributes, as the super-user.
+fn give(root: &LibFs, inode: InodeId, given: &Attributes) {
+    if let Some(seed) = given.list {
+        let list = list(&mut Random::new(seed));
+        root.set_xattr(&ROOT, inode, XATTR_ACL_ACCESS, &list, XattrFlags::default(), false).expect("set");
+    }
+    let owner = AttributeChange { uid: Some(given.uid), gid: Some(given.gid), ..AttributeChange::default() };
+    root.set_attributes(&ROOT, inode, &owner).expect("set");
+    let mode = AttributeChange { mode: Some(given.mode), ..AttributeChange::default() };
+    root.set_attributes(&ROOT, inode, &mode).expect("set");
+}
+
+/// SharedFS refuses the record of each call that LibFS refuses, and accepts each one that LibFS makes.
+///
+/// Owners, modes, sticky and set-id bits, access lists and calls are random.
+#[test]
+fn sharedfs_refuses_what_libfs_refuses_and_no_more() {
+    if !is_root() {
+        return;
+    }
+    let mut site = Site::new(64 << 20);
+    let root = connect(&site);
+    let (user, credentials) = connect_as_user(&site);
+    let raw = RefCell::new(open_as_user(&site));
+    let (refused, done) = (Cell::new(0), Cell::new(0_u64));
+    let attributes = || [attributes(), attributes(), attributes()];
+    let mut runner = TestRunner::new(Config { cases: CASES, failure_persistence: None, ..Config::default() });
+    let result =
+        runner.run(&(attributes(), any::<bool>(), call(), any::<u64>()), |(given, is_directory, call, seed)| {
+            let number = done.get() + refused.get();
+            let directory = |name: &str| {
+                root.make(&ROOT, InodeId::ROOT, name.as_bytes(), &make(FileKind::Directory)).expect("made").id
+            };
+            let names = [format!("{number} from"), format!("{number} to")];
+            let (from, to) = (directory(&names[0]), directory(&names[1]));
+            let kind = if is_directory { FileKind::Directory } else { FileKind::Regular };
+            let inode = root.make(&ROOT, from, b"name", &make(kind)).expect("made").id;
+            [from, to, inode].into_iter().zip(&given).for_each(|(inode, given)| give(&root, inode, given));
+            let on = Subject { directory: from, other: to, inode, is_directory, owns: given[2].uid == USER };
+            let list = list(&mut Random::new(seed));
+            match call.make(&user, &credentials, &on, &list) {
+                Ok(()) => {
+                    done.set(done.get() + 1);
+                    prop_assert_eq!(user.make_room(), Ok(()), "SharedFS refuses a record that LibFS has logged");
+                }
+                Err(Errno::EIO) => prop_assert!(false, "the honest session is fenced"),
+                Err(errno) if call.decides(&on, errno) => {
+                    refused.set(refused.get() + 1);
+                    let mut client = raw.borrow_mut();
+                    call.append(&mut client, &on, &list);
+                    prop_assert_eq!(client.digest().err(), Some(Errno::EIO), "SharedFS accepts what LibFS refuses");
+                    client.wait_fenced();
+                    *client = open_as_user(&site);
+                }
+                Err(_) => done.set(done.get() + 1),
+            }
+            Ok(())
+        });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+    assert!(refused.get() > u64::from(CASES) / 10 && done.get() > u64::from(CASES) / 10, "{refused:?}, {done:?}");
+    assert_eq!(site.check()["sessions_fenced"], refused.get());
 }

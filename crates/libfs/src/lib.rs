@@ -39,7 +39,7 @@ mod names;
 mod operation_stats;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -161,8 +161,6 @@ pub struct LibFs {
     record_locks: RecordLocks,
     /// Serialises writers of the control page's handle table.
     handles: Mutex<()>,
-    /// Open files that this session created without a name (`O_TMPFILE`): they may get a name.
-    unnamed: Mutex<HashSet<InodeId>>,
     /// Held while a directory moves, from the check of its ancestors until it has moved. Threads of one session share
     /// its leases, so leases alone don't keep them apart.
     moving: Mutex<()>,
@@ -268,7 +266,6 @@ impl LibFs {
             reserved: Mutex::default(),
             record_locks: RecordLocks::default(),
             handles: Mutex::new(()),
-            unnamed: Mutex::default(),
             moving: Mutex::default(),
             inodes: Mutex::new((welcome.inodes.0.0, welcome.inodes.1)),
             dependencies: Mutex::default(),

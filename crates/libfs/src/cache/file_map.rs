@@ -141,6 +141,11 @@ impl FileMap {
         self.size = size;
     }
 
+    /// Returns the block behind the last one that is taken up, which may be reserved behind the file's end.
+    pub(crate) fn end_block(&self) -> u64 {
+        self.blocks.end()
+    }
+
     /// Calls `each` with the parts of `start..end` in order; stops at the first error.
     ///
     /// Each call gets the part's offset, its length, its piece, and the part's offset in the piece. A part without a

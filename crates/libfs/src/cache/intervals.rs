@@ -101,6 +101,11 @@ impl Intervals {
         self.ranges.extend(tail.into_iter().map(|(s, e)| (s + length, e + length)));
     }
 
+    /// Returns the number behind the last one in the set.
+    pub(crate) fn end(&self) -> u64 {
+        self.ranges.last_key_value().map_or(0, |(_, &end)| end)
+    }
+
     /// Returns the first number from `from` on that is in the set (`inside`) or not in it.
     pub(crate) fn next(&self, from: u64, inside: bool) -> Option<u64> {
         let covering = self.ranges.range(..=from).next_back().filter(|&(_, &e)| e > from);

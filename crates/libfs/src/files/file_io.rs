@@ -5,6 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 use ashlar_pmem::Persistent;
 use ashlar_types::{
     BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, LogPosition, QuotaId, SessionId,
+    blocks_for,
 };
 use ashlar_update::{Allocation, Update};
 use ashlar_wire::{OperationKind, Reply, Request, SpaceReply};
@@ -287,6 +288,13 @@ impl LibFs {
                 Allocation::Collapse if end >= inode.size => return Err(Errno::EINVAL.into()),
                 Allocation::Insert if offset >= inode.size => return Err(Errno::EINVAL.into()),
                 Allocation::Insert if inode.size + length > FILE_SIZE_MAX => return Err(Errno::EFBIG.into()),
+                Allocation::Insert => {
+                    // Blocks that are reserved behind the file's end move too.
+                    let content = locked.state(id)?.content.as_ref().ok_or(Errno::EIO)?;
+                    if content.end_block() + length / BLOCK_BYTES > blocks_for(FILE_SIZE_MAX) {
+                        return Err(Errno::EINVAL.into());
+                    }
+                }
                 _ => {}
             }
             Self::drop_capabilities(locked, id)?;

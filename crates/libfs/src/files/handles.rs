@@ -118,11 +118,6 @@ impl LibFs {
 
     /// Ends the last close of an inode: frees it if `is_freed`.
     fn finish_close(&self, id: InodeId, is_freed: bool) {
-        let mut unnamed = self.unnamed.lock();
-        if !unnamed.is_empty() {
-            unnamed.remove(&id);
-        }
-        drop(unnamed);
         if !is_freed {
             return;
         }

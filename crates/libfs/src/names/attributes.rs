@@ -5,6 +5,7 @@ use ashlar_types::{
     MODE_STICKY, QuotaId, Timestamp, XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };
 use ashlar_update::acl::Acl;
+use ashlar_update::xattr_size::{attribute_bytes, attribute_fits};
 use ashlar_update::{
     Entry, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_CAPABILITY, XATTR_QUOTA, permission,
 };
@@ -143,14 +144,18 @@ impl LibFs {
 
     pub(crate) fn allows_access(&self, state: &NodeState, user: &Credentials, access: Access) -> bool {
         let Some(inode) = &state.inode else { return false };
-        let acl = state.xattrs.as_ref().and_then(|all| all.get(XATTR_ACL_ACCESS)).and_then(|value| Acl::parse(value));
-        permission::allows(inode, acl.as_ref(), user, access)
+        permission::allows(inode, access_list(state).as_ref(), user, access)
     }
 
     /// Returns the access with which `user` may have an inode open.
     pub(crate) fn held_access(&self, state: &NodeState, user: &Credentials) -> Access {
-        let acl = state.xattrs.as_ref().and_then(|all| all.get(XATTR_ACL_ACCESS)).and_then(|value| Acl::parse(value));
+        let acl = access_list(state);
         state.inode.as_ref().map_or(Access::NONE, |inode| permission::granted_access(inode, acl.as_ref(), user))
+    }
+
+    /// Returns whether `user` may give an inode another name.
+    pub(crate) fn may_link(&self, state: &NodeState, user: &Credentials) -> bool {
+        state.inode.as_ref().is_some_and(|inode| permission::may_link(inode, access_list(state).as_ref(), user))
     }
 
     /// Sets attributes: chmod, chown, truncate and utimens in one.
@@ -330,7 +335,7 @@ impl LibFs {
             return if quota == QuotaId::NONE { Err(Errno::ENODATA) } else { Ok(quota.to_string().into_bytes()) };
         }
         let value = guard.xattrs.as_ref().and_then(|all| all.get(name)).cloned();
-        value.ok_or_else(|| check_xattr_name(name).err().unwrap_or(Errno::ENODATA))
+        value.ok_or_else(|| permission::check_xattr_name(name).err().unwrap_or(Errno::ENODATA))
     }
 
     /// Checks that `user` may read an extended attribute of this name, as the kernel does before [`LibFs::xattr`].
@@ -346,7 +351,7 @@ impl LibFs {
             }
             return self.check_access(user, id, Access::READ);
         }
-        if is_acl(name) {
+        if permission::is_acl(name) {
             let kind = self.attributes(id)?.inode.kind;
             return if kind == FileKind::Symlink { Err(Errno::EOPNOTSUPP) } else { Ok(()) };
         }
@@ -394,12 +399,11 @@ impl LibFs {
         if name == XATTR_QUOTA {
             return self.set_quota(user, id, value);
         }
-        if is_acl(name) {
+        if permission::is_acl(name) {
             return self.set_acl(user, id, name, value, strip_sgid);
         }
         self.change_nodes(&[Claim::write(id).with_xattrs()], |locked| {
-            self.check_xattr_access(locked.state(id)?, user, name)?;
-            check_xattr_name(name)?;
+            Self::check_xattr_change(locked.state(id)?, user, name)?;
             let exists = locked.state(id)?.xattrs.as_ref().is_some_and(|all| all.contains_key(name));
             if flags.create && exists {
                 return Err(Errno::EEXIST.into());
@@ -407,6 +411,7 @@ impl LibFs {
             if flags.replace && !exists {
                 return Err(Errno::ENODATA.into());
             }
+            check_room_for_xattr(locked.state(id)?, name, value)?;
             locked.log_update(&Update::SetXattr { inode: id, name, value, mode: None, at: Self::now() }).map(drop)
         })
     }
@@ -421,8 +426,9 @@ impl LibFs {
             if name == XATTR_ACL_DEFAULT && inode.kind != FileKind::Symlink && !inode.is_directory() {
                 return Err(Errno::EACCES.into());
             }
-            self.check_xattr_access(locked.state(id)?, user, name)?;
+            Self::check_xattr_change(locked.state(id)?, user, name)?;
             let acl = Acl::parse(value).ok_or(Errno::EINVAL)?;
+            check_room_for_xattr(locked.state(id)?, name, value)?;
             let at = Self::now();
             let mut mode = None;
             if name == XATTR_ACL_ACCESS {
@@ -452,10 +458,9 @@ impl LibFs {
                 // There is none, so the result is the same for every user.
                 return Ok(());
             }
-            self.check_xattr_access(locked.state(id)?, user, name)?;
-            check_xattr_name(name)?;
+            Self::check_xattr_change(locked.state(id)?, user, name)?;
             if !locked.state(id)?.xattrs.as_ref().is_some_and(|all| all.contains_key(name)) {
-                return if is_acl(name) { Ok(()) } else { Err(Errno::ENODATA.into()) };
+                return if permission::is_acl(name) { Ok(()) } else { Err(Errno::ENODATA.into()) };
             }
             locked.log_update(&Update::RemoveXattr { inode: id, name, mode: None, at: Self::now() }).map(drop)
         })
@@ -466,7 +471,7 @@ impl LibFs {
         let number = std::str::from_utf8(value).ok().and_then(|text| text.trim_ascii().parse::<u64>().ok());
         let quota = QuotaId(number.filter(|number| number >> QuotaId::BITS == 0).ok_or(Errno::EINVAL)?);
         self.change_nodes(&[Claim::write(id).with_xattrs()], |locked| {
-            self.check_xattr_access(locked.state(id)?, user, XATTR_QUOTA)?;
+            Self::check_xattr_change(locked.state(id)?, user, XATTR_QUOTA)?;
             if locked.inode(id)?.quota == quota {
                 return Ok(());
             }
@@ -474,52 +479,21 @@ impl LibFs {
         })
     }
 
-    /// Checks that `user` may change an extended attribute (`xattr(7)`).
-    ///
-    /// User attributes follow the file's permissions. Trusted and security attributes belong to the super-user, access
-    /// lists to the owner.
-    fn check_xattr_access(&self, state: &NodeState, user: &Credentials, name: &[u8]) -> Result<(), Stop> {
+    fn check_xattr_change(state: &NodeState, user: &Credentials, name: &[u8]) -> Result<(), Stop> {
         let inode = state.inode.as_ref().ok_or(Errno::ESTALE)?;
-        if name.starts_with(b"user.") {
-            if !matches!(inode.kind, FileKind::Regular | FileKind::Directory) {
-                return Err(Errno::EPERM.into());
-            }
-            // In a directory that many users write, attributes belong to its owner.
-            if inode.is_directory() && inode.mode & MODE_STICKY != 0 && !permission::owns(inode, user) {
-                return Err(Errno::EPERM.into());
-            }
-            return if self.allows_access(state, user, Access::WRITE) { Ok(()) } else { Err(Errno::EACCES.into()) };
-        }
-        if is_acl(name) {
-            if inode.kind == FileKind::Symlink {
-                return Err(Errno::EOPNOTSUPP.into());
-            }
-            return if permission::owns(inode, user) { Ok(()) } else { Err(Errno::EPERM.into()) };
-        }
-        if name.starts_with(b"trusted.") || name.starts_with(b"security.") {
-            return if user.is_privileged() { Ok(()) } else { Err(Errno::EPERM.into()) };
-        }
-        // A user without the right to write the file gets that error before any about the name.
-        let is_refused = !name.starts_with(b"system.") && !self.allows_access(state, user, Access::WRITE);
-        Err(if is_refused { Errno::EACCES } else { Errno::EOPNOTSUPP }.into())
+        Ok(permission::check_xattr_change(inode, access_list(state).as_ref(), user, name)?)
     }
 }
 
-fn is_acl(name: &[u8]) -> bool {
-    name == XATTR_ACL_ACCESS || name == XATTR_ACL_DEFAULT
+/// Fails with `ENOSPC`, as ext4, if the inode may not have this attribute beside its others.
+fn check_room_for_xattr(state: &NodeState, name: &[u8], value: &[u8]) -> Result<(), Stop> {
+    let all = state.xattrs.as_ref().ok_or(Errno::EIO)?;
+    let present = all.iter().map(|(name, value)| attribute_bytes(name, value)).sum();
+    let replaced = all.get(name).map_or(0, |value| attribute_bytes(name, value));
+    let fits = attribute_fits(present, replaced, attribute_bytes(name, value));
+    if fits { Ok(()) } else { Err(Errno::ENOSPC.into()) }
 }
 
-/// Checks that an extended attribute can have this name, as the kernel's file systems do.
-///
-/// `EINVAL` for a namespace alone, `EOPNOTSUPP` for a name in no namespace.
-fn check_xattr_name(name: &[u8]) -> Outcome<()> {
-    if is_acl(name) {
-        return Ok(());
-    }
-    let below = [&b"user."[..], b"trusted.", b"security."].into_iter().find_map(|space| name.strip_prefix(space));
-    match below {
-        Some([]) => Err(Errno::EINVAL),
-        Some(_) => Ok(()),
-        None => Err(Errno::EOPNOTSUPP),
-    }
+fn access_list(state: &NodeState) -> Option<Acl> {
+    state.xattrs.as_ref()?.get(XATTR_ACL_ACCESS).and_then(|value| Acl::parse(value))
 }

@@ -5,9 +5,11 @@
 use std::sync::atomic::Ordering;
 
 use ashlar_types::{
-    Access, COOKIE_PARENT, COOKIE_SELF, Credentials, Errno, FileKind, Inode, InodeId, LINK_MAX, MODE_SETGID, Name,
+    Access, COOKIE_PARENT, COOKIE_SELF, Credentials, DEPTH_MAX, Errno, FileKind, Inode, InodeId, LINK_MAX, MODE_SETGID,
+    Name,
 };
 use ashlar_update::acl::Acl;
+use ashlar_update::xattr_size::lists_fit;
 use ashlar_update::{Create, Entry, Update, XATTR_ACL_DEFAULT, permission, quota_allows};
 use ashlar_wire::{OperationKind, Reply, Request};
 
@@ -92,7 +94,8 @@ impl LibFs {
     /// Creates an inode: mkdir, mknod, symlink, creat. The inode is not open.
     ///
     /// # Errors
-    /// `EEXIST`, `ENOENT` (a removed directory), `ENOTDIR`, `EACCES`, `ENAMETOOLONG`, `EMLINK`, `ENOSPC`, `EDQUOT`,
+    /// `EEXIST`, `ENOENT` (a removed directory), `ENOTDIR`, `EACCES`, `ENAMETOOLONG` (also a directory deeper than
+    /// [`DEPTH_MAX`]), `EMLINK`, `ENOSPC`, `EDQUOT`,
     /// `EINVAL`.
     pub fn make(
         &self,
@@ -128,14 +131,7 @@ impl LibFs {
     /// As [`LibFs::make_open`].
     pub fn make_unnamed(&self, user: &Credentials, directory: InodeId, make: &NewInode<'_>) -> Outcome<FoundInode> {
         let _measured = self.begin_operation(OperationKind::Name);
-        let made = self.make_inode(user, directory, b"", make, true)?;
-        self.unnamed.lock().insert(made.id);
-        Ok(made)
-    }
-
-    /// Records that another session created a file without a name: it may get one.
-    pub fn note_unnamed(&self, inode: InodeId) {
-        self.unnamed.lock().insert(inode);
+        self.make_inode(user, directory, b"", make, true)
     }
 
     fn make_inode(
@@ -158,6 +154,9 @@ impl LibFs {
         // existing name is then the error, whatever the request would give.
         if !self.has_inodes() && is_there()? {
             return Err(Errno::EEXIST);
+        }
+        if make.kind == FileKind::Directory {
+            self.check_depth(directory)?;
         }
         let id = self.next_inode()?;
         let claim = Claim::write(directory).with_xattrs();
@@ -205,6 +204,9 @@ impl LibFs {
             return Err(Errno::EMLINK.into());
         }
         let plan = Inheritance::from(locked, directory, user, make)?;
+        if !lists_fit(&plan.acl_access, &plan.acl_default) {
+            return Err(Errno::ENOSPC.into());
+        }
         let create = Create {
             inode: id,
             parent: directory,
@@ -230,6 +232,38 @@ impl LibFs {
             locked.state(id)?.handle.set_slot(handle);
         }
         Ok(FoundInode { id, inode: locked.inode(id)?.clone() })
+    }
+
+    /// Fails with `ENAMETOOLONG` if a directory in this one would lie too deep.
+    pub(crate) fn check_depth(&self, directory: InodeId) -> Outcome<()> {
+        // Parents are known of nearly all directories that lead here. One that has moved since is asked for again only
+        // if it makes the difference.
+        let known = |id| {
+            let state = self.nodes.read_existing(id)?;
+            Some(state.inode.as_ref()?.parent)
+        };
+        if self.is_deep(directory, &|id| known(id).map_or_else(|| self.parent(id), Ok))?
+            && self.is_deep(directory, &|id| self.parent(id))?
+        {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        Ok(())
+    }
+
+    fn parent(&self, directory: InodeId) -> Outcome<InodeId> {
+        Ok(self.find_inode(directory)?.inode.parent)
+    }
+
+    /// Returns whether a directory has as many directories above it, itself included, as may be.
+    fn is_deep(&self, directory: InodeId, parent: &dyn Fn(InodeId) -> Outcome<InodeId>) -> Outcome<bool> {
+        let mut at = directory;
+        for _ in 0..DEPTH_MAX {
+            if at == InodeId::ROOT {
+                return Ok(false);
+            }
+            at = parent(at)?;
+        }
+        Ok(true)
     }
 
     /// As [`LockedNodes::log_update`], for an update that creates an inode in a directory.
@@ -258,29 +292,32 @@ impl LibFs {
     /// Creates another name for an inode.
     ///
     /// # Errors
-    /// `EEXIST`, `EPERM` (a directory), `EMLINK`, `ENOENT` (no link left and not made by `O_TMPFILE`), `ENOTDIR`,
-    /// `EACCES`, `ENOSPC`, `EXDEV` (another subtree's quota).
+    /// `EEXIST`, `EPERM` (a directory, or a file to which `fs.protected_hardlinks` at 1 allows the user no name),
+    /// `EMLINK`, `ENOENT` (no link left and not made by `O_TMPFILE`), `ENOTDIR`, `EACCES`, `ENOSPC`, `EXDEV` (another
+    /// subtree's quota).
     pub fn link(&self, user: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<FoundInode> {
         let _measured = self.begin_operation(OperationKind::Name);
         check_new_name(name, Errno::EEXIST)?;
+        if !user.is_privileged() && !self.may_link(&*self.view_node(Claim::to_change(user, inode).reading())?, user) {
+            return Err(Errno::EPERM);
+        }
         self.check_change(user, directory)?;
         loop {
             if self.find_entry(directory, name, true)?.is_some() {
                 return Err(Errno::EEXIST);
             }
-            let claims = [Claim::write(inode), Claim::to_change(user, directory)];
+            let claims = [Claim::to_change(user, inode), Claim::to_change(user, directory)];
             let linked = self.change_nodes(&claims, |locked| {
                 let found = locked.inode(inode)?;
-                if found.is_directory() {
+                if found.is_directory() || !self.may_link(locked.state(inode)?, user) {
                     return Err(Errno::EPERM.into());
                 }
                 if found.links >= LINK_MAX {
                     return Err(Errno::EMLINK.into());
                 }
-                // A kernel that has looked a name up may not know that another mount has removed it since.
-                let is_removed = found.links == 0 && !self.unnamed.lock().contains(&inode);
                 let into = locked.inode(directory)?;
-                if is_removed || into.links == 0 {
+                // A kernel that has looked a name up may not know that another mount has removed it since.
+                if !permission::is_linkable(found) || into.links == 0 {
                     return Err(Errno::ENOENT.into());
                 }
                 if !quota_allows(inode, found, into) {
@@ -290,7 +327,6 @@ impl LibFs {
                 // The lease may have gone and come back without the entries: then the name is looked up again.
                 locked.expect_entry(directory, name, None).map_err(|_| Errno::ECANCELED)?;
                 locked.log_update(&Update::Link { inode, parent: directory, name, at: Self::now() })?;
-                self.unnamed.lock().remove(&inode);
                 Ok(FoundInode { id: inode, inode: locked.inode(inode)?.clone() })
             });
             match linked {

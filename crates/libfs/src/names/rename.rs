@@ -19,7 +19,8 @@ impl LibFs {
     ///
     /// # Errors
     /// `ENOENT`, `EEXIST`, `ENOTDIR`, `EISDIR`, `ENOTEMPTY`, `EINVAL` (a directory into itself, flags that exclude each
-    /// other), `EBUSY`, `EACCES`, `EPERM`, `EMLINK`, `EXDEV` (another subtree's quota), `ENOSPC`; for a whiteout
+    /// other), `ENAMETOOLONG` (also a directory that comes to lie deeper than [`ashlar_types::DEPTH_MAX`]), `EBUSY`,
+    /// `EACCES`, `EPERM`, `EMLINK`, `EXDEV` (another subtree's quota), `ENOSPC`; for a whiteout
     /// `EDQUOT`.
     pub fn rename(
         &self,
@@ -163,10 +164,14 @@ impl LibFs {
             if source_is_directory && self.is_ancestor(plan.source.inode, plan.new_parent)? {
                 return Err(Errno::EINVAL);
             }
+            if source_is_directory {
+                self.check_depth(plan.new_parent)?;
+            }
             if let Some(target) = plan.target.filter(|_| plan.exchange && target_is_directory) {
                 if self.is_ancestor(target.inode, plan.parent)? {
                     return Err(Errno::EINVAL);
                 }
+                self.check_depth(plan.parent)?;
             }
         }
         // An ancestor can't be replaced: it isn't empty.

@@ -222,11 +222,7 @@ fn open_source(descriptor: i32) -> Result<Option<(&'static MountSession, FoundIn
             None => return Ok(None),
         },
     };
-    let found = session.fs.attributes(inode)?;
-    if found.inode.links == 0 && unnamed_files::is_nameless(session, &found) {
-        session.fs.note_unnamed(inode);
-    }
-    Ok(Some((session, found)))
+    Ok(Some((session, session.fs.attributes(inode)?)))
 }
 
 /// Returns whether the kernel lets users name their own open files.
@@ -259,6 +255,5 @@ fn link(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
         return Ok(None);
     }
     session.fs.link(&session.user, found.id, place.directory, &place.name)?;
-    unnamed_files::record_named(session, found.id);
     Ok(Some(0))
 }

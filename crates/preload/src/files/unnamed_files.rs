@@ -27,8 +27,6 @@ pub(crate) struct UnnamedFile {
     born: Timestamp,
     /// The process that has made it, and may name it by its descriptor alone.
     maker: u32,
-    /// It has got a name: when that is removed, it gets no other.
-    is_named: bool,
 }
 
 static UNNAMED: Mutex<Vec<UnnamedFile>> = Mutex::new(Vec::new());
@@ -42,7 +40,6 @@ pub(crate) fn record_unnamed(session: &MountSession, made: &FoundInode) {
         inode: made.id,
         born: made.inode.born,
         maker: std::process::id(),
-        is_named: false,
     };
     let mut unnamed = UNNAMED.lock();
     if unnamed.len() == UNNAMED_MAX {
@@ -70,30 +67,13 @@ pub(crate) fn is_any_known() -> bool {
     IS_ANY.load(Ordering::Relaxed)
 }
 
-/// Returns whether a file was made without a name, and has got none.
-pub(crate) fn is_nameless(session: &MountSession, found: &FoundInode) -> bool {
-    is_any_such(session, found, |file| !file.is_named)
-}
-
 /// Returns whether another process has made a file without a name.
 pub(crate) fn is_of_another_process(session: &MountSession, found: &FoundInode) -> bool {
-    is_any_such(session, found, |file| file.maker != std::process::id())
-}
-
-fn is_any_such(session: &MountSession, found: &FoundInode, is_such: fn(&UnnamedFile) -> bool) -> bool {
     let is_it = |file: &UnnamedFile| {
-        (file.device, file.inode, file.born) == (session.device, found.id, found.inode.born) && is_such(file)
+        (file.device, file.inode, file.born) == (session.device, found.id, found.inode.born)
+            && file.maker != std::process::id()
     };
     is_any_known() && UNNAMED.lock().iter().any(is_it)
-}
-
-/// Records that a file has got a name.
-pub(crate) fn record_named(session: &MountSession, inode: InodeId) {
-    if is_any_known() {
-        let mut unnamed = UNNAMED.lock();
-        let files = unnamed.iter_mut().filter(|file| (file.device, file.inode) == (session.device, inode));
-        files.for_each(|file| file.is_named = true);
-    }
 }
 
 /// Removes a file that the process has closed.
