@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use ashlar_log::RecordAt;
 use ashlar_store::StoreError;
-use ashlar_types::{Access, InodeId, LogPosition, SessionId, Timestamp};
+use ashlar_types::{Access, LogPosition, SessionId, Timestamp};
 use ashlar_update::coalesce::{CoalesceScope, coalesce};
 use ashlar_update::{Allocation, Update, join};
 
@@ -356,6 +356,7 @@ fn latest_time() -> Timestamp {
 
 #[cfg(test)]
 mod tests {
+    use ashlar_types::InodeId;
     use ashlar_update::Rename;
 
     use super::*;

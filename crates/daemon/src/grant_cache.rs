@@ -363,7 +363,7 @@ mod tests {
         let need = Need { contents: true, entries: true, xattrs: true, children: false };
         let acquire = |id, inode, write| {
             let want = LeaseRequest { inode, write, scope: ScopeKind::Node, need };
-            grant::acquire(&shared, id, &[want], grant::Patience::Any).expect("granted");
+            grant::acquire(&shared, id, &[want], grant::Patience::Any, usize::MAX).expect("granted");
         };
         let append = |update: &Update<'_>| {
             log.append(log.seal_count(), update.kind() as u8, &update.encode().parts()).expect("appended");

@@ -343,7 +343,8 @@ mod tests {
     fn label_of_session_has_no_control_characters() {
         let (one, _two) = UnixStream::pair().expect("sockets");
         let label = "vim\x1b]0;TITLE\x07\n      99  process  1  0  fake line";
-        let (identity, _) = SessionIdentity::of_peer(&one, SessionKind::Process, label).expect("this very process");
+        let (identity, _) =
+            SessionIdentity::of_peer(&one, u64::MAX, SessionKind::Process, label).expect("this very process");
         assert_eq!(identity.label, r"vim\u{1b}]0;TITLE\u{7}\n      99  process  1  0  fake line");
     }
 

@@ -24,7 +24,6 @@ use ashlar_wire::{
     LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockKind, LockMode, LockSlot, LockSlotState, Reply, Request,
     SessionKind,
 };
-use parking_lot::MutexGuard;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::grant::{boot_time, report_store_error};
@@ -32,7 +31,7 @@ use crate::materialise;
 use crate::noted_locks::{from_locked_range, to_locked_range};
 use crate::session::ServedSession;
 use crate::session_page;
-use crate::shared_state::SharedState;
+use crate::shared_state::{SharedState, StateGuard};
 use crate::state::State;
 
 /// How long a restarted SharedFS waits for sessions that do not return.
@@ -372,7 +371,7 @@ fn lock_request_of(state: &State, id: SessionId, request: &Request) -> Result<Lo
 /// Locks the state to serve a request about locks on an inode.
 ///
 /// The session may just have made the inode: then its log is applied first.
-fn lock_state_for(shared: &SharedState, id: SessionId, inode: InodeId) -> Result<MutexGuard<'_, State>, Errno> {
+fn lock_state_for(shared: &SharedState, id: SessionId, inode: InodeId) -> Result<StateGuard<'_>, Errno> {
     let state = shared.lock();
     let is_there = state.store.inode(inode).map_err(|error| report_store_error(&error))?.is_some();
     Ok(if is_there { state } else { shared.apply_settled(state, id) })
@@ -467,7 +466,7 @@ pub fn set_lock(
         (LockOutcome::Blocked, Some(ticket)) => {
             let outcome = wait_for_lock(shared, &mut state, WaiterId { session: id, ticket }, socket)?;
             if outcome == LockOutcome::Granted {
-                let State { locking, sessions, .. } = &mut *state;
+                let State { locking, sessions, .. } = &mut **state;
                 locking.handle_granted(&request);
                 locking.note_locks(&request, sessions);
                 locking.wake_waiters(shared);
@@ -496,7 +495,7 @@ fn take_over_moved(state: &mut State, request: &LockRequest) {
 /// Waits until all sessions have asked again for their locks.
 ///
 /// These are the sessions that may have held locks before a restart. The asking session may have ended by then.
-fn await_grace(shared: &SharedState, state: &mut MutexGuard<'_, State>, id: SessionId) -> Result<(), Errno> {
+fn await_grace(shared: &SharedState, state: &mut StateGuard<'_>, id: SessionId) -> Result<(), Errno> {
     while let Some(until) = state.locking.grace_until() {
         if state.ending {
             return Err(SharedState::ENDING);
@@ -526,7 +525,7 @@ fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
 
 fn wait_for_lock(
     shared: &SharedState,
-    state: &mut MutexGuard<'_, State>,
+    state: &mut StateGuard<'_>,
     waiter: WaiterId,
     socket: BorrowedFd<'_>,
 ) -> Result<LockOutcome, Errno> {

@@ -14,7 +14,6 @@
 //! written to. So nothing that another session may have used is freed until all logs are applied.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,6 +28,7 @@ use crate::grant_cache::GrantPublisher;
 use crate::leasing::Leasing;
 use crate::mapped;
 use crate::mount_notifier::Notifier;
+use crate::panics;
 use crate::process_watcher::ProcessWatcher;
 use crate::retired;
 use crate::session::{ServedSession, SessionError};
@@ -108,7 +108,7 @@ fn guard_session<T>(id: SessionId, step: impl FnOnce() -> T) -> Result<T, Recove
         tests::panic_if_planted(id);
         step()
     };
-    catch_unwind(AssertUnwindSafe(guarded)).map_err(|_| RecoveryFailure::Panic(id))
+    panics::contain(guarded).map_err(|_| RecoveryFailure::Panic(id))
 }
 
 /// Recovers all logs but those of `set_aside`.

@@ -214,7 +214,9 @@ fn answer_request(shared: &SharedState, id: SessionId, request: Request, bytes_m
             let found = LookupTarget { directory, name: &name, within, makes, write, need };
             grant::lookup(shared, id, &found, Patience::None, bytes_max)
         }
-        Request::ReadDirectory { directory, after, limit } => grant::read_directory(shared, id, directory, after, limit),
+        Request::ReadDirectory { directory, after, limit } => {
+            grant::read_directory(shared, id, directory, after, limit)
+        }
         Request::Map { inode, first, blocks, follows, number } => {
             mapped::map_blocks(shared, id, inode, (first, blocks), (number, follows), Patience::None)
         }

@@ -308,14 +308,8 @@ fn resume_session(
     }
     state.counters.sessions_resumed += 1;
     admit_to_reserved(&mut state, peer.session, hello);
-    let is_privileged = identity.credentials().is_privileged();
-    let State { locking, sessions, .. } = &mut **state;
-    // A SharedFS to which it has returned already knows more than its copies show.
-    if sessions.get(&peer.session).is_some_and(|session| !session.is_connected) {
-        locking.take_up_copies(peer.session, sessions);
-    }
-    if is_privileged {
-        locking.record_reclaim();
+    if identity.credentials().is_privileged() {
+        state.locking.record_reclaim();
     }
     tracing::info!(session = peer.session.0, "session resumed");
     Ok(opened)

@@ -76,7 +76,9 @@ impl Stage {
         let mut user = self.user();
         let wants: Vec<_> = leased.iter().map(|inode| (*inode, true)).collect();
         user.acquire(&wants).expect("granted");
-        updates.iter().for_each(|update| drop(user.append(update)));
+        updates.iter().for_each(|update| {
+            user.append(update);
+        });
         let digested = user.digest().map(drop);
         if digested.is_err() {
             user.wait_fenced();

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use ashlar_types::{Errno, FileKind, InodeId, LogPosition, QuotaAmount, QuotaId, QuotaKey, SessionId};
 use ashlar_wire::{
-    Connection, Credit, LeaseRequest, LockKind, LockMode, LockSlot, Need, PROTOCOL_VERSION, Peer, QuotaRequest, Reply,
-    Request, ScopeKind, WireError,
+    Connection, Credit, LeaseRequest, LockKind, LockMode, LockSlot, MountTerms, Need, PROTOCOL_VERSION, Peer,
+    QuotaRequest, Reply, Request, ScopeKind, WireError,
 };
 use common::{Client, Site, hello};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -217,7 +217,7 @@ fn odd_requests_are_answered() {
     requests.push(Request::SyncDependencies(vec![(SessionId(max), LogPosition(max)); 1000]));
     requests.push(Request::Segment(u32::MAX));
     requests.push(Request::Unmap { number: u32::MAX });
-    requests.push(Request::RegisterMount { device: 1 });
+    requests.push(Request::RegisterMount { device: 1, terms: MountTerms::default() });
     for (blocks, metadata_bytes) in [(max, max), (max, 0), (1, max), (0, 0)] {
         for replaces in [false, true] {
             requests.push(Request::Credit { want: Credit { blocks, metadata_bytes }, replaces });
@@ -283,7 +283,9 @@ fn descriptors_never_reach_the_daemon() {
     }
     assert!(!is_taken, "the kernel refuses them, or SharedFS has closed the connection");
     // Requests that take none, and one that would.
-    for request in [Request::Status, Request::RegisterMount { device: 1 }, Request::Digest] {
+    for request in
+        [Request::Status, Request::RegisterMount { device: 1, terms: MountTerms::default() }, Request::Digest]
+    {
         let mut client = Client::open(&site.socket());
         let sent = client.line.call::<_, Reply>(&request, &[null.as_fd()]);
         assert!(matches!(sent, Err(WireError::Closed | WireError::Io(_))), "{sent:?}");

@@ -53,7 +53,7 @@ mod tests {
         // A socket whose other end sees when it is closed.
         let (mut watched, sent) = UnixStream::pair().expect("sockets");
         for _ in 0..3 {
-            near.send(&[7u8; 3000][..], &[sent.as_fd(); 5]).expect("sent");
+            near.send(&vec![7u8; 3000], &[sent.as_fd(); 5]).expect("sent");
         }
         drop(sent);
         let ours = far.try_clone().expect("a copy");

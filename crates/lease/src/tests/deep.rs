@@ -27,7 +27,7 @@ impl Ancestry for DeepTree {
 fn holding(directory: InodeId, tree: &DeepTree) -> LeaseManager {
     let mut manager = LeaseManager::new(Limits::default());
     let want = WantedLease { inode: directory, mode: Mode::Write, scope: LeaseScope::Subtree, may_widen: false };
-    manager.handle_request(1, SESSION, &[want]).expect("queued");
+    manager.handle_request(1, SESSION, &[want], tree).expect("queued");
     let mut is_granted = false;
     while let Some(command) = manager.poll_command(1, tree, &|_| false) {
         is_granted |= matches!(command, Command::Grant { .. });

@@ -463,8 +463,10 @@ impl World {
     }
 
     pub fn acquire(&mut self, session: SessionId, wants: &[WantedLease]) -> Check {
-        let request =
-            self.manager.handle_request(self.now_us, session, wants, &self.applied).map_err(|error| format!("refused: {error}"))?;
+        let request = self
+            .manager
+            .handle_request(self.now_us, session, wants, &self.applied)
+            .map_err(|error| format!("refused: {error}"))?;
         if !self.perform(Some(request))? {
             return Err(format!("request {request:?} was not answered"));
         }

@@ -20,7 +20,7 @@ const COMMANDS_MAX: usize = 100_000;
 /// A change that a session has logged.
 #[derive(Clone, Copy, Debug)]
 enum Change {
-    Make { inode: InodeId, parent: InodeId, is_directory: bool },
+    Make { parent: InodeId, is_directory: bool },
     Move { inode: InodeId, to: InodeId },
     Link { inode: InodeId, to: InodeId },
     Remove { inode: InodeId, keeps: bool },
@@ -159,7 +159,7 @@ impl Shell {
                     self.requests.extend(asked.ok());
                 }
             }
-            9 | 10 => self.log(session, Change::Make { inode: InodeId(0), parent: inode, is_directory: c & 1 == 0 }),
+            9 | 10 => self.log(session, Change::Make { parent: inode, is_directory: c & 1 == 0 }),
             11 => self.log(session, Change::Move { inode, to: other }),
             12 => self.log(session, Change::Link { inode, to: other }),
             13 | 14 => self.log(session, Change::Remove { inode, keeps: c & 1 == 0 }),
@@ -267,7 +267,7 @@ impl Shell {
     fn apply_one(&mut self, session: SessionId, change: Change) {
         let is_top = |inode| inode == InodeId::ROOT || inode == InodeId::RENAME;
         match change {
-            Change::Make { parent, is_directory, .. } => {
+            Change::Make { parent, is_directory } => {
                 if self.tree.is_directory(parent) && self.tree.leads_to_root(parent, InodeId(0)) {
                     let inode = InodeId(self.next_inode);
                     self.make(parent, is_directory);

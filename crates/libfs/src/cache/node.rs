@@ -410,7 +410,7 @@ mod tests {
             kind: FileKind::Regular,
         };
         let entries = names.map(|names| (0..names).map(entry).collect());
-        InodeState { attributes, contents: None, entries, xattrs: None, is_followed: false }
+        InodeState { attributes, contents: None, entries, xattrs: None, is_followed: false, hides_entries: false }
     }
 
     #[test]
