@@ -8,6 +8,9 @@ import os
 import sys
 
 top = sys.argv[1]
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
 
 
 def say(name, call, *arguments, **named):

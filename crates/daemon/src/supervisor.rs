@@ -4,12 +4,12 @@
 //! death by signal, and after an exit with [`RESTART_EXIT`]. If SharedFS dies again and again, the pauses become
 //! longer, up to [`PAUSE_MAX`]; the supervisor never gives up, as sessions and mounts wait. An exit with another error
 //! is final, since SharedFS itself decided to end (wrong arena, no space). After it has once run, an exit with
-//! [`RETRY_EXIT`] is not: the system may have later what it lacks now.
+//! [`RETRY_EXIT`] is not, while SharedFS is needed: the system may have later what it lacks now.
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -24,6 +24,8 @@ const QUICK: Duration = Duration::from_secs(1);
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// How often the supervisor asks, during a pause, whether SharedFS is still needed.
+const NEED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How supervision ended in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,10 +44,15 @@ enum Event {
 /// Runs `program` with `args` until it ends with success.
 ///
 /// It restarts the program each time it is killed. If the supervisor gets SIGTERM or SIGINT, it passes the signal on.
+/// `is_needed` says whether any process waits for the program: while it can't run and none does, it isn't restarted.
 ///
 /// # Errors
 /// [`SupervisorError`] if the program can't be started, or ends with an error.
-pub fn supervise(program: &Path, args: &[OsString]) -> Result<Supervised, SupervisorError> {
+pub fn supervise(
+    program: &Path,
+    args: &[OsString],
+    is_needed: &dyn Fn() -> bool,
+) -> Result<Supervised, SupervisorError> {
     let (events, inbox) = channel();
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(SupervisorError::Signals)?;
     let signal_events = events.clone();
@@ -71,9 +78,18 @@ pub fn supervise(program: &Path, args: &[OsString]) -> Result<Supervised, Superv
         quick_deaths = if started.elapsed() < QUICK { quick_deaths + 1 } else { 0 };
         let pause = pause_after(quick_deaths);
         tracing::warn!(%status, restarts = quick_deaths, pause_ms = pause.as_millis() as u64, "{DEATH_REPORT}");
-        match inbox.recv_timeout(pause) {
-            Ok(Event::Signal) => return Ok(Supervised::Stopped),
-            Ok(Event::Died(_)) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+        let (ended, can_run) = (Instant::now(), status.code() != Some(i32::from(RETRY_EXIT)));
+        loop {
+            if !can_run && !is_needed() {
+                return Err(SupervisorError::GaveUp(status));
+            }
+            let left = pause.saturating_sub(ended.elapsed());
+            if left.is_zero() {
+                break;
+            }
+            if let Ok(Event::Signal) = inbox.recv_timeout(left.min(NEED_INTERVAL)) {
+                return Ok(Supervised::Stopped);
+            }
         }
     }
 }
@@ -152,7 +168,7 @@ mod tests {
     use super::*;
 
     fn shell(script: &str) -> Result<Supervised, SupervisorError> {
-        supervise(Path::new("/bin/sh"), &["-c".into(), script.into()])
+        supervise(Path::new("/bin/sh"), &["-c".into(), script.into()], &|| true)
     }
 
     #[test]
@@ -210,5 +226,16 @@ mod tests {
         let count = directory.path().join("count").display().to_string();
         let script = format!("echo >> {count}; case $(wc -l < {count}) in 1) kill -9 $$;; 2) exit {RETRY_EXIT};; esac");
         assert_eq!(shell(&script).expect("ended"), Supervised::Ended);
+    }
+
+    #[test]
+    fn child_that_cannot_run_is_given_up_when_not_needed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let count = directory.path().join("count").display().to_string();
+        let script = format!("echo >> {count}; case $(wc -l < {count}) in 1) kill -9 $$;; *) exit {RETRY_EXIT};; esac");
+        let is_needed = || std::fs::read(&count).is_ok_and(|lines| lines.len() < 4);
+        let ended = supervise(Path::new("/bin/sh"), &["-c".into(), script.into()], &is_needed);
+        assert!(matches!(ended, Err(SupervisorError::GaveUp(status)) if status.code() == Some(75)));
+        assert_eq!(std::fs::read(&count).expect("read").len(), 4);
     }
 }

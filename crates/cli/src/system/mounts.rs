@@ -21,6 +21,11 @@ pub fn record_of(directory: &Path) -> Option<MountRecord> {
     live_records().into_iter().find(|record| record.directory == directory)
 }
 
+/// Returns whether any mount of an arena has a living process.
+pub fn has_mounts(arena: &Path) -> bool {
+    live_records().iter().any(|record| record.arena == arena)
+}
+
 /// Returns the mount that a path is in; the path must exist. The mount is the innermost one; another file system may
 /// lie in between.
 pub fn mount_of(path: &Path) -> Result<MountRecord, CliError> {

@@ -16,6 +16,7 @@ use crate::output::size::Size;
 use crate::system::admission::resolve_admission;
 use crate::system::arena::{ArenaLocation, survives};
 use crate::system::background::{leave_terminal, this_program};
+use crate::system::mounts::has_mounts;
 
 /// Runs the supervisor, and SharedFS under it.
 pub fn run(arguments: &DaemonArguments) -> Result<ExitCode, CliError> {
@@ -43,7 +44,9 @@ pub fn run(arguments: &DaemonArguments) -> Result<ExitCode, CliError> {
         words.extend(["--linger-seconds".into(), seconds.to_string().into()]);
     }
     words.extend(["--sessions".into(), sessions.to_string().into()]);
-    ashlar_daemon::supervise(&this_program()?, &words)?;
+    // A daemon that was made for mounts ends with them, also while it can't run: its disk may be gone for good.
+    let is_needed = || arguments.linger_seconds.is_none() || has_mounts(place.directory());
+    ashlar_daemon::supervise(&this_program()?, &words, &is_needed)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -17,6 +17,7 @@ use ashlar_wire::{
     Connection, ControlPage, Hello, MountTerms, PROTOCOL_VERSION, Peer, Reply, Request, SessionKind, Welcome, WireError,
 };
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix_futex_sync::Mutex;
 
 use crate::api::{ConnectError, Options};
@@ -204,8 +205,7 @@ impl SharedFsClient {
         socket: OwnedFd,
         directory: BorrowedFd<'_>,
     ) -> Result<(Reply, Vec<OwnedFd>), WireError> {
-        // The program's own descriptors have lower numbers.
-        let moved = rustix::io::fcntl_dupfd_cloexec(&socket, self.descriptors.from).unwrap_or(socket);
+        let moved = self.move_up(socket);
         set_socket_timeout(&moved, Timeout::Recv, Some(silence_of(self.patience))).map_err(std::io::Error::from)?;
         let mut helper = OwnDescriptor::new(Connection::from_socket(moved.into()), self.descriptors);
         let mut wait = self.begin_waiting();
@@ -215,6 +215,22 @@ impl SharedFsClient {
             Err(WireError::Closed) => Ok(answer),
             _ => Err(WireError::Malformed),
         }
+    }
+
+    /// Moves a descriptor to LibFS's numbers: the program's own ones are lower.
+    ///
+    /// The program may have lowered its limit below them, and have one number left, which the answer needs. Then the
+    /// limit is raised for this moment. If that is not allowed, the descriptor stays.
+    fn move_up(&self, socket: OwnedFd) -> OwnedFd {
+        let duplicate = || rustix::io::fcntl_dupfd_cloexec(&socket, self.descriptors.from);
+        let moved = duplicate().or_else(|error| {
+            let limit = getrlimit(Resource::Nofile);
+            setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit.clone() })?;
+            let moved = duplicate();
+            setrlimit(Resource::Nofile, limit)?;
+            moved.map_err(|_| error)
+        });
+        moved.unwrap_or(socket)
     }
 
     fn send_request(

@@ -51,9 +51,11 @@ fn fenced(front: Front) -> Outcome<Verdict> {
         let log = site.arena().join(format!("sessions/{number}.log"));
         let log = File::options().write(true).open(log).map_err(tried("opening the log"))?;
         log.write_all_at(&[0xff; 8], TAIL_AT).map_err(tried("forging the log"))?;
-        // SharedFS reads the log of a session when another session wants its lease.
+        // SharedFS reads the log of a session when another session wants its lease, or when the session asks for the
+        // free space.
         let is_fenced = || {
             let _ = fs::write(site.point(0).join("file"), "theirs");
+            let _ = rustix::fs::statvfs(site.point(0));
             sessions(&site, kind).is_ok_and(|all| all.contains(&(number, true)))
         };
         eventually("the session is fenced", PATIENCE, is_fenced)?;
