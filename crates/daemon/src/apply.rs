@@ -62,7 +62,7 @@ impl Batch {
             match scanner.next_into(&mut batch.bytes, end) {
                 None => {
                     batch.is_last = true;
-                    break;
+                    return batch;
                 }
                 Some(Ok(record)) => {
                     end = record.body.end;
@@ -70,10 +70,12 @@ impl Batch {
                 }
                 Some(Err(corrupt)) => {
                     batch.damage = Some(Violation::Log(corrupt.to_string()));
-                    break;
+                    return batch;
                 }
             }
         }
+        // The last record may fill the batch, or end at `enough`.
+        batch.is_last = scanner.position() == to;
         batch
     }
 
