@@ -379,7 +379,7 @@ fn barred_session_is_fenced_at_the_next_start() {
     table.read_exact_at(&mut applied, 2048).expect("read");
     barred.make(InodeId::ROOT, b"behind", FileKind::Regular);
     site.kill();
-    table.write_all_at(&(u64::from_le_bytes(applied) + 1).to_le_bytes(), 3464).expect("written");
+    table.write_all_at(&(u64::from_le_bytes(applied) + 1).to_le_bytes(), 3736).expect("written");
     site.start();
     other.resume(&site.socket());
     assert!(barred.control.is_fenced());
