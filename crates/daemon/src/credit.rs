@@ -217,11 +217,17 @@ pub fn reclaim<'a>(shared: &'a SharedState, mut state: StateGuard<'a>) -> Result
 /// Returns the answer to a session's `statfs`.
 ///
 /// It is [`space_of_all`], but no more than the limits of a subtree leave.
-pub fn space(shared: &SharedState, id: Option<SessionId>, subtree: QuotaId) -> SpaceReply {
+///
+/// # Errors
+/// `EIO` if the session's log fences it.
+pub fn space(shared: &SharedState, id: Option<SessionId>, subtree: QuotaId) -> Result<SpaceReply, Errno> {
     let mut state = shared.lock();
     if let Some(id) = id {
         // The session's own latest writes and deletions count.
         state = shared.apply_settled(state, id);
+        if state.live(id).is_none() {
+            return Err(Errno::EIO);
+        }
     }
     let (used, limits) = state.store.quota(QuotaKey::Subtree(subtree));
     let within = |total: u64, free: u64, used: u64, limit: Option<u64>| match limit {
@@ -231,7 +237,7 @@ pub fn space(shared: &SharedState, id: Option<SessionId>, subtree: QuotaId) -> S
     let all = space_of_all(&state, id);
     let (blocks_total, blocks_free) = within(all.blocks_total, all.blocks_free, used.blocks, limits.blocks);
     let (inodes_total, inodes_free) = within(all.inodes_total, all.inodes_free, used.inodes, limits.inodes);
-    SpaceReply { blocks_total, blocks_free, inodes_total, inodes_free }
+    Ok(SpaceReply { blocks_total, blocks_free, inodes_total, inodes_free })
 }
 
 /// Returns the space of the whole arena.

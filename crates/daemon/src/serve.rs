@@ -357,8 +357,8 @@ fn answer_request(
         ) => {
             return status::answer_command(shared, connection.socket(), &request).map(ReplyWithFiles::from);
         }
-        (Request::Space { subtree }, session) => {
-            return Ok(Reply::Space(credit::space(shared, session, *subtree)).into());
+        (Request::Space { subtree }, None) => {
+            return Ok(Reply::Space(credit::space(shared, None, *subtree)?).into());
         }
         _ => {}
     }
@@ -425,6 +425,7 @@ fn serve_session(
         }
         Request::Credit { want, replaces } => Reply::Credit(credit::grant(shared, id, want, replaces)?).into(),
         Request::Quota(wants) => quota::grant(shared, id, &wants)?.into(),
+        Request::Space { subtree } => Reply::Space(credit::space(shared, Some(id), subtree)?).into(),
         Request::LogSpace { bytes } => {
             sessions::grant_log_space(shared, id, bytes)?;
             Reply::Done.into()
@@ -488,7 +489,6 @@ fn serve_session(
         }
         Request::Hello(_)
         | Request::Attach { .. }
-        | Request::Space { .. }
         | Request::Status
         | Request::Fsck
         | Request::Resize { .. }

@@ -489,8 +489,9 @@ impl LibFs {
     /// Returns the free and total space that an inode may use: within the limits of its subtree.
     ///
     /// # Errors
-    /// `EIO` if SharedFS is away.
+    /// `EIO` if SharedFS is away, or the session is fenced.
     pub fn space(&self, id: InodeId) -> Outcome<SpaceReply> {
+        self.check_alive()?;
         let subtree = self.find_inode(id).map_or(QuotaId::NONE, |found| found.inode.quota);
         match self.call(&Request::Space { subtree })? {
             Reply::Space(space) => Ok(space),
