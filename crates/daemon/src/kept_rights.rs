@@ -50,6 +50,7 @@ use ashlar_update::{Update, XATTR_ACL_ACCESS};
 use ashlar_wire::{HANDLE_SLOTS, LEASE_TABLE_BYTES};
 
 use crate::leasing::Ancestors;
+use crate::panics::Blame;
 use crate::session::{Control, ServedSession, SessionLog};
 use crate::session_page;
 use crate::state::State;
@@ -360,6 +361,7 @@ impl State {
         let mut left = BTreeMap::new();
         for id in self.live_ids() {
             let Some(session) = self.sessions.get(&id).filter(|session| session.needs_validation()) else { continue };
+            let _blame = Blame::for_request(session);
             let (uid, inodes) = (session.identity.uid, session.control.open_inodes());
             self.note_handles(id, &inodes, left.entry(uid).or_insert(FOUND_MAX));
         }

@@ -29,6 +29,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::grant::{boot_time, report_store_error};
 use crate::materialise;
 use crate::noted_locks::{from_locked_range, to_locked_range};
+use crate::panics::Blame;
 use crate::session::ServedSession;
 use crate::session_page;
 use crate::shared_state::{SharedState, StateGuard};
@@ -137,9 +138,11 @@ impl Locking {
         let is_process = |session: &&ServedSession| session.identity.kind == SessionKind::Process;
         let processes: Vec<_> = ids.iter().filter_map(|id| sessions.get(id)).filter(is_process).collect();
         for session in &processes {
+            let _blame = Blame::for_request(session);
             self.take_up_delegated(session, sessions);
         }
         for session in &processes {
+            let _blame = Blame::for_request(session);
             for (inode, ranges) in session.noted_locks.all() {
                 let ranges: Vec<_> = ranges.into_iter().map(from_locked_range).collect();
                 self.restore(session, (inode, 0), false, &ranges, sessions);

@@ -28,7 +28,7 @@ use crate::grant_cache::GrantPublisher;
 use crate::leasing::Leasing;
 use crate::mapped;
 use crate::mount_notifier::Notifier;
-use crate::panics;
+use crate::panics::{self, Blame};
 use crate::process_watcher::ProcessWatcher;
 use crate::retired;
 use crate::session::{ServedSession, SessionError};
@@ -385,6 +385,10 @@ fn settle_sessions(shared: &SharedState) -> Result<(), DaemonError> {
     let (mut dead, mut running, mut dead_mounts) = (0, Vec::new(), Vec::new());
     for id in state.sessions.keys().copied().collect::<Vec<_>>() {
         let Some(session) = state.sessions.get_mut(&id) else { continue };
+        // Its process has written its control page.
+        let _blame = Blame::for_request(session);
+        #[cfg(test)]
+        tests::panic_at_settling_if_planted(id);
         match session.identity.process.open() {
             Some(process) if session.fenced.is_none() => {
                 let (now, ttl) = (crate::grant::boot_time(), shared.cache_ttl());
@@ -457,13 +461,29 @@ mod tests {
     use super::*;
     use crate::identity::{Process, SessionIdentity};
 
+    /// Names the arena of a start that is to panic, and the session at which it does.
+    const ARENA_ENV: &str = "ASHLAR_TEST_START_ARENA";
+    const SESSION_ENV: &str = "ASHLAR_TEST_START_SESSION";
+
     thread_local! {
         static PLANTED: Cell<Option<SessionId>> = const { Cell::new(None) };
+        static PLANTED_AT_SETTLING: Cell<Option<SessionId>> = const { Cell::new(None) };
     }
 
     /// Panics where a session's files are read, if a test has planted that.
     pub(super) fn panic_if_planted(id: SessionId) {
         assert_ne!(PLANTED.get(), Some(id), "planted");
+    }
+
+    /// Panics where a session goes on or ends, if a test has planted that.
+    pub(super) fn panic_at_settling_if_planted(id: SessionId) {
+        assert_ne!(PLANTED_AT_SETTLING.get(), Some(id), "planted");
+    }
+
+    fn make_arena(place: &Path) {
+        let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
+        let arena = Arena::create(place, &options).expect("an arena");
+        Store::format(&arena, Timestamp::default()).expect("formatted");
     }
 
     fn start(place: &Path) -> SharedState {
@@ -485,10 +505,7 @@ mod tests {
     #[test]
     fn log_that_panics_is_quarantined_and_others_go_on() {
         let place = tempfile::tempdir().expect("a directory");
-        let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
-        let arena = Arena::create(place.path(), &options).expect("an arena");
-        Store::format(&arena, Timestamp::default()).expect("formatted");
-        drop(arena);
+        make_arena(place.path());
         let shared = start(place.path());
         let (one, two) = (add_session(&shared), add_session(&shared));
         drop(shared);
@@ -500,5 +517,32 @@ mod tests {
         assert!(quarantined.exists(), "its log is kept");
         drop(shared);
         assert_eq!(start(place.path()).lock().live_ids(), [two], "the next start finds it no more");
+    }
+
+    #[test]
+    #[ignore = "this is the process that panics, which another test starts"]
+    fn start_that_panics() {
+        let (Ok(place), Ok(session)) = (std::env::var(ARENA_ENV), std::env::var(SESSION_ENV)) else { return };
+        panics::confine_panics();
+        PLANTED_AT_SETTLING.set(Some(SessionId(session.parse().expect("a number"))));
+        start(Path::new(&place));
+        unreachable!("the process has ended");
+    }
+
+    /// A session's memory must not make every start panic.
+    #[test]
+    fn session_at_which_a_start_panics_is_fenced_by_the_next() {
+        let place = tempfile::tempdir().expect("a directory");
+        make_arena(place.path());
+        let shared = start(place.path());
+        let (one, two) = (add_session(&shared), add_session(&shared));
+        drop(shared);
+        let mut command = std::process::Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", "recovery::tests::start_that_panics", "--ignored", "--test-threads=1"]);
+        command.env(ARENA_ENV, place.path()).env(SESSION_ENV, one.0.to_string());
+        let status = command.status().expect("run");
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(libc::SIGABRT), "{status}");
+        let shared = start(place.path());
+        assert_eq!(shared.lock().live_ids(), [two]);
     }
 }

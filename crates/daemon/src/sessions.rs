@@ -16,6 +16,7 @@ use crate::credit;
 use crate::file_guard;
 use crate::identity::SessionIdentity;
 use crate::materialise;
+use crate::panics::Blame;
 use crate::retired::{self, RetiredSession};
 use crate::serve;
 use crate::session::{Control, LogRoom, PreparedSession, ServedSession, SessionFiles};
@@ -508,6 +509,7 @@ fn begin_end<'a>(
     let mut state = shared.lock();
     for &id in ids {
         let Some(session) = state.sessions.get_mut(&id).filter(|session| is_meant(id, session)) else { continue };
+        let _blame = Blame::for_request(session);
         session.is_ending = true;
         if let Some(notifier) = session.notifier.take() {
             notifier.stop(false);

@@ -14,6 +14,7 @@ use crate::counters::EventCounters;
 use crate::grant_cache::{self, GrantPublisher};
 use crate::leasing::Leasing;
 use crate::locking::Locking;
+use crate::panics::Blame;
 use crate::reserved::{self, Reservations};
 use crate::session::{Control, ServedSession};
 use crate::validate::{RecordRefusal, Violation};
@@ -301,6 +302,7 @@ impl State {
     /// There, every slot is committed or void. A log that contradicts itself fences its session.
     pub fn settled(&mut self, id: SessionId) -> Option<LogPosition> {
         let session = self.live(id)?;
+        let _blame = Blame::for_records(session, self.store.applied(id));
         let reason = match session.log.settled() {
             Ok(_) if session.is_truncated() => "it is truncated".to_owned(),
             Ok(settled) if settled >= self.store.applied(id) => return Some(settled),
@@ -319,6 +321,7 @@ impl State {
             self.sealed.push_back((id, LogPosition(0)));
             return;
         };
+        let _blame = Blame::for_records(session, self.store.applied(id));
         let sealed = session.log.seal();
         self.counters.seals += 1;
         let end = match sealed {
@@ -346,6 +349,7 @@ impl State {
     /// Seals a session's log and applies all of it.
     pub fn seal_and_apply(&mut self, id: SessionId) {
         let Some(session) = self.live(id) else { return };
+        let _blame = Blame::for_records(session, self.store.applied(id));
         let sealed = session.log.seal();
         self.counters.seals += 1;
         match sealed {
