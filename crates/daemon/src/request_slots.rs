@@ -160,7 +160,14 @@ fn serve_slot(shared: &SharedState, owner: &SlotOwner, buffer: &mut Vec<u8>) -> 
     if !request_slot.is_asked() {
         return false;
     }
-    let Some((question, request)) = request_slot.take_question(buffer) else { return false };
+    let (question, request) = match panics::contain(|| request_slot.take_question(buffer)) {
+        Ok(Some(asked)) => asked,
+        Ok(None) => return false,
+        Err(panics::Panicked) => {
+            fence_after_panic(shared, Some(owner.id));
+            return true;
+        }
+    };
     let user = owner.user.as_deref();
     // The thread of another connection must not wait for this user's next part of the time.
     if user.is_some_and(|user| shared.user_shares.is_indebted(user)) {

@@ -223,7 +223,12 @@ fn serve_connection(shared: &Arc<SharedState>, connection: &mut Connection, proc
     let user = peer.user.clone();
     loop {
         shared.request_slots.watch_connection(shared, connection, peer.slot_owner.as_ref());
-        let Ok((request, descriptors)) = connection.receive_bounded::<Request>(&peer.limits()) else { return };
+        let received = panics::contain(|| connection.receive_bounded::<Request>(&peer.limits()));
+        let (request, descriptors) = match received {
+            Ok(Ok(message)) => message,
+            Ok(Err(_)) => return,
+            Err(panics::Panicked) => return fence_after_panic(shared, peer.session.filter(|_| !peer.is_mount)),
+        };
         peer.has_begun = true;
         if peer.slot_owner.is_some() {
             shared.request_slots.record_message();
