@@ -71,11 +71,13 @@ impl Stage {
         self.root.acquire(&[(inode, false)]).expect("granted")[0].state.attributes.clone()
     }
 
-    /// Logs an update in a session of the user that holds leases on these inodes; returns the digest's result.
+    /// Logs updates in a session of the user that holds leases on these inodes.
+    ///
+    /// Returns the error of the grant or the digest.
     fn try_update(&mut self, leased: &[InodeId], updates: &[Update<'_>]) -> Result<(), Errno> {
         let mut user = self.user();
         let wants: Vec<_> = leased.iter().map(|inode| (*inode, true)).collect();
-        user.acquire(&wants).expect("granted");
+        user.acquire(&wants)?;
         updates.iter().for_each(|update| {
             user.append(update);
         });
@@ -146,13 +148,21 @@ fn removed_file_gets_no_link_though_open() {
     let directory = stage.open;
     for (name, owner) in [("of root", 0), ("own", USER)] {
         let inode = stage.make(name, FileKind::Regular, 0o666, (owner, owner));
-        assert!(stage.root.control.open_handle(inode));
+        let mut user = stage.user();
+        user.acquire(&[(inode, false)]).expect("granted");
+        assert!(user.control.open_handle(inode));
         stage.root.acquire(&[(directory, true), (inode, true)]).expect("granted");
         let name = name.as_bytes();
         stage.root.append(&Update::Unlink { inode, parent: directory, name, release: false, at: NOW });
         stage.root.digest().expect("digested");
         let link = Update::Link { inode, parent: directory, name: b"again", at: NOW };
-        stage.refuse("removed", &[inode, directory], &link);
+        let before = stage.inode(inode);
+        user.acquire(&[(inode, true), (directory, true)]).expect("it has the file open");
+        user.append(&link);
+        assert_eq!(user.digest().err(), Some(Errno::EIO));
+        user.wait_fenced();
+        assert_eq!(stage.try_update(&[inode, directory], &[link]), Err(Errno::EACCES), "not open in this session");
+        assert_eq!(stage.inode(inode), before);
     }
     stage.site.check();
 }
@@ -167,7 +177,8 @@ fn file_without_a_name_is_linked_by_its_owner_once() {
     stage.root.append(&Update::Create(Create { mode: 0o666, ..create(theirs, directory, b"", FileKind::Regular) }));
     stage.root.digest().expect("digested");
     let link = |inode| Update::Link { inode, parent: directory, name: b"named", at: NOW };
-    stage.refuse("another user's", &[theirs, directory], &link(theirs));
+    assert_eq!(stage.try_update(&[theirs, directory], &[link(theirs)]), Err(Errno::EACCES), "it has no way there");
+    stage.refuse("another user's", &[directory], &link(theirs));
     let mut user = stage.user();
     user.acquire(&[(directory, true)]).expect("granted");
     let own = user.inode();
@@ -251,6 +262,7 @@ fn reader_of_a_file_closed_since_is_not_fenced() {
     user.digest().expect("honest");
     let mut holder = stage.user();
     let open = stage.make("open", FileKind::Regular, 0o644, (0, 0));
+    holder.acquire(&[(open, false)]).expect("granted");
     assert!(holder.control.open_handle(open));
     stage.root.acquire(&[(open, true)]).expect("granted");
     stage.root.append(&Update::SetAttributes(SetAttributes { mode: Some(0o600), ..set(open) }));
@@ -358,6 +370,7 @@ fn kept_right_to_write_gives_no_link() {
     let Some(mut stage) = Stage::set() else { return };
     let (inode, directory) = (stage.make("file", FileKind::Regular, 0o666, (0, 0)), stage.open);
     let mut user = stage.user();
+    user.acquire(&[(inode, false)]).expect("granted");
     assert!(user.control.open_handle(inode));
     stage.root.acquire(&[(inode, true)]).expect("granted");
     stage.root.append(&Update::SetAttributes(SetAttributes { mode: Some(0o600), ..set(inode) }));
