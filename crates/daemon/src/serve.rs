@@ -371,7 +371,9 @@ fn answer_request(
     let _blame = {
         let state = shared.lock();
         let session = state.sessions.get(&id).ok_or(Errno::ESTALE)?;
-        if session.fenced.is_some() || session.is_ending {
+        // A fenced session may end before its process does: its user may have only so many.
+        let is_fenced = session.fenced.is_some() && !matches!(request, Request::Goodbye);
+        if is_fenced || session.is_ending {
             return Err(Errno::EIO);
         }
         Blame::for_request(session)

@@ -12,6 +12,7 @@ use ashlar_libfs::{Allocation, AttributeChange, LibFs, NewInode, RenameFlags, Se
 use ashlar_tests::random::Random;
 use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId, Timestamp};
 use ashlar_update::{Create, Rename, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_CAPABILITY};
+use ashlar_wire::Request;
 use common::libfs::{ROOT, connect, make};
 use common::{Client, Site, create};
 use proptest::prelude::*;
@@ -32,6 +33,9 @@ const NAMES: [&[u8]; 6] = [b"a", b"b", b"c", b"d", b"e", b"f"];
 const STEPS: u64 = 6000;
 /// Cases of the property that both sides refuse the same.
 const CASES: u32 = 1000;
+/// Times that a directory is opened and closed to the user, which acts in it meanwhile.
+const ROUNDS: u32 = 400;
+const ROUNDS_MAX: u32 = 100 * ROUNDS;
 /// Steps after which SharedFS validates the logged records.
 const VALIDATED_AFTER: u64 = 5;
 
@@ -481,11 +485,18 @@ impl Call {
     }
 
     /// Appends the record of the call to a session that has checked nothing.
+    ///
+    /// It has the leases that it is granted.
     fn append(self, client: &mut Client, on: &Subject, list: &[u8]) {
         let (inode, at) = (on.inode, LATE);
         let (parent, new_parent) = (on.directory, if let Self::Move = self { on.other } else { on.directory });
         let wants = [(inode, true), (parent, true), (on.other, true), (InodeId::RENAME, true)];
-        client.acquire(&wants).expect("granted");
+        for want in wants {
+            match client.acquire(&[want]) {
+                Ok(_) | Err(Errno::EACCES) => {}
+                Err(errno) => panic!("{errno:?}"),
+            }
+        }
         let none = SetAttributes { inode, mode: None, uid: None, gid: None, accessed: None, modified: None, at };
         let value = |name| if [XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT].contains(&name) { list } else { b"value" };
         let new = client.inode();
@@ -581,6 +592,7 @@ fn sharedfs_refuses_what_libfs_refuses_and_no_more() {
                     call.append(&mut client, &on, &list);
                     prop_assert_eq!(client.digest().err(), Some(Errno::EIO), "SharedFS accepts what LibFS refuses");
                     client.wait_fenced();
+                    client.call(&Request::Goodbye).expect("ended");
                     *client = open_as_user(&site);
                 }
                 Err(_) => done.set(done.get() + 1),
