@@ -97,7 +97,8 @@ impl Site {
         let mut command = this_test("daemon_process");
         command.env(DAEMON_ENV, self.directory.path()).stdout(Stdio::null());
         if std::env::var_os("ASHLAR_TEST_LOG").is_none() {
-            command.stderr(Stdio::null());
+            let reports = std::fs::File::options().create(true).append(true).open(self.reports_path()).expect("opened");
+            command.stderr(reports);
         }
         command.env(SESSIONS_ENV, self.sessions);
         if let Some(ttl_us) = self.lease_ttl_us {
@@ -111,6 +112,15 @@ impl Site {
             assert!(ended.is_none(), "the daemon ended: {ended:?}");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    fn reports_path(&self) -> PathBuf {
+        self.directory.path().join("reports")
+    }
+
+    /// Returns what the daemon has written to its standard error.
+    pub fn reports(&self) -> String {
+        std::fs::read_to_string(self.reports_path()).unwrap_or_default()
     }
 
     /// Kills the daemon in the middle of whatever it does.
@@ -310,10 +320,15 @@ impl Client {
     }
 
     pub fn open_as(socket: &Path, kind: SessionKind) -> Self {
+        Self::try_open(socket, kind).unwrap_or_else(|reply| panic!("{reply:?}"))
+    }
+
+    /// Opens a session; returns SharedFS's answer if it refuses.
+    pub fn try_open(socket: &Path, kind: SessionKind) -> Result<Self, Reply> {
         // A session that truncates its own log must live to see the consequences.
         ashlar_pmem::sigbus::install().expect("installed");
         let (line, reply, files) = hello(socket, kind, None).expect("answered");
-        let Reply::Welcome(welcome) = reply else { panic!("{reply:?}") };
+        let Reply::Welcome(welcome) = reply else { return Err(reply) };
         let mut files = files.into_iter();
         let mut file = || files.next().expect("a descriptor");
         let (log, control, leases) = (file(), file(), file());
@@ -325,7 +340,7 @@ impl Client {
             Mapping::map(&leases, LEASE_TABLE_BYTES, MappingAccess::ReadWrite, Medium::MEMORY).is_err(),
             "a session can't write its lease table"
         );
-        Self {
+        Ok(Self {
             line,
             log: Log::open(map(&log, welcome.log_bytes, MappingAccess::ReadWrite)).expect("a log"),
             control: ControlPage::new(map(&control, CONTROL_BYTES, MappingAccess::ReadWrite)).expect("a page"),
@@ -336,7 +351,7 @@ impl Client {
             leases_file: leases,
             kind,
             inodes: 0..0,
-        }
+        })
     }
 
     /// Goes on after a restart of the daemon.
