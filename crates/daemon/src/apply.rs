@@ -27,6 +27,9 @@ const BATCH_BYTES: u64 = 256 << 10;
 /// The batch buffer is kept up to this size; a single record may be longer.
 const SCRATCH_BYTES_KEPT: usize = 2 << 20;
 
+/// The most records of a log that are skipped at recovery: each begins a new batch.
+const SKIPPED_MAX: u32 = 4096;
+
 /// How far, in seconds, a session's clock may be ahead of SharedFS's: both read the machine's.
 const CLOCK_SLACK_SECONDS: i64 = 1;
 
@@ -158,6 +161,8 @@ impl State {
         let refusal = self.apply_updates(id, &batch.records, &updates).err().or(damage.map(RecordRefusal::from));
         // Only the end of a batch is right, so its use of quota is known only now.
         let refusal = refusal.or(self.spend_quota(id).err().map(RecordRefusal::from));
+        let is_skipped =
+            refusal.as_ref().is_some_and(|refusal| self.skip_refused(id, refusal, &batch.records, &updates));
         drop(updates);
         let is_last = batch.is_last && is_whole;
         if is_last && refusal.is_none() {
@@ -170,6 +175,7 @@ impl State {
         self.record_applied(id, from, batch.records.partition_point(|record| record.end <= applied) as u64);
         match refusal {
             None => is_last,
+            Some(_) if is_skipped => false,
             Some(error) => {
                 self.handle_refusal(id, error);
                 true
@@ -280,6 +286,35 @@ impl State {
     fn charge_record(&mut self, id: SessionId, update: &Update<'_>) -> Result<(), RecordRefusal> {
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
         if session.account.spend(update.cost().into()) { Ok(()) } else { Err(session.refuse_use(Violation::NoCredit)) }
+    }
+
+    /// Skips a refused record, if another session may be to blame for the refusal; returns whether it did.
+    ///
+    /// At recovery, a session may have destroyed its own log, up to what is committed. Records of others that build on
+    /// what was there are refused then. These sessions are honest, so they lose these records and go on.
+    fn skip_refused(
+        &mut self,
+        id: SessionId,
+        refusal: &RecordRefusal,
+        records: &[RecordAt],
+        updates: &[Update<'_>],
+    ) -> bool {
+        if self.phase != RecoveryPhase::Salvaging || matches!(refusal, RecordRefusal::Forged(Violation::Panicked)) {
+            return false;
+        }
+        let (RecordRefusal::Forged(violation), applied) = (refusal, self.store.applied(id)) else { return false };
+        let index = records.partition_point(|record| record.end <= applied);
+        let (Some(record), Some(update)) = (records.get(index), updates.get(index)) else { return false };
+        let is_meant = |session: &&mut ServedSession| session.is_whole && session.skipped < SKIPPED_MAX;
+        let Some(session) = self.sessions.get_mut(&id).filter(is_meant) else { return false };
+        if session.skipped == 0 {
+            tracing::warn!(session = id.0, position = %applied, %violation, "a record that builds on lost ones is skipped");
+        }
+        session.skipped += 1;
+        // It was paid for. A session that has not paid has less than it should, which harms only itself.
+        session.account.spend(update.cost().into());
+        self.store.advance(id, record.end);
+        true
     }
 
     fn record_applied(&mut self, id: SessionId, from: LogPosition, records: u64) {

@@ -313,6 +313,8 @@ pub struct ServedSession {
     ///
     /// Then no more of its log is applied.
     pub is_cut: bool,
+    /// How many of its records were skipped at recovery: they build on what another session has destroyed.
+    pub skipped: u32,
     /// Whether its files are quarantined.
     pub is_quarantined: bool,
     /// Why it was fenced, if it was.
@@ -455,6 +457,7 @@ impl ServedSession {
             is_ending: false,
             enders: 0,
             is_cut: false,
+            skipped: 0,
             is_quarantined: false,
             fenced: None,
             notifier: None,

@@ -663,6 +663,50 @@ fn records_depending_on_lost_update_are_cut_after_power_loss() {
     );
 }
 
+/// A session may destroy its log while there is no SharedFS.
+///
+/// Others that work in a directory that it has just made lose what they did there, and nothing else.
+#[test]
+fn session_that_built_on_destroyed_log_goes_on() {
+    let mut site = Site::new(64 << 20);
+    let mut clients = [(); 3].map(|()| Client::open(&site.socket()));
+    let [hostile, honest, reader] = &mut clients;
+    hostile.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    hostile.digest().expect("digested");
+    let began = hostile.log.tail();
+    let directory = hostile.make(InodeId::ROOT, b"made by the hostile one", FileKind::Directory);
+    let depend = |client: &mut Client, wanted: InodeId| {
+        let (_, dependencies) = client.acquire_with(&[(wanted, true)]).expect("granted");
+        assert!(!dependencies.is_empty(), "the other session's updates are not committed yet");
+        for (session, position) in dependencies {
+            client.append(&Update::Depend { session, position });
+        }
+    };
+    depend(honest, directory);
+    let inside = honest.make(directory, b"inside", FileKind::Directory);
+    depend(reader, inside);
+    reader.make(inside, b"deeper", FileKind::Regular);
+    for (client, name) in [(&mut *honest, b"one"), (&mut *reader, b"two")] {
+        depend(client, InodeId::ROOT);
+        client.make(InodeId::ROOT, name, FileKind::Regular);
+    }
+    site.kill();
+    let ring_at = hostile.welcome.log_bytes - hostile.log.capacity();
+    rustix::io::pwrite(&hostile.log_file, &[0x55; 64], ring_at + began.0).expect("destroyed");
+    site.start();
+    assert!(hostile.control.is_fenced());
+    for (client, name) in [(honest, b"one"), (reader, b"two")] {
+        client.resume(&site.socket());
+        assert!(client.digest().is_ok(), "an honest session goes on");
+        assert!(client.lookup(InodeId::ROOT, name).expect("asked").is_some());
+        assert_eq!(client.acquire(&[(inside, false)]).err(), Some(Errno::ESTALE));
+        client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+        client.make(InodeId::ROOT, format!("more {}", name[0]).as_bytes(), FileKind::Regular);
+        assert!(client.digest().is_ok(), "its further records are taken");
+    }
+    assert_eq!(site.check()["sessions_fenced"], 1);
+}
+
 /// A start is cut after it has removed some of the sessions on which others depend.
 #[test]
 fn cut_records_stay_cut_in_any_order_of_removal() {
