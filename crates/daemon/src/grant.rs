@@ -901,6 +901,7 @@ fn add_children(
         // With the access lists: otherwise opening such a file would take a request.
         let need = Need { xattrs: unasked.bytes < scan_detection::ATTRIBUTE_BYTES_MAX, ..Need::default() };
         if let Some(mut described) = load_state(state, entry.inode, need)? {
+            state.record_found(id, entry.inode)?;
             hide_unreadable(state, id, entry.inode, &mut described)?;
             unasked.bytes += xattr_bytes(&described);
             children.push(make_reply(&found, described));
@@ -968,6 +969,7 @@ fn add_siblings(
         } else if !grants_all {
             continue;
         }
+        state.record_found(id, entry.inode)?;
         hide_unreadable(state, id, entry.inode, &mut described)?;
         unasked.bytes += xattr_bytes(&described) + size_of::<Inode>() + described.attributes.target.len();
         files.push(make_reply(&Grant { inode: entry.inode, word: grant.word }, described));

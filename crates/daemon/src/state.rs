@@ -211,6 +211,7 @@ impl State {
         if self.ways.record_applied(&self.store, update)? {
             grant_cache::withdraw_hidden(self)?;
         }
+        self.record_placed(id, update)?;
         if let (Update::Accessed { inode, at }, Some(grant_cache)) = (update, &mut self.grant_cache) {
             // It takes no lease, so the published grant stands.
             grant_cache.record_access_time(*inode, *at, self.store.next_batch());

@@ -6,6 +6,7 @@
 //! - A session *reaches* an inode if its user may search all directories that lead to it from the root.
 //! - It reaches an inode that it has open if that was so at any time since the session began, as a process keeps its
 //!   open files. SharedFS notes when a directory is narrowed or moved until when each user could search it (a *cut*).
+//!   What was made or moved there after the cut is not meant: then the session has come by that way too late.
 //! - It reaches an open inode that is renamed or loses its last name if it reached it before. That is noted as a kept
 //!   right ([`KeptRights`]), which a later SharedFS finds.
 //! - A file with several names has one directory in its attributes, which may be none of those. A user that has looked
@@ -66,6 +67,31 @@ impl Viewer {
     }
 }
 
+/// When inodes came to their places: a user that could go there before did not reach them.
+///
+/// It is noted while any directory is cut. A handle alone proves nothing: a session may claim it in advance.
+#[derive(Debug, Default)]
+struct Placings {
+    /// The version in which each was made or got a name.
+    versions: Versions,
+    /// The same for all that are not noted.
+    others: u64,
+}
+
+impl Placings {
+    fn of(&self, inode: InodeId) -> u64 {
+        self.versions.get(&inode).copied().unwrap_or(self.others)
+    }
+
+    fn note(&mut self, inode: InodeId, version: u64) {
+        if self.versions.len() >= KNOWN_MAX {
+            self.versions.clear();
+            self.others = version;
+        }
+        self.versions.insert(inode, version);
+    }
+}
+
 /// The ways that were checked for one viewer.
 #[derive(Debug)]
 struct ViewerWays {
@@ -82,6 +108,7 @@ struct ViewerWays {
 #[derive(Debug)]
 pub struct Ways {
     version: u64,
+    placings: Placings,
     viewers: RefCell<Vec<ViewerWays>>,
     /// The inodes in the root, once they were searched: a file whose directory is not known names the root instead.
     in_root: RefCell<Option<HashSet<InodeId, BuildHasherDefault<InodeHasher>>>>,
@@ -100,7 +127,8 @@ pub enum Visibility {
 
 impl Default for Ways {
     fn default() -> Self {
-        Self { version: 1, viewers: RefCell::default(), in_root: RefCell::default() }
+        let (placings, viewers, in_root) = (Placings::default(), RefCell::default(), RefCell::default());
+        Self { version: 1, placings, viewers, in_root }
     }
 }
 
@@ -125,10 +153,16 @@ impl ViewerWays {
     /// Returns the last version in which the viewer could search a directory and all above it, as far as is known.
     ///
     /// That is the present one if it may now.
-    fn walk_up(&mut self, store: &Store, version: u64, from: InodeId) -> Result<Option<u64>, StoreError> {
-        let (mut passed, mut cut, mut at) = (Vec::new(), None, from);
+    fn walk_up(
+        &mut self,
+        store: &Store,
+        (version, placings): (u64, &Placings),
+        from: InodeId,
+    ) -> Result<Option<u64>, StoreError> {
+        let (mut passed, mut cut, mut placed, mut at) = (Vec::new(), None, 0, from);
         while self.searched.get(&at) != Some(&version) {
-            cut = cut.max(self.cuts.get(&at).copied());
+            cut = cut.max(self.cuts.get(&at).copied().filter(|last| *last >= placed));
+            placed = placed.max(placings.of(at));
             let Some(found) = store.inode(at)?.filter(|found| found.is_directory() && found.links > 0) else {
                 return Ok(cut);
             };
@@ -217,6 +251,7 @@ impl Ways {
         &self,
         store: &Store,
         known: &mut ViewerWays,
+        placings: &Placings,
         (id, found): (InodeId, &Inode),
     ) -> Result<Option<u64>, StoreError> {
         if id == InodeId::ROOT || id == InodeId::RENAME {
@@ -227,9 +262,10 @@ impl Ways {
             return Ok(met);
         }
         let by_directory = match self.directory_of(store, id, found)? {
-            Some(directory) => known.walk_up(store, self.version, directory)?,
+            Some(directory) => known.walk_up(store, (self.version, placings), directory)?,
             None => None,
         };
+        let by_directory = by_directory.filter(|last| *last >= placings.of(id));
         Ok(by_directory.max(met))
     }
 
@@ -259,7 +295,7 @@ impl Ways {
         known: &mut ViewerWays,
         inode: (InodeId, &Inode),
     ) -> Result<bool, StoreError> {
-        Ok(self.last_reached(store, known, inode)? == Some(self.version))
+        Ok(self.last_reached(store, known, &self.placings, inode)? == Some(self.version))
     }
 
     /// Notes until when all users could go ways that an update is about to change.
@@ -271,13 +307,13 @@ impl Ways {
             for known in viewers.iter_mut() {
                 match becomes {
                     WayChange::Rights | WayChange::Named(Some(_)) if found.is_directory() => {
-                        if let Some(last) = known.walk_up(store, self.version, id)? {
+                        if let Some(last) = known.walk_up(store, (self.version, &self.placings), id)? {
                             insert_bounded(&mut known.cuts, id, last);
                         }
                     }
                     // Only one of its directories is known. A user that came by another one still may.
                     WayChange::Named(_) if has_several && !found.is_directory() => {
-                        if let Some(last) = self.last_reached(store, known, (id, &found))? {
+                        if let Some(last) = self.last_reached(store, known, &self.placings, (id, &found))? {
                             insert_bounded(&mut known.met, id, last);
                         }
                     }
@@ -307,13 +343,16 @@ impl Ways {
             self.version += 1;
             for known in viewers.iter_mut() {
                 known.searched.clear();
-                if known.walk_up(store, self.version, id)? == Some(self.version) {
+                if known.walk_up(store, (self.version, &self.placings), id)? == Some(self.version) {
                     // It leads on, so that nothing is to be remembered.
                     known.cuts.remove(&id);
                 } else {
                     is_narrower |= known.cuts.get(&id) == Some(&before);
                 }
             }
+        }
+        if viewers.iter().any(|known| !known.cuts.is_empty()) {
+            placed_inodes(update).for_each(|id| self.placings.note(id, self.version));
         }
         Ok(is_narrower)
     }
@@ -391,6 +430,17 @@ fn changed_ways(update: &Update<'_>) -> impl Iterator<Item = (InodeId, WayChange
     first.into_iter().chain(second)
 }
 
+/// Returns the inodes that an update makes, or gives a name.
+fn placed_inodes(update: &Update<'_>) -> impl Iterator<Item = InodeId> {
+    let made = match update {
+        Update::Create(create) => Some(create.inode),
+        Update::Rename(rename) => rename.makes().map(|create| create.inode),
+        _ => None,
+    };
+    let named = changed_ways(update).filter(|(_, becomes)| matches!(becomes, WayChange::Named(Some(_))));
+    made.into_iter().chain(named.map(|(id, _)| id))
+}
+
 /// Returns the inodes that a record changes and that its session must have reached.
 fn changed_inodes(update: &Update<'_>) -> impl Iterator<Item = InodeId> {
     let changed = match update {
@@ -417,13 +467,18 @@ impl State {
     }
 
     /// Returns the last version of the ways in which a session reached an inode, as far as is known.
-    fn last_reached(&self, session: &ServedSession, inode: (InodeId, &Inode)) -> Result<Option<u64>, StoreError> {
+    fn last_reached(
+        &self,
+        session: &ServedSession,
+        placings: &Placings,
+        inode: (InodeId, &Inode),
+    ) -> Result<Option<u64>, StoreError> {
         let (id, found) = inode;
         let is_own = found.links == 0 && session.ranges.contains(id);
         if session.credentials.is_privileged() || is_own || session.rights.has(id, Access::EXECUTE) {
             return Ok(Some(self.ways.version));
         }
-        self.ways.with_user(&session.credentials, |known| self.ways.last_reached(&self.store, known, inode))
+        self.ways.with_user(&session.credentials, |known| self.ways.last_reached(&self.store, known, placings, inode))
     }
 
     /// Returns whether a session reaches an inode.
@@ -431,7 +486,7 @@ impl State {
     /// # Errors
     /// Those of the store.
     pub fn reaches(&self, session: &ServedSession, inode: (InodeId, &Inode)) -> Result<bool, StoreError> {
-        let Some(last) = self.last_reached(session, inode)? else { return Ok(false) };
+        let Some(last) = self.last_reached(session, &self.ways.placings, inode)? else { return Ok(false) };
         Ok(last == self.ways.version || last >= session.ways_from && session.control.has_open(inode.0))
     }
 
@@ -443,10 +498,12 @@ impl State {
         if session.credentials.is_privileged() {
             return Ok(());
         }
+        // It may have been granted an inode that came below a cut directory, with a lease on a directory that it kept.
+        let placings = Placings::default();
         for id in changed_inodes(update) {
             // A file without a name was reached when it had one, or is its maker's.
             let Some(found) = self.store.inode(id)?.filter(|found| found.links > 0) else { continue };
-            let last = self.last_reached(session, (id, &found))?;
+            let last = self.last_reached(session, &placings, (id, &found))?;
             if last.is_none_or(|last| last < session.ways_from) {
                 return Err(Violation::NotPermitted(id).into());
             }
@@ -460,9 +517,28 @@ impl State {
     /// Those of the store.
     pub fn record_found(&self, id: SessionId, inode: InodeId) -> Result<(), StoreError> {
         let (Some(session), Some(found)) = (self.ordinary_session(id), self.store.inode(inode)?) else { return Ok(()) };
-        if self.last_reached(session, (inode, &found))? != Some(self.ways.version) {
+        if self.last_reached(session, &self.ways.placings, (inode, &found))? != Some(self.ways.version) {
             let version = self.ways.version;
             self.ways.with_user(&session.credentials, |known| insert_bounded(&mut known.met, inode, version));
+        }
+        Ok(())
+    }
+
+    /// Notes that a session has made or named inodes in a directory that it may search no more by its name.
+    ///
+    /// The update is applied. The session reaches them as it does the directory.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn record_placed(&self, id: SessionId, update: &Update<'_>) -> Result<(), StoreError> {
+        let Some(session) = self.ordinary_session(id).filter(|_| self.ways.version > 1) else { return Ok(()) };
+        for inode in placed_inodes(update) {
+            let Some(found) = self.store.inode(inode)?.filter(|found| found.links > 0) else { continue };
+            // Its records are validated by what it reached at any time; so is what it may have open.
+            let last = self.last_reached(session, &Placings::default(), (inode, &found))?;
+            if let Some(last) = last.filter(|last| *last < self.ways.version) {
+                self.ways.with_user(&session.credentials, |known| insert_bounded(&mut known.met, inode, last));
+            }
         }
         Ok(())
     }
@@ -488,7 +564,8 @@ impl State {
                 let leads_on = match to {
                     Some(to) => self.ways.with_user(&session.credentials, |known| {
                         Ok::<_, StoreError>(
-                            known.walk_up(&self.store, self.ways.version, to)? == Some(self.ways.version),
+                            known.walk_up(&self.store, (self.ways.version, &self.ways.placings), to)?
+                                == Some(self.ways.version),
                         )
                     })?,
                     None => false,

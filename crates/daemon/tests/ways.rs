@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ashlar_libfs::{AttributeChange, FinalLink, LibFs, PathPurpose, RenameFlags, SetTime, WriteAt, XattrFlags};
 use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId};
-use ashlar_update::{SetAttributes, Update};
+use ashlar_update::{Rename, SetAttributes, Update};
 use ashlar_wire::{Contents, LeaseRequest, LeaseWord, Need, Reply, Request, ScopeKind};
 use common::libfs::{SingleUser, connect, make};
 use common::{Client, NOW, Site, create};
@@ -208,6 +208,70 @@ fn open_file_is_kept_when_directories_above_are_narrowed() {
     set_mode(&mut story.root, story.directory, 0o755);
     set_mode(&mut story.root, below, 0o755);
     late.acquire(&[(deep, false)]).expect("the way is free again");
+    story.site.check();
+}
+
+/// A hostile session may claim handles on all numbers before it loses the way.
+#[test]
+fn claimed_file_made_after_narrowing_is_not_granted() {
+    if !is_root() {
+        return;
+    }
+    let mut story = Private::new();
+    set_mode(&mut story.root, story.directory, 0o755);
+    let mut user = user_client(&story.site);
+    let before = plant(&mut story.root, story.directory, b"before", FileKind::Regular, 0o644);
+    let hidden = plant(&mut story.root, InodeId::ROOT, b"hidden", FileKind::Directory, 0o700);
+    let below = plant(&mut story.root, hidden, b"below", FileKind::Directory, 0o755);
+    let moved = plant(&mut story.root, hidden, b"moved", FileKind::Regular, 0o644);
+    let deep = plant(&mut story.root, below, b"deep", FileKind::Regular, 0o644);
+    user.acquire(&[(before, false)]).expect("granted");
+    assert!(user.control.open_handle(before));
+    set_mode(&mut story.root, story.directory, 0o700);
+    let after = plant(&mut story.root, story.directory, b"after", FileKind::Regular, 0o644);
+    story.root.acquire(&[(hidden, true), (story.directory, true), (InodeId::RENAME, true)]).expect("granted");
+    for (inode, name) in [(below, &b"below"[..]), (moved, b"moved")] {
+        story.root.acquire(&[(inode, true)]).expect("granted");
+        let (parent, new_parent, new_name) = (hidden, story.directory, name);
+        let (target, exchange, whiteout, release, at) = (None, false, None, true, NOW);
+        let rename = Rename { parent, name, inode, new_parent, new_name, target, exchange, whiteout, release, at };
+        story.root.append(&Update::Rename(rename));
+    }
+    story.root.digest().expect("digested");
+    for claimed in [after, moved, deep] {
+        assert!(user.control.open_handle(claimed));
+        assert_eq!(user.acquire(&[(claimed, false)]).err(), Some(Errno::EACCES), "{claimed}");
+    }
+    assert_eq!(content(&mut user, before), b"secret", "it has this one open");
+    story.site.check();
+}
+
+/// The user's process is in a directory below one that is narrowed, and works on there.
+#[test]
+fn file_made_below_narrowed_directory_is_its_makers() {
+    if !is_root() {
+        return;
+    }
+    let mut story = Private::new();
+    set_mode(&mut story.root, story.directory, 0o755);
+    let below = plant(&mut story.root, story.directory, b"below", FileKind::Directory, 0o777);
+    let mut user = user_client(&story.site);
+    user.acquire(&[(below, true)]).expect("granted");
+    assert!(user.control.open_handle(below));
+    set_mode(&mut story.root, story.directory, 0o700);
+    user.acquire(&[(below, true)]).expect("it has this one open");
+    let file = user.inode();
+    let made = create(file, below, b"made", FileKind::Regular);
+    user.append(&Update::Create(ashlar_update::Create { uid: USER, gid: USER, ..made }));
+    assert!(user.control.open_handle(file));
+    user.append(&Update::Write { inode: file, offset: 0, at: NOW, strip: true, data: b"first" });
+    user.digest().expect("honest");
+    // Another session takes the lease.
+    assert_eq!(content(&mut story.root, file), b"first");
+    user.acquire(&[(file, true)]).expect("its own file");
+    user.append(&Update::Write { inode: file, offset: 0, at: NOW, strip: true, data: b"later" });
+    user.digest().expect("honest");
+    assert_eq!(content(&mut story.root, file), b"later");
     story.site.check();
 }
 
