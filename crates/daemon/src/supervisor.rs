@@ -4,7 +4,8 @@
 //! death by signal, and after an exit with [`RESTART_EXIT`]. If SharedFS dies again and again, the pauses become
 //! longer, up to [`PAUSE_MAX`]; the supervisor never gives up, as sessions and mounts wait. An exit with another error
 //! is final, since SharedFS itself decided to end (wrong arena, no space). After it has once run, an exit with
-//! [`RETRY_EXIT`] is not, while SharedFS is needed: the system may have later what it lacks now.
+//! [`RETRY_EXIT`] is not: the system may have later what it lacks now. A SharedFS that fails again and again is given
+//! up once no process needs it: its disk may be gone for good.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -24,6 +25,8 @@ const QUICK: Duration = Duration::from_secs(1);
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// After so many exits with an error in a row, SharedFS is started again only while it is needed.
+const FAILURES_UNNEEDED: u32 = 2;
 /// How often the supervisor asks, during a pause, whether SharedFS is still needed.
 const NEED_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -44,7 +47,8 @@ enum Event {
 /// Runs `program` with `args` until it ends with success.
 ///
 /// It restarts the program each time it is killed. If the supervisor gets SIGTERM or SIGINT, it passes the signal on.
-/// `is_needed` says whether any process waits for the program: while it can't run and none does, it isn't restarted.
+/// `is_needed` says whether any process waits for the program: if none does, a program that fails again and again is
+/// given up.
 ///
 /// # Errors
 /// [`SupervisorError`] if the program can't be started, or ends with an error.
@@ -63,7 +67,7 @@ pub fn supervise(
             }
         }
     });
-    let (mut quick_deaths, mut is_first) = (0, true);
+    let (mut quick_deaths, mut failures, mut is_first) = (0, 0, true);
     loop {
         let started = Instant::now();
         let (status, stopped) = run_once(program, args, &events, &inbox)?;
@@ -76,11 +80,12 @@ pub fn supervise(
         }
         is_first = false;
         quick_deaths = if started.elapsed() < QUICK { quick_deaths + 1 } else { 0 };
+        failures = if status.code().is_some() { failures + 1 } else { 0 };
         let pause = pause_after(quick_deaths);
         tracing::warn!(%status, restarts = quick_deaths, pause_ms = pause.as_millis() as u64, "{DEATH_REPORT}");
-        let (ended, can_run) = (Instant::now(), status.code() != Some(i32::from(RETRY_EXIT)));
+        let ended = Instant::now();
         loop {
-            if !can_run && !is_needed() {
+            if failures >= FAILURES_UNNEEDED && !is_needed() {
                 return Err(SupervisorError::GaveUp(status));
             }
             let left = pause.saturating_sub(ended.elapsed());
@@ -233,9 +238,9 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let count = directory.path().join("count").display().to_string();
         let script = format!("echo >> {count}; case $(wc -l < {count}) in 1) kill -9 $$;; *) exit {RETRY_EXIT};; esac");
-        let is_needed = || std::fs::read(&count).is_ok_and(|lines| lines.len() < 4);
+        let is_needed = || std::fs::read(&count).is_ok_and(|lines| lines.len() < 5);
         let ended = supervise(Path::new("/bin/sh"), &["-c".into(), script.into()], &is_needed);
         assert!(matches!(ended, Err(SupervisorError::GaveUp(status)) if status.code() == Some(75)));
-        assert_eq!(std::fs::read(&count).expect("read").len(), 4);
+        assert_eq!(std::fs::read(&count).expect("read").len(), 5);
     }
 }
