@@ -39,6 +39,11 @@ impl LeasesBelow {
         self.prune_branch(inode);
     }
 
+    /// Whether there is a lease at or below `inode`.
+    pub fn knows(&self, inode: InodeId) -> bool {
+        self.branches.contains_key(&inode)
+    }
+
     /// Records that the inode is below `to` now; `None`: below no directory.
     pub fn record_move(&mut self, inode: InodeId, to: Option<InodeId>, ancestry: &impl Ancestry) {
         let Some(branch) = self.branches.get_mut(&inode) else { return };

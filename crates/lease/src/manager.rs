@@ -511,6 +511,12 @@ impl LeaseManager {
         ancestry: &impl Ancestry,
     ) {
         self.leases.forget_governor(inode);
+        if self.leases.below.knows(inode) || self.reserved.keeps(inode) {
+            // A session asked for the number before there was such an inode.
+            let home = ancestry.home(inode).directory;
+            self.leases.below.record_move(inode, home, ancestry);
+            self.reserved.record_move(inode, home, ancestry);
+        }
         let target = LeaseTarget { inode, scope: if is_directory { LeaseScope::Subtree } else { LeaseScope::Node } };
         let is_known = self.leases.nodes.contains_key(&inode) || self.leases.subtrees.contains_key(&inode);
         if is_known {
