@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use ashlar_lease::{Command, Grant, LeaseScope, Mode, RequestId, RevokeReason, SlotWord};
 use ashlar_store::StoreError;
 use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, LogPosition, Name, SessionId, blocks_for};
-use ashlar_update::XATTR_ACL_ACCESS;
 use ashlar_update::acl::Acl;
 use ashlar_update::permission::allows;
+use ashlar_update::xattr_size::attribute_bytes;
+use ashlar_update::{XATTR_ACL_ACCESS, XATTR_HIDDEN};
 use ashlar_wire::{
     Contents, DirectoryEntry, Extent, GrantReply, InodeState, LeaseRequest, LeaseWord, Need, Reply, ScopeKind,
     SessionKind,
@@ -461,11 +462,16 @@ fn hide_unreadable(state: &State, id: SessionId, inode: InodeId, described: &mut
     let Some(session) = state.ordinary_session(id) else { return Ok(()) };
     let found = (inode, &described.attributes);
     let may_read = state.may_read(session, found)?;
-    if let Some(xattrs) = &mut described.xattrs {
-        xattrs.retain(|(name, _)| !name.starts_with(TRUSTED_PREFIX));
-        // A user that may not read the inode may list the names.
+    if let Some(xattrs) = described.xattrs.as_mut().filter(|xattrs| !xattrs.is_empty()) {
+        let may_change = state.may_change(session, found)?;
+        let hidden = xattrs.extract_if(.., |(name, _)| name.starts_with(TRUSTED_PREFIX));
+        let hidden: usize = hidden.map(|(name, value)| attribute_bytes(&name, &value)).sum();
+        if hidden > 0 && may_change {
+            xattrs.push((XATTR_HIDDEN.to_vec(), vec![0; hidden - attribute_bytes(XATTR_HIDDEN, &[])]));
+        }
+        // A user that may not read the inode may list the names. If it may add attributes, it must know the sizes.
         let values = xattrs.iter_mut().filter(|(name, _)| !may_read && name.starts_with(USER_PREFIX));
-        values.for_each(|(_, value)| value.clear());
+        values.for_each(|(_, value)| if may_change { value.fill(0) } else { value.clear() });
     }
     if may_read {
         return Ok(());

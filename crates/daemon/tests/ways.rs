@@ -441,6 +441,34 @@ fn libfs_writes_file_that_its_user_may_not_read() {
     assert_eq!(site.check()["sessions_fenced"], 0);
 }
 
+/// Otherwise it would log a record that fences it: more attributes than an inode may have.
+#[test]
+fn libfs_counts_attributes_that_its_user_may_not_see() {
+    if !is_root() {
+        return;
+    }
+    let mut site = Site::new(64 * MIB);
+    let mut root = Client::open(&site.socket());
+    let mut files = Vec::new();
+    for (file, name) in [(&b"one"[..], &b"user.large"[..]), (b"two", b"trusted.large")] {
+        let file = plant(&mut root, InodeId::ROOT, file, FileKind::Regular, 0o622);
+        root.append(&Update::SetXattr { inode: file, name, value: &[1; 60_000], mode: None, at: NOW });
+        root.digest().expect("digested");
+        files.push(file);
+    }
+    let (fs, user) = user_libfs(&site);
+    let set =
+        |file, bytes| fs.set_xattr(&user.credentials, file, b"user.own", &vec![2; bytes], XattrFlags::default(), false);
+    for file in files {
+        assert_eq!(set(file, 20_000), Err(Errno::ENOSPC));
+        assert_eq!(set(file, 1000), Ok(()));
+        let names = fs.xattr_names(file).expect("listed");
+        assert!(names.iter().all(|name| !name.starts_with(b"trusted.")), "{names:?}");
+    }
+    fs.make_room().expect("honest");
+    assert_eq!(site.check()["sessions_fenced"], 0);
+}
+
 #[test]
 fn libfs_without_rights_gets_the_kernels_errors() {
     if !is_root() {

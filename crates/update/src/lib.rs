@@ -42,5 +42,9 @@ pub const XATTR_ACL_DEFAULT: &[u8] = b"system.posix_acl_default";
 /// The extended attribute under which the super-user sees and sets against which subtree's quota an inode counts: the
 /// number of the directory at the top, in decimal; 0 for none. It stands in the inode, and is listed nowhere.
 pub const XATTR_QUOTA: &[u8] = b"trusted.ashlar.quota";
+/// The name that stands, with a value of their size, for extended attributes of which a user may know nothing else.
+///
+/// A session that adds attributes must know how much room there is. No attribute can have this name.
+pub const XATTR_HIDDEN: &[u8] = b"trusted.";
 /// The extended attribute that holds a program's capabilities. A change of content or owner takes it away.
 pub const XATTR_CAPABILITY: &[u8] = b"security.capability";

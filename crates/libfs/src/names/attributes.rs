@@ -7,7 +7,8 @@ use ashlar_types::{
 use ashlar_update::acl::Acl;
 use ashlar_update::xattr_size::{attribute_bytes, attribute_fits};
 use ashlar_update::{
-    Entry, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_CAPABILITY, XATTR_QUOTA, permission,
+    Entry, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_CAPABILITY, XATTR_HIDDEN, XATTR_QUOTA,
+    permission,
 };
 use ashlar_wire::OperationKind;
 
@@ -370,7 +371,8 @@ impl LibFs {
     pub fn xattr_names(&self, id: InodeId) -> Outcome<Vec<Vec<u8>>> {
         let _measured = self.begin_operation(OperationKind::Name);
         let guard = self.view_node(Claim::read(id).with_xattrs())?;
-        Ok(guard.xattrs.as_ref().map(|all| all.keys().cloned().collect()).unwrap_or_default())
+        let names = guard.xattrs.iter().flat_map(|all| all.keys()).filter(|name| *name != XATTR_HIDDEN);
+        Ok(names.cloned().collect())
     }
 
     /// Sets an extended attribute.
