@@ -102,7 +102,7 @@ impl Serialize for RawMessage<'_> {
     }
 }
 
-/// What the hostile process knows of: its own directory and file, and some of root's.
+/// The inodes that the hostile process knows of: its own directory and file, and some of root's.
 #[derive(Clone, Copy)]
 struct Places {
     own: InodeId,
