@@ -1,7 +1,7 @@
 //! `ashlar daemon`: SharedFS under its supervisor.
 
 use std::ffi::OsString;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
@@ -63,7 +63,8 @@ pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError
             Ok(ExitCode::from(RESTART_EXIT))
         }
         Err(error) if error.is_temporary() => {
-            eprintln!("ashlar: {}", CliError::from(error));
+            // The log may be on the disk that fails.
+            let _ = writeln!(std::io::stderr(), "ashlar: {}", CliError::from(error));
             Ok(ExitCode::from(RETRY_EXIT))
         }
         result => Ok(result.map(|()| ExitCode::SUCCESS)?),
