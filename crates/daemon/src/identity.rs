@@ -392,7 +392,7 @@ mod tests {
         assert!(me.has_connected(&one, ticks_now()));
         assert!(!Process { start_ticks: me.start_ticks + 1, ..me }.has_connected(&one, ticks_now()));
         assert!(!Process { pid: me.pid + 1, ..me }.has_connected(&one, ticks_now()));
-        assert!(!me.has_connected(&connection_of_ended_process(), ticks_now()));
+        assert!(!me.has_connected(connection_of_ended_process(), ticks_now()));
     }
 
     #[test]
