@@ -6,7 +6,7 @@
 //! - A session *reaches* an inode if its user may search all directories that lead to it from the root.
 //! - It reaches an inode that it has open if that was so at any time since the session began, as a process keeps its
 //!   open files. SharedFS notes when a directory is narrowed or moved until when each user could search it (a *cut*).
-//!   An inode that was made or moved there after the cut is excepted: the session could not come to it by that way.
+//!   That leaves out inodes that were made or moved there after the cut: no handle can stem from before.
 //! - It reaches an open inode that is renamed or loses its last name if it reached it before. That is noted as a kept
 //!   right ([`KeptRights`]), which a later SharedFS finds.
 //! - A file with several names has one directory in its attributes, which may be none of those. A user that has looked
