@@ -245,15 +245,22 @@ impl Places {
 /// The user has only so many, and one that has ended counts until all is applied.
 fn begin_session(socket: &Path) -> Client {
     let deadline = Instant::now() + Duration::from_secs(60);
-    let client = loop {
+    loop {
         match Client::try_open(socket, SessionKind::Process) {
-            Ok(client) => break client,
+            Ok(client) => return client,
             Err(reply) => assert!(Instant::now() < deadline, "no session begins: {reply:?}"),
         }
         std::thread::sleep(Duration::from_millis(20));
-    };
-    set_socket_timeout(client.line.socket(), Timeout::Recv, Some(SILENCE_MAX)).expect("set");
-    client
+    }
+}
+
+/// Adds a connection to a session.
+///
+/// It is given up if an answer takes long: the request may wait for another one's lock or lease.
+fn add_connection(client: &Client, socket: &Path) -> Connection {
+    let line = client.attach(socket);
+    set_socket_timeout(line.socket(), Timeout::Recv, Some(SILENCE_MAX)).expect("set");
+    line
 }
 
 /// Ends a session, fenced or not, and begins another one.
@@ -275,7 +282,7 @@ fn send_requests(socket: &Path, places: Places, seed: u64, cases: u64) {
         vec![null.into(), one.into(), two.into()]
     };
     let mut client = begin_session(socket);
-    let mut line = client.attach(socket);
+    let mut line = add_connection(&client, socket);
     for case in seed..seed + cases {
         let mut dice = Dice(case);
         let mut bytes = postcard::to_stdvec(&places.request(&mut dice)).expect("encoded");
@@ -285,7 +292,7 @@ fn send_requests(socket: &Path, places: Places, seed: u64, cases: u64) {
         let is_of_use = send(&mut line, &bytes, &sent);
         if client.control.is_fenced() || client.line.is_closed() {
             replace_session(&mut client, socket);
-            line = client.attach(socket);
+            line = add_connection(&client, socket);
         } else if !is_of_use {
             let deadline = Instant::now() + Duration::from_secs(20);
             // A user has only so many connections, and a closed one counts until SharedFS has seen its end.

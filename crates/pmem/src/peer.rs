@@ -102,7 +102,8 @@ mod tests {
         let mut expected: Vec<u32> =
             rustix::process::getgroups().expect("groups").into_iter().map(|group| group.as_raw()).collect();
         let mut found = peer_groups(one.as_fd()).expect("groups");
-        (expected.sort_unstable(), found.sort_unstable());
+        expected.sort_unstable();
+        found.sort_unstable();
         assert_eq!(found, expected);
     }
 }

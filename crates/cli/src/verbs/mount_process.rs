@@ -78,10 +78,12 @@ fn unmount_on_signal(directory: &Path) -> Result<(), CliError> {
     std::thread::spawn(move || {
         for _ in signals.forever() {
             if ashlar_fuse::unmount(&directory, false).is_err() && mounts::is_mounted(&directory) {
-                eprintln!(
-                    "ashlar: {} is busy{}; it ends when its programs end",
-                    directory.display(),
-                    mounts::users_of(&directory)
+                // The log may be on a disk that fails.
+                let users = mounts::users_of(&directory);
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "ashlar: {} is busy{users}; it ends when its programs end",
+                    directory.display()
                 );
                 // It fails only if another process was faster.
                 let _ = ashlar_fuse::unmount(&directory, true);

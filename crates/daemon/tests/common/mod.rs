@@ -324,11 +324,11 @@ impl Client {
     }
 
     /// Opens a session; returns SharedFS's answer if it refuses.
-    pub fn try_open(socket: &Path, kind: SessionKind) -> Result<Self, Reply> {
+    pub fn try_open(socket: &Path, kind: SessionKind) -> Result<Self, Box<Reply>> {
         // A session that truncates its own log must live to see the consequences.
         ashlar_pmem::sigbus::install().expect("installed");
         let (line, reply, files) = hello(socket, kind, None).expect("answered");
-        let Reply::Welcome(welcome) = reply else { return Err(reply) };
+        let Reply::Welcome(welcome) = reply else { return Err(Box::new(reply)) };
         let mut files = files.into_iter();
         let mut file = || files.next().expect("a descriptor");
         let (log, control, leases) = (file(), file(), file());

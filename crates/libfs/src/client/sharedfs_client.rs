@@ -225,7 +225,7 @@ impl SharedFsClient {
         let duplicate = || rustix::io::fcntl_dupfd_cloexec(&socket, self.descriptors.from);
         let moved = duplicate().or_else(|error| {
             let limit = getrlimit(Resource::Nofile);
-            setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit.clone() })?;
+            setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;
             let moved = duplicate();
             setrlimit(Resource::Nofile, limit)?;
             moved.map_err(|_| error)
