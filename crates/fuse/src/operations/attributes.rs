@@ -2,6 +2,7 @@
 
 use ashlar_libfs::{AttributeChange, FoundInode, SetTime};
 use ashlar_types::{BLOCK_BYTES, Errno, FileKind, Inode, InodeId, NAME_MAX, Timestamp};
+use ashlar_update::permission::lends_rights;
 
 use crate::connection::reply_buffer::CachedItem;
 use crate::file_system::FileSystem;
@@ -187,8 +188,22 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     pub(crate) fn setattr(mut self) -> RequestResult {
         let asked: SetattrIn = self.arguments.structure()?;
         let change = requested_change(&asked);
+        if asks_for_nothing(asked.valid) {
+            self.check_clearing()?;
+        }
         let found = self.fs().set_attributes(&self.credentials(), self.inode(), &change)?;
         self.reply_attributes(&found)
+    }
+
+    /// Refuses strangers that would clear set-id bits without writing.
+    fn check_clearing(&self) -> Result<(), Errno> {
+        let (inode, user) = (self.inode(), self.header.uid);
+        if user == 0 || self.server.write_handles.has(inode) {
+            return Ok(());
+        }
+        let found = self.fs().attributes(inode)?.inode;
+        let clears = !found.is_directory() && lends_rights(&found);
+        if clears && found.uid != user { Err(Errno::EPERM) } else { Ok(()) }
     }
 
     /// STATX: the kernel sends it when the caller wants the time of birth.

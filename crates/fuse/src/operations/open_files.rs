@@ -25,8 +25,10 @@ use crate::serving::server::Server;
 const HANDLE_DIRECT: u64 = 1 << 0;
 /// Flag of a handle through which the file may be mapped for writing.
 const HANDLE_MAPPABLE: u64 = 1 << 1;
+/// Flag of a handle through which the file can be written.
+const HANDLE_WRITES: u64 = 1 << 2;
 /// The difference between the numbers of two successive handles.
-const HANDLE_STEP: u64 = 1 << 2;
+const HANDLE_STEP: u64 = 1 << 3;
 /// WRITE: the kernel writes pages of a shared mapping back, on behalf of no process.
 const WRITE_CACHE: u32 = 1 << 0;
 /// A user and a group that do not exist.
@@ -57,6 +59,9 @@ impl<F: FileSystem> Server<F> {
     pub(crate) fn close_handle(&self, inode: InodeId, handle: u64) {
         if handle & HANDLE_MAPPABLE != 0 {
             self.mappable.remove_handle(inode, || self.file_system.free_reserved(inode, ReserveReason::Mapped));
+        }
+        if handle & HANDLE_WRITES != 0 {
+            self.write_handles.remove(inode);
         }
         self.file_system.close(inode);
     }
@@ -90,7 +95,11 @@ impl<F: FileSystem> FuseRequest<'_, F> {
         let mut open =
             OpenOut { fh: self.server.next_handle.fetch_add(HANDLE_STEP, Ordering::Relaxed), ..OpenOut::default() };
         let is_direct = is_direct(flags) || self.is_shared_directly();
-        let reads_and_writes = flags & libc::O_ACCMODE as u32 == libc::O_RDWR as u32;
+        let access = flags & libc::O_ACCMODE as u32;
+        let reads_and_writes = access == libc::O_RDWR as u32;
+        if access != libc::O_RDONLY as u32 {
+            open.fh |= HANDLE_WRITES;
+        }
         if reads_and_writes && (!is_direct || self.server.agreement.maps_direct()) {
             open.fh |= HANDLE_MAPPABLE;
         }
@@ -102,6 +111,9 @@ impl<F: FileSystem> FuseRequest<'_, F> {
             self.reply.record_cached(CachedItem::Pages(inode));
         }
         self.reply.structure(&open)?;
+        if open.fh & HANDLE_WRITES != 0 {
+            self.server.write_handles.add(inode);
+        }
         if open.fh & HANDLE_MAPPABLE != 0 {
             self.server.record_mappable(inode);
         }

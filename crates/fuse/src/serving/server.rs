@@ -32,6 +32,7 @@ use crate::kernel_cache::page_fills::PageFills;
 use crate::kernel_cache::shown_directories::ShownDirectories;
 use crate::operations::dispatch::{FuseRequest, ReplyAction, RequestResult};
 use crate::operations::locks::Locks;
+use crate::operations::write_handles::WriteHandles;
 use crate::proto::{Arguments, InHeader, Opcode};
 use crate::serving::device_turn::DeviceTurn;
 use crate::serving::ring_workers::RingWorkers;
@@ -59,6 +60,7 @@ pub(crate) struct Server<F> {
     pub(crate) invalidations: Invalidations,
     pub(crate) page_fills: PageFills,
     pub(crate) mappable: MappableFiles,
+    pub(crate) write_handles: WriteHandles,
     pub(crate) agreement: Agreement,
     pub(crate) shown_directories: ShownDirectories,
     pub(crate) dentry_ttls: DentryTtls,
@@ -140,6 +142,7 @@ impl<F: FileSystem> Server<F> {
             invalidations: Invalidations::default(),
             page_fills: PageFills::default(),
             mappable: MappableFiles::default(),
+            write_handles: WriteHandles::default(),
             agreement,
             shown_directories: ShownDirectories::default(),
             dentry_ttls: DentryTtls::default(),

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use ashlar_tests::command::{Done, run};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, TestArena, ashlar, obstacle, program};
+use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, obstacle, program};
 use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.
@@ -17,6 +17,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "users/read_only_mount_has_no_sessions", run: || when_mountable(read_only) },
     Test { name: "users/arena_that_others_can_change_is_refused", run: || when_mountable(prepared_arena) },
     Test { name: "users/memory_arena_is_in_a_tmpfs_of_root", run: || when_mountable(memory_of_root) },
+    Test { name: "users/two_users_get_what_the_host_gives", run: || when_mountable(two_users) },
 ];
 
 /// The user `nobody`.
@@ -185,5 +186,37 @@ fn memory_of_root() -> Outcome<Verdict> {
     ] {
         ensure!(done.output.contains(part), "'{part}' is missing: {}", done.describe());
     }
+    passed()
+}
+
+/// Root makes a tree, and another user tries every call on all of it, as on the host's file system: through the mount,
+/// and under `ashlar run`. On the mount, a stranger could clear set-id bits by `chown(path, -1, -1)`.
+fn two_users() -> Outcome<Verdict> {
+    const SCRIPT: &str = include_str!("../../../../jobs/two_users.py");
+    let site = TestArena::new(Medium::Disk, "64M")?;
+    mount(&site, 0, &["--sessions", "all"], None)?;
+    let open_to_all =
+        |place: &Path| fs::set_permissions(place, fs::Permissions::from_mode(0o755)).map_err(tried("changing a mode"));
+    open_to_all(site.outside())?;
+    let answers = |front: Front, place: &Path| {
+        fs::create_dir(place).map_err(tried("making a directory"))?;
+        open_to_all(place)?;
+        let part = |name: &str| run(front.command("python3").args(["-c", SCRIPT, name]).arg(place))?.success();
+        part("make")?;
+        part("attempt").map(|done| done.output)
+    };
+    let host = answers(Front::Mount, &site.outside().join("reference"))?;
+    ensure!(host.lines().count() > 200, "the reference is short: {host}");
+    for (front, name) in [(Front::Mount, "mount"), (Front::RunAtOnce, "run")] {
+        let ours = answers(front, &site.point(0).join(name))?;
+        let differs = host.lines().zip(ours.lines()).find(|(host, ours)| host != ours);
+        ensure!(
+            differs.is_none() && host.lines().count() == ours.lines().count(),
+            "{name}, host and here: {differs:#?}"
+        );
+    }
+    ensure!(site.counter("sessions_fenced")? == 0, "a session was fenced:\n{}", site.complaints());
+    site.check()?;
+    site.umount(0)?;
     passed()
 }
