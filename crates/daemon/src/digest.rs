@@ -183,7 +183,8 @@ pub fn quarantine_fenced(shared: &SharedState, state: &mut State) {
             continue;
         }
         tracing::warn!(session = id.0, "the fenced session's log is kept as sessions/fenced-{}.log", id.0);
-        state.store.remove_session(id);
+        // Its positions stay known until its process has ended: other sessions build on what was applied.
+        state.store.release_all(id);
         if let Some(session) = state.sessions.get_mut(&id) {
             session.is_quarantined = true;
         }

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 
 use ashlar_log::Appended;
-use ashlar_types::{Errno, FileKind, InodeId, LogPosition, QuotaAmount, QuotaKey, QuotaLimits, Timestamp};
+use ashlar_types::{Errno, FileKind, InodeId, LogPosition, QuotaAmount, QuotaKey, QuotaLimits, SessionId, Timestamp};
 use ashlar_update::{Create, Rename, SetAttributes, Update, Whiteout};
 use ashlar_wire::{Connection, Credit, CreditKind, QuotaRequest, Reply, Request, SessionKind};
 use common::{Client, NOW, Site, create, hello};
@@ -58,13 +58,18 @@ fn attack(site: &mut Site, story: &str, forge: impl FnOnce(&mut Client)) {
     let status = site.status();
     let shown = status.sessions.iter().find(|session| session.session == id).expect("shown while it lives");
     assert!(shown.fenced.is_some(), "{story}: the status shows the reason");
-    let quarantined = site.arena().join(format!("sessions/fenced-{id}.log"));
+    wait_quarantined(site, &hostile);
+    site.check();
+}
+
+/// Waits until a fenced session's log is quarantined.
+fn wait_quarantined(site: &Site, client: &Client) {
+    let log = site.arena().join(format!("sessions/fenced-{}.log", client.welcome.peer.session));
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
-    while !quarantined.exists() {
-        assert!(std::time::Instant::now() < deadline, "{story}: the log is not quarantined");
+    while !log.exists() {
+        assert!(std::time::Instant::now() < deadline, "{} does not come", log.display());
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    site.check();
 }
 
 /// Makes a file and a directory with one below it, by an honest root.
@@ -165,6 +170,44 @@ fn forged_records_change_nothing() {
     let kept = std::fs::read_dir(site.arena().join("sessions")).expect("listed");
     let kept = kept.filter(|file| file.as_ref().is_ok_and(|f| f.file_name().to_string_lossy().starts_with("fenced-")));
     assert_eq!(kept.count(), 3 * 8, "forged logs don't fill the arena");
+}
+
+/// A session that builds on what a fenced one made once was fenced itself, with all that it did afterwards.
+///
+/// That lasted as long as the fenced session's process.
+#[test]
+fn session_that_builds_on_a_fenced_ones_updates_goes_on() {
+    let mut site = Site::new(64 << 20);
+    let mut hostile = Client::open(&site.socket());
+    let mut early = Client::open(&site.socket());
+    hostile.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let seen = hostile.make(InodeId::ROOT, b"seen", FileKind::Regular);
+    let position = hostile.digest().expect("an honest record so far");
+    let (_, early_dependencies) = early.acquire_with(&[(seen, false)]).expect("granted");
+    hostile.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    hostile.append(&Update::Create(create(InodeId(1 << 40), InodeId::ROOT, b"forged", FileKind::Regular)));
+    assert_eq!(hostile.digest().err(), Some(Errno::EIO));
+    hostile.wait_fenced();
+    wait_quarantined(&site, &hostile);
+    let build = |client: &mut Client, dependencies: Vec<(SessionId, LogPosition)>, name: &[u8]| {
+        let (_, more) = client.acquire_with(&[(InodeId::ROOT, true), (seen, true)]).expect("granted");
+        for (session, position) in dependencies.into_iter().chain(more) {
+            client.append(&Update::Depend { session, position });
+        }
+        let made = client.make(InodeId::ROOT, name, FileKind::Regular);
+        client.digest().unwrap_or_else(|error| panic!("{}: {error}", String::from_utf8_lossy(name)));
+        made
+    };
+    build(&mut early, early_dependencies, b"early");
+    build(&mut Client::open(&site.socket()), vec![(hostile.welcome.peer.session, position)], b"late");
+    // LibFS logs what it depends on by itself.
+    let fs = common::libfs::connect(&site);
+    fs.lookup(&common::libfs::ROOT, InodeId::ROOT, b"seen").expect("found");
+    fs.make_open(&common::libfs::ROOT, InodeId::ROOT, b"made", &common::libfs::make(FileKind::Regular)).expect("made");
+    fs.make_room().expect("applied");
+    assert_eq!(site.status().sessions.iter().filter(|session| session.fenced.is_some()).count(), 1);
+    drop((hostile, fs));
+    assert_eq!(site.check()["sessions_fenced"], 1);
 }
 
 #[test]
