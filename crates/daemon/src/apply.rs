@@ -367,14 +367,16 @@ impl State {
 
     /// Returns whether an accepted update changes anything: a time of access does so if the user may read the file.
     ///
-    /// Such a record takes no lease. So another session may have narrowed an honest reader's rights since. The record
-    /// is then ignored, not refused.
+    /// The user must have come to the file too. Such a record takes no lease. So another session may have narrowed an
+    /// honest reader's rights since. The record is then ignored, not refused.
     fn has_effect(&self, id: SessionId, update: &Update<'_>) -> bool {
         let Update::Accessed { inode, .. } = update else { return true };
         let Some(session) = self.sessions.get(&id).filter(|session| session.needs_validation()) else { return true };
         let may_read = || may_hold(&self.store, &session.credentials, *inode, Access::READ);
+        // At recovery, the ways may have changed since the record was written.
+        let has_reached = || self.phase != RecoveryPhase::Running || self.has_reached(session, *inode).unwrap_or(true);
         // If the store fails, so does the update.
-        session.rights.has(*inode, Access::READ) || may_read().unwrap_or(true)
+        session.rights.has(*inode, Access::READ) || may_read().unwrap_or(true) && has_reached()
     }
 
     /// Applies a validated update; an ordinary user's update sets no times of the future.

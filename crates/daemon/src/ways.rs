@@ -490,6 +490,18 @@ impl State {
         Ok(last == self.ways.version || last >= session.ways_from && session.control.has_open(inode.0))
     }
 
+    /// Returns whether a session has reached an inode at any time since it began.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn has_reached(&self, session: &ServedSession, id: InodeId) -> Result<bool, StoreError> {
+        // It may have been granted an inode that came below a cut directory, with a lease on a directory that it kept.
+        let placings = Placings::default();
+        // A file without a name was reached when it had one, or is its maker's.
+        let Some(found) = self.store.inode(id)?.filter(|found| found.links > 0) else { return Ok(true) };
+        Ok(self.last_reached(session, &placings, (id, &found))?.is_some_and(|last| last >= session.ways_from))
+    }
+
     /// Fails if a record changes an inode that its session never reached.
     ///
     /// # Errors
@@ -498,13 +510,8 @@ impl State {
         if session.credentials.is_privileged() {
             return Ok(());
         }
-        // It may have been granted an inode that came below a cut directory, with a lease on a directory that it kept.
-        let placings = Placings::default();
         for id in changed_inodes(update) {
-            // A file without a name was reached when it had one, or is its maker's.
-            let Some(found) = self.store.inode(id)?.filter(|found| found.links > 0) else { continue };
-            let last = self.last_reached(session, &placings, (id, &found))?;
-            if last.is_none_or(|last| last < session.ways_from) {
+            if !self.has_reached(session, id)? {
                 return Err(Violation::NotPermitted(id).into());
             }
         }

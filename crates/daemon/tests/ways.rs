@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use ashlar_libfs::{AttributeChange, FinalLink, LibFs, PathPurpose, RenameFlags, SetTime, WriteAt, XattrFlags};
-use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId};
+use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId, Timestamp};
 use ashlar_update::{Rename, SetAttributes, Update};
 use ashlar_wire::{Contents, LeaseRequest, LeaseWord, Need, Reply, Request, ScopeKind};
 use common::libfs::{SingleUser, connect, make};
@@ -148,6 +148,29 @@ fn record_below_private_directory_fences_its_session() {
     user.wait_fenced();
     let mut root = Client::open(&story.site.socket());
     assert_eq!(content(&mut root, story.file), b"secret");
+    story.site.check();
+}
+
+/// A time of access needs no lease, which SharedFS would have refused.
+#[test]
+fn time_of_access_below_private_directory_stays() {
+    if !is_root() {
+        return;
+    }
+    let mut story = Private::new();
+    let accessed = |root: &mut Client, inode| {
+        root.acquire(&[(inode, false)]).expect("granted").remove(0).state.attributes.accessed
+    };
+    let open = plant(&mut story.root, InodeId::ROOT, b"open", FileKind::Regular, 0o666);
+    let before = accessed(&mut story.root, story.file);
+    let mut user = user_client(&story.site);
+    let at = Timestamp { seconds: NOW.seconds + 1, ..NOW };
+    for inode in [story.file, open] {
+        user.append_unpaid(&Update::Accessed { inode, at }).expect("appended");
+    }
+    user.digest().expect("a reader may have come there before the directory was narrowed");
+    assert_eq!(accessed(&mut story.root, story.file), before);
+    assert_eq!(accessed(&mut story.root, open), at);
     story.site.check();
 }
 
