@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use ashlar_store::{Move, StoreError};
-use ashlar_types::{Errno, InodeId, Name, QuotaAmount, QuotaKey, QuotaLimits, SessionId};
+use ashlar_types::{Errno, InodeId, Name, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, SessionId};
 use ashlar_wire::{QuotaGrant, QuotaRequest, QuotaStatus, QuotaVersion, Reply};
 
 use crate::mapped;
@@ -234,7 +234,13 @@ fn reclaim<'a>(shared: &'a SharedState, mut state: StateGuard<'a>, wants: &[Quot
 /// Sets or removes limits.
 ///
 /// They hold from here on, for all sessions, and are durable on return.
+///
+/// # Errors
+/// `EINVAL` for a subtree of a number that none can have; `EIO` if they can't be committed.
 pub fn set_limits(shared: &SharedState, key: QuotaKey, limits: QuotaLimits) -> Result<(), Errno> {
+    if matches!(key, QuotaKey::Subtree(id) if id.0 == 0 || id.0 >> QuotaId::BITS != 0) {
+        return Err(Errno::EINVAL);
+    }
     let mut state = shared.apply_all_settled(shared.lock());
     let others = state.store.quotas().into_iter().any(|(other, _, limits)| other != key && !limits.is_none());
     for id in state.live_ids() {

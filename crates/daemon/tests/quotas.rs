@@ -5,7 +5,7 @@
 mod common;
 
 use ashlar_log::AppendError;
-use ashlar_types::{Errno, FileKind, InodeId, QuotaAmount, QuotaKey, QuotaLimits};
+use ashlar_types::{Errno, FileKind, InodeId, QuotaAmount, QuotaId, QuotaKey, QuotaLimits};
 use ashlar_update::{Create, Update};
 use ashlar_wire::{Connection, QuotaGrant, QuotaRequest, QuotaStatus, QuotaVersion, Reply, Request};
 use common::{Client, NOW, Site, create};
@@ -48,6 +48,20 @@ fn ask(client: &mut Client, blocks: u64, inodes: u64) -> Result<QuotaGrant, Errn
         assert_eq!(version, client.control.quota_version());
         grant
     })
+}
+
+/// A limit of a number too long for the shared area's key became another subtree's limit.
+#[test]
+fn subtree_of_impossible_number_gets_no_limit() {
+    let mut site = Site::new(16 << 20);
+    for number in [0, 1 << QuotaId::BITS | 5, u64::MAX] {
+        let limits = QuotaLimits { blocks: Some(1), inodes: None };
+        let request = Request::SetQuota { key: QuotaKey::Subtree(QuotaId(number)), limits };
+        assert!(matches!(command(&site, &request), Reply::Error(Errno::EINVAL)), "{number}");
+    }
+    let Reply::Quotas(all) = command(&site, &Request::Quotas) else { panic!("no list") };
+    assert!(all.iter().all(|status| status.limits.is_none()), "{all:?}");
+    site.check();
 }
 
 /// Makes a file of the user's, by root.

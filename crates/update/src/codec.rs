@@ -227,7 +227,7 @@ impl<'a> Update<'a> {
                 Self::Depend { session: SessionId(r.u64()?), position: LogPosition(r.u64()?) }
             }
             k if k == UpdateKind::SetQuota as u8 => {
-                Self::SetQuota { inode: r.inode()?, at: r.time()?, quota: QuotaId(r.u64()?) }
+                Self::SetQuota { inode: r.inode()?, at: r.time()?, quota: r.quota()? }
             }
             other => return Err(DecodeError::UnknownKind(other)),
         };
@@ -339,6 +339,10 @@ impl<'a> Reader<'a> {
             0 => Err(DecodeError::OutOfRange),
             number => Ok(InodeId(number)),
         }
+    }
+    fn quota(&mut self) -> Result<QuotaId, DecodeError> {
+        let number = self.u64()?;
+        if number >> QuotaId::BITS == 0 { Ok(QuotaId(number)) } else { Err(DecodeError::OutOfRange) }
     }
     fn offset(&mut self) -> Result<u64, DecodeError> {
         let value = self.u64()?;

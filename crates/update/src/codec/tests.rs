@@ -119,7 +119,7 @@ impl Fields {
             12 => Update::Accessed { inode, at },
             13 => Update::Release { inode },
             14 => Update::Depend { session: SessionId(self.ids[0]), position: LogPosition(self.ids[1]) },
-            _ => Update::SetQuota { inode, quota: QuotaId(self.ids[1]), at },
+            _ => Update::SetQuota { inode, quota: QuotaId(self.ids[1] >> (64 - QuotaId::BITS)), at },
         }
     }
 }
@@ -248,6 +248,8 @@ fn values_out_of_their_range_are_refused() {
     };
     let (inode, at) = (InodeId(9), Timestamp::default());
     let accessed = Update::Accessed { inode, at };
+    // The shared area keeps the kind of a quota above these bits.
+    refused(15, &|body| body[27] = 1, Update::SetQuota { inode, quota: QuotaId((1 << QuotaId::BITS) - 1), at });
     refused(12, &|body| body[..8].fill(0), accessed.clone());
     refused(12, &|body| body[16..].copy_from_slice(&1_000_000_000u32.to_le_bytes()), accessed);
     let resize = Update::Resize { inode, size: FILE_SIZE_MAX, strip: false, at };
