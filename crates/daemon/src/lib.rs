@@ -31,6 +31,10 @@ mod digest;
 mod durability;
 mod error;
 mod file_guard;
+#[cfg(fuzzing)]
+pub mod fuzzing;
+#[cfg(all(test, not(fuzzing)))]
+mod fuzzing;
 mod grant;
 mod grant_cache;
 mod huge_pages;
