@@ -210,6 +210,7 @@ impl State {
         self.leasing.report_applied(&self.store, id, update, applied, moves)?;
         if self.ways.record_applied(&self.store, update)? {
             grant_cache::withdraw_hidden(self)?;
+            self.keep_cut_ways()?;
         }
         self.record_placed(id, update)?;
         if let (Update::Accessed { inode, at }, Some(grant_cache)) = (update, &mut self.grant_cache) {

@@ -38,6 +38,8 @@ use crate::validate::{RecordRefusal, Violation};
 
 /// The most directories between an inode and the root. The kernel serves what lies deeper.
 const DEPTH_MAX: usize = 4096;
+/// The most directories that are climbed for open inodes when a directory is narrowed.
+const CUT_STEPS_MAX: u32 = 8192;
 /// The most entries in each table of a user. A table that is full begins anew.
 const KNOWN_MAX: usize = 1 << 17;
 /// The most entries of the root among which SharedFS searches for files.
@@ -583,6 +585,29 @@ impl State {
             }
             losing.into_iter().for_each(|session| self.keep_right(session, id, Access::EXECUTE));
         }
+        Ok(())
+    }
+
+    /// Notes the ways to open inodes that a narrowed directory has cut, so that a later SharedFS finds them.
+    ///
+    /// The update is applied. Ways beyond [`CUT_STEPS_MAX`] are known to this SharedFS alone.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn keep_cut_ways(&mut self) -> Result<(), StoreError> {
+        let (mut left, mut losing) = (CUT_STEPS_MAX, Vec::new());
+        for session in self.sessions.values().filter(|session| session.needs_validation()) {
+            for id in session.control.open_inodes() {
+                let Some(found) = self.store.inode(id)?.filter(|_| left > 0) else { continue };
+                left = left.saturating_sub(1 + self.store.depth(found.parent, left)?);
+                let last = self.last_reached(session, &self.ways.placings, (id, &found))?;
+                let is_past = last.is_some_and(|last| last >= session.ways_from && last < self.ways.version);
+                if is_past && !session.rights.has(id, Access::EXECUTE) {
+                    losing.push((session.id, id));
+                }
+            }
+        }
+        losing.into_iter().for_each(|(session, id)| self.keep_right(session, id, Access::EXECUTE));
         Ok(())
     }
 
