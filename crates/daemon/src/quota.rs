@@ -238,7 +238,7 @@ fn reclaim<'a>(shared: &'a SharedState, mut state: StateGuard<'a>, wants: &[Quot
 /// # Errors
 /// `EINVAL` for a subtree of a number that none can have; `EIO` if they can't be committed.
 pub fn set_limits(shared: &SharedState, key: QuotaKey, limits: QuotaLimits) -> Result<(), Errno> {
-    if matches!(key, QuotaKey::Subtree(id) if id.0 == 0 || id.0 >> QuotaId::BITS != 0) {
+    if matches!(key, QuotaKey::Subtree(id) if id == QuotaId::NONE || !id.is_storable()) {
         return Err(Errno::EINVAL);
     }
     let mut state = shared.apply_all_settled(shared.lock());

@@ -63,6 +63,12 @@ impl QuotaId {
     /// large.
     pub const BITS: u32 = 56;
 
+    /// Whether the shared area can keep the number.
+    #[must_use]
+    pub const fn is_storable(self) -> bool {
+        self.0 >> Self::BITS == 0
+    }
+
     /// Returns the subtree of which this directory is the top.
     #[must_use]
     pub const fn of(top: InodeId) -> Self {

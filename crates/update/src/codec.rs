@@ -341,8 +341,8 @@ impl<'a> Reader<'a> {
         }
     }
     fn quota(&mut self) -> Result<QuotaId, DecodeError> {
-        let number = self.u64()?;
-        if number >> QuotaId::BITS == 0 { Ok(QuotaId(number)) } else { Err(DecodeError::OutOfRange) }
+        let quota = QuotaId(self.u64()?);
+        if quota.is_storable() { Ok(quota) } else { Err(DecodeError::OutOfRange) }
     }
     fn offset(&mut self) -> Result<u64, DecodeError> {
         let value = self.u64()?;
