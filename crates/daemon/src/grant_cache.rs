@@ -263,33 +263,36 @@ fn may_be_published(reply: &GrantReply) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use ashlar_log::Log;
-    use ashlar_pmem::{Arena, ArenaOptions, SessionFile};
-    use ashlar_types::{FileKind, LogPosition};
+    use ashlar_pmem::SessionFile;
+    use ashlar_types::FileKind;
     use ashlar_update::{SetAttributes, Update};
-    use ashlar_wire::{Credit, CreditKind, LeaseRequest, SessionKind};
+    use ashlar_wire::{Credit, CreditKind, LeaseRequest};
 
     use super::*;
-    use crate::identity::{Process, SessionIdentity};
     use crate::session::{LogRoom, PreparedSession};
     use crate::shared_state::SharedState;
+    use crate::test_sessions::{identity, insert_session, make_arena};
     use crate::{Config, digest, grant, recovery};
 
     const LOG_BYTES: u64 = 1 << 20;
 
+    /// Starts SharedFS on a new arena; leases move at once.
+    fn start(place: &Path) -> SharedState {
+        make_arena(place);
+        recovery::recover(Config { cache_ttl_ms: 0, lease_hold_us: 0, ..Config::new(place) }).expect("recovered")
+    }
+
     /// Opens a session of this process, and its log.
     fn session(shared: &SharedState) -> (SessionId, Log<Arc<Mapping>>) {
-        let process = Process::find(std::process::id()).expect("this process");
-        let (kind, label) = (SessionKind::Process, "test".into());
-        let identity = SessionIdentity { process, uid: 0, gid: 0, groups: Vec::new(), kind, label };
-        let mut state = shared.lock();
-        let id = state.store.next_session_id().expect("a number");
+        let id = shared.lock().store.next_session_id().expect("a number");
         let prepared =
             PreparedSession::make(&shared.arena, id, LogRoom { bytes: LOG_BYTES, allocated: LOG_BYTES }).expect("made");
-        let mut session = prepared.give_to(identity).expect("given");
+        let mut session = prepared.give_to(identity(std::process::id(), 0)).expect("given");
         session.grant_credit(Credit { blocks: 9, metadata_bytes: 1 << 20 }, CreditKind::Common).expect("granted");
-        state.store.set_session(id, session.log.generation(), LogPosition(0));
-        state.sessions.insert(id, session);
+        insert_session(shared, session);
         let file = shared.arena.open_session_file(id, SessionFile::Log).expect("there");
         let memory = Mapping::map(&file, LOG_BYTES, MappingAccess::ReadWrite, shared.arena.medium()).expect("mapped");
         (id, Log::open(Arc::new(memory)).expect("a log"))
@@ -302,13 +305,7 @@ mod tests {
     #[test]
     fn commit_retry_persists_only_frozen_batch() {
         let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("arena");
-        let arena =
-            Arena::create(&path, &ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false }).expect("an arena");
-        Store::format(&arena, Timestamp::default()).expect("formatted");
-        drop(arena);
-        let shared =
-            recovery::recover(Config { cache_ttl_ms: 0, lease_hold_us: 0, ..Config::new(&path) }).expect("recovered");
+        let shared = start(&directory.path().join("arena"));
         let ((writer, log), (reader, _)) = (session(&shared), session(&shared));
         let need = Need { entries: true, ..Need::default() };
         let acquire = |id, write| {
@@ -352,13 +349,7 @@ mod tests {
     #[test]
     fn only_what_the_audience_may_see_is_published() {
         let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("arena");
-        let arena =
-            Arena::create(&path, &ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false }).expect("an arena");
-        Store::format(&arena, Timestamp::default()).expect("formatted");
-        drop(arena);
-        let shared =
-            recovery::recover(Config { cache_ttl_ms: 0, lease_hold_us: 0, ..Config::new(&path) }).expect("recovered");
+        let shared = start(&directory.path().join("arena"));
         let ((writer, log), (reader, _)) = (session(&shared), session(&shared));
         let need = Need { contents: true, entries: true, xattrs: true, children: false };
         let acquire = |id, inode, write| {

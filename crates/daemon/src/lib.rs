@@ -67,6 +67,8 @@ mod shared_state;
 mod state;
 mod status;
 mod supervisor;
+#[cfg(test)]
+mod test_sessions;
 mod user_shares;
 mod validate;
 mod ways;

@@ -137,34 +137,12 @@ mod tests {
     use std::path::Path;
     use std::process::Command;
 
-    use ashlar_pmem::{Arena, ArenaOptions};
-    use ashlar_types::Timestamp;
-    use ashlar_wire::SessionKind;
-
     use super::*;
-    use crate::identity::{Process, SessionIdentity};
     use crate::shared_state::SharedState;
+    use crate::test_sessions::{add_session, make_arena};
 
     /// Names the arena of the process that is to panic.
     const ARENA_ENV: &str = "ASHLAR_TEST_PANIC_ARENA";
-
-    fn format(place: &Path) {
-        let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
-        let arena = Arena::create(place, &options).expect("an arena");
-        ashlar_store::Store::format(&arena, Timestamp::default()).expect("formatted");
-    }
-
-    /// Adds a session of a process that lives.
-    fn add_session(shared: &SharedState, pid: u32) -> SessionId {
-        let process = Process::find(pid).expect("a process");
-        let (groups, kind) = (Vec::new(), SessionKind::Process);
-        let identity = SessionIdentity { process, uid: 7, gid: 7, groups, kind, label: "test".into() };
-        let session = crate::sessions::prepare_session(shared).expect("made").give_to(identity).expect("given");
-        let (id, mut state) = (session.id, shared.lock());
-        state.store.set_session(id, session.log.generation(), LogPosition(0));
-        state.sessions.insert(id, session);
-        id
-    }
 
     fn recover(place: &Path) -> SharedState {
         crate::recovery::recover(crate::Config::new(place)).expect("a sound arena")
@@ -185,7 +163,7 @@ mod tests {
     #[test]
     fn request_that_panics_costs_only_its_session() {
         let place = tempfile::tempdir().expect("a directory");
-        format(place.path());
+        make_arena(place.path());
         let shared = recover(place.path());
         let (one, two) = (add_session(&shared, std::process::id()), add_session(&shared, std::process::id()));
         assert_eq!(contain(|| panic!("planted")), Err::<(), _>(Panicked));
@@ -216,7 +194,7 @@ mod tests {
     #[test]
     fn panic_under_the_lock_ends_the_process_and_bars_its_session() {
         let place = tempfile::tempdir().expect("a directory");
-        format(place.path());
+        make_arena(place.path());
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         let name = "panics::tests::panicking_process";
         command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"]).env(ARENA_ENV, place.path());

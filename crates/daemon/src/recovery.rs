@@ -455,11 +455,8 @@ mod tests {
     use std::cell::Cell;
     use std::path::Path;
 
-    use ashlar_pmem::ArenaOptions;
-    use ashlar_types::Timestamp;
-
     use super::*;
-    use crate::identity::{Process, SessionIdentity};
+    use crate::test_sessions::{add_session, make_arena};
 
     /// Names the arena of a start that is to panic, and the session at which it does.
     const ARENA_ENV: &str = "ASHLAR_TEST_START_ARENA";
@@ -480,26 +477,13 @@ mod tests {
         assert_ne!(PLANTED_AT_SETTLING.get(), Some(id), "planted");
     }
 
-    fn make_arena(place: &Path) {
-        let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
-        let arena = Arena::create(place, &options).expect("an arena");
-        Store::format(&arena, Timestamp::default()).expect("formatted");
-    }
-
     fn start(place: &Path) -> SharedState {
         recover(Config::new(place)).expect("a sound arena")
     }
 
     /// Adds a session of this process.
-    fn add_session(shared: &SharedState) -> SessionId {
-        let process = Process::find(std::process::id()).expect("this process");
-        let (groups, kind) = (Vec::new(), SessionKind::Process);
-        let identity = SessionIdentity { process, uid: 7, gid: 7, groups, kind, label: "test".into() };
-        let session = crate::sessions::prepare_session(shared).expect("made").give_to(identity).expect("given");
-        let (id, mut state) = (session.id, shared.lock());
-        state.store.set_session(id, session.log.generation(), LogPosition(0));
-        state.sessions.insert(id, session);
-        id
+    fn add_own_session(shared: &SharedState) -> SessionId {
+        add_session(shared, std::process::id())
     }
 
     #[test]
@@ -507,7 +491,7 @@ mod tests {
         let place = tempfile::tempdir().expect("a directory");
         make_arena(place.path());
         let shared = start(place.path());
-        let (one, two) = (add_session(&shared), add_session(&shared));
+        let (one, two) = (add_own_session(&shared), add_own_session(&shared));
         drop(shared);
         PLANTED.set(Some(one));
         let shared = start(place.path());
@@ -535,7 +519,7 @@ mod tests {
         let place = tempfile::tempdir().expect("a directory");
         make_arena(place.path());
         let shared = start(place.path());
-        let (one, two) = (add_session(&shared), add_session(&shared));
+        let (one, two) = (add_own_session(&shared), add_own_session(&shared));
         drop(shared);
         let mut command = std::process::Command::new(std::env::current_exe().expect("this program"));
         command.args(["--exact", "recovery::tests::start_that_panics", "--ignored", "--test-threads=1"]);

@@ -638,6 +638,7 @@ pub fn watch_thread(shared: &SharedState, died: &Sender<Vec<SessionId>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_sessions::{identity, insert_session, make_arena};
 
     /// An ending session must stay between two steps of its log's application.
     ///
@@ -645,20 +646,13 @@ mod tests {
     #[test]
     fn ending_session_stays_while_its_log_is_applied_in_steps() {
         let place = tempfile::tempdir().expect("a directory");
-        let options = ashlar_pmem::ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
-        let arena = ashlar_pmem::Arena::create(place.path(), &options).expect("an arena");
-        ashlar_store::Store::format(&arena, ashlar_types::Timestamp::default()).expect("formatted");
-        drop(arena);
+        make_arena(place.path());
         let shared = crate::recovery::recover(crate::Config::new(place.path())).expect("a sound arena");
-        let process = crate::identity::Process::find(std::process::id()).expect("this process");
-        let kind = SessionKind::Process;
-        let identity = SessionIdentity { process, uid: 0, gid: 0, groups: Vec::new(), kind, label: "test".into() };
-        let mut session = prepare_session(&shared).expect("made").give_to(identity).expect("given");
-        let id = session.id;
+        let own = identity(std::process::id(), 0);
+        let mut session = prepare_session(&shared).expect("made").give_to(own).expect("given");
         (session.is_ending, session.enders) = (true, 1);
+        let id = insert_session(&shared, session);
         let mut state = shared.lock();
-        state.store.set_session(id, session.log.generation(), LogPosition(0));
-        state.sessions.insert(id, session);
         remove_ended(&shared, &mut state);
         assert!(state.sessions.contains_key(&id), "its applied records are committed, but there are more");
         state.sessions.entry(id).and_modify(|session| session.enders = 0);

@@ -59,17 +59,9 @@ fn ask(site: &Site, user: u32, beside: u64) -> String {
     text.lines().find_map(|line| line.split_once("said=")).map_or(text.clone(), |(_, said)| said.to_owned())
 }
 
-fn may_change_users() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        println!("skipped: only root can become another user");
-    }
-    is_root
-}
-
 #[test]
 fn user_that_is_not_admitted_gets_no_session() {
-    if !may_change_users() {
+    if !common::may_change_users() {
         return;
     }
     let site = Site::admitting("user=1000,group=7");
@@ -79,7 +71,7 @@ fn user_that_is_not_admitted_gets_no_session() {
 /// A mount made for reading only bound the kernel, and no session.
 #[test]
 fn sessions_by_a_mount_are_on_its_terms() {
-    if !may_change_users() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::admitting("root");
@@ -140,7 +132,7 @@ fn wait_cut(grown: &std::fs::File, length: u64) {
 /// The log's and the control page's descriptors were writable without end.
 #[test]
 fn session_file_made_longer_is_cut_and_fences() {
-    if !may_change_users() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 << 20);
@@ -182,7 +174,7 @@ fn session_file_grown_during_a_restart_is_cut() {
 /// A process that keeps the logs of its ended sessions is refused further ones.
 #[test]
 fn user_that_keeps_ended_sessions_files_is_refused() {
-    if !may_change_users() {
+    if !common::may_change_users() {
         return;
     }
     let site = Site::new(64 << 20);

@@ -14,6 +14,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use ashlar_libfs::WriteAt;
+use ashlar_tests::random::Random;
 use ashlar_types::{FileKind, InodeId, LogPosition, QuotaAmount, QuotaId, QuotaKey, SessionId, Timestamp};
 use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update, Whiteout};
 use ashlar_wire::{
@@ -41,15 +42,16 @@ fn daemon_process() {
     common::run_daemon();
 }
 
-/// Numbers drawn from a seed.
-struct Dice(u64);
+/// Draws numbers, and what is odd about messages, from a seed.
+struct Dice(Random);
 
 impl Dice {
+    fn of_case(case: u64) -> Self {
+        Self(Random::new(case))
+    }
+
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
+        self.0.draw()
     }
 
     fn below(&mut self, end: usize) -> usize {
@@ -284,7 +286,7 @@ fn send_requests(socket: &Path, places: Places, seed: u64, cases: u64) {
     let mut client = begin_session(socket);
     let mut line = add_connection(&client, socket);
     for case in seed..seed + cases {
-        let mut dice = Dice(case);
+        let mut dice = Dice::of_case(case);
         let mut bytes = postcard::to_stdvec(&places.request(&mut dice)).expect("encoded");
         dice.mutate(&mut bytes);
         let count = dice.pick(&[0, 0, 0, 0, 0, 0, 1, 3]);
@@ -319,7 +321,7 @@ fn log_records(socket: &Path, places: Places, seed: u64, cases: u64) {
     let mut client = begin_session(socket);
     let mut new = prepare(&mut client);
     for case in seed..seed + cases {
-        let mut dice = Dice(case);
+        let mut dice = Dice::of_case(case);
         let update = places.update(&mut dice, new);
         let mut kind = update.kind() as u8;
         let mut bytes = update.encode().parts().concat();
@@ -388,8 +390,7 @@ fn number_of(name: &str, default: u64) -> u64 {
 }
 
 fn attack(story: &str) {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can start a process of another user");
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(256 << 20);

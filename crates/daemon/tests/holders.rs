@@ -8,8 +8,7 @@ use ashlar_libfs::{AttributeChange, LibFs, WriteAt, XattrFlags};
 use ashlar_types::{Credentials, Errno, FileKind, InodeId, QuotaAmount, QuotaId, QuotaKey, QuotaLimits};
 use ashlar_update::{SetAttributes, Update};
 use ashlar_wire::{Connection, Credit, QuotaRequest, Reply, Request, SpaceReply};
-use common::{Client, NOW, Site, libfs};
-use rustix::process::{Gid, Uid};
+use common::{Client, NOW, Site, as_user, libfs};
 
 const USER: u32 = 65534;
 const OTHER_USER: u32 = 65533;
@@ -22,25 +21,6 @@ const SOON: Duration = Duration::from_secs(20);
 #[ignore = "this is the daemon's process, which the other tests start"]
 fn daemon_process() {
     common::run_daemon();
-}
-
-fn is_root() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        println!("skipped: only root can become another user");
-    }
-    is_root
-}
-
-/// Runs a closure in a thread that has become a user.
-fn as_user<R: Send>(user: u32, run: impl FnOnce() -> R + Send) -> R {
-    let become_user = || {
-        let (gid, uid) = (Gid::from_raw(user), Uid::from_raw(user));
-        rustix::thread::set_thread_res_gid(gid, gid, gid).expect("another group");
-        rustix::thread::set_thread_res_uid(uid, uid, uid).expect("another user");
-        run()
-    };
-    std::thread::scope(|scope| scope.spawn(become_user).join().expect("done"))
 }
 
 /// Opens a session of an ordinary user, of this process.
@@ -107,7 +87,7 @@ fn hoard(hoarder: &mut Client) -> Credit {
 
 #[test]
 fn hidden_credit_is_taken_back_for_others() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 * MIB);
@@ -140,7 +120,7 @@ fn hidden_credit_is_taken_back_for_others() {
 
 #[test]
 fn credit_of_user_with_quota_is_small() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(256 * MIB);
@@ -164,7 +144,7 @@ fn credit_of_user_with_quota_is_small() {
 /// The user says that it has a root's file open, before it may open it, and root lets all users in for a moment.
 #[test]
 fn handle_claimed_in_advance_gives_no_right() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     for is_restarted in [false, true] {
@@ -220,7 +200,7 @@ fn delete(root: &mut Client, inode: InodeId, name: &[u8]) {
 
 #[test]
 fn claimed_handle_keeps_no_deleted_file() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 * MIB);
@@ -244,7 +224,7 @@ fn claimed_handle_keeps_no_deleted_file() {
 
 #[test]
 fn opened_file_stays_until_it_is_closed() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     for is_restarted in [false, true] {
@@ -276,7 +256,7 @@ fn opened_file_stays_until_it_is_closed() {
 /// A file that a session makes and opens is its own at once, also without a name.
 #[test]
 fn made_file_stays_open_for_its_maker() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 * MIB);
@@ -307,7 +287,7 @@ fn map(user: &mut Client, inode: InodeId, blocks: u64, number: u32) -> bool {
 
 #[test]
 fn mapped_blocks_of_deleted_files_count_against_quota() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 * MIB);
@@ -347,7 +327,7 @@ fn mapped_blocks_of_deleted_files_count_against_quota() {
 
 #[test]
 fn user_maps_no_more_than_its_part_of_the_arena() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 * MIB);

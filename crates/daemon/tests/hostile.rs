@@ -286,8 +286,7 @@ fn run_as_nobody(site: &Site, story: &str, inodes: [InodeId; 2]) -> bool {
 
 #[test]
 fn ordinary_user_cannot_change_files_of_others() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become another user");
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 << 20);
@@ -308,8 +307,7 @@ fn ordinary_user_cannot_change_files_of_others() {
 /// They are character devices of number 0:0, and renames leave them; no other devices are allowed.
 #[test]
 fn ordinary_user_makes_own_whiteouts_and_no_other_devices() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become another user");
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 << 20);
@@ -367,8 +365,7 @@ fn rename<'a>(
 
 #[test]
 fn ordinary_user_uses_no_more_than_quota_granted() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become another user");
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 << 20);
@@ -591,8 +588,7 @@ fn leases_cannot_be_written_by_their_session() {
 
 #[test]
 fn one_user_cannot_keep_others_out() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become another user");
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 << 20);

@@ -7,8 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use ashlar_types::{DEPTH_MAX, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, Timestamp};
 use ashlar_update::{Allocation, Create, SetAttributes, Update, XATTR_CAPABILITY};
 use ashlar_wire::Request;
-use common::{Client, NOW, Site, create};
-use rustix::process::{Gid, Uid};
+use common::{Client, NOW, Site, as_user, create};
 
 #[test]
 #[ignore = "this is the daemon's process, which the other tests start"]
@@ -31,8 +30,7 @@ struct Stage {
 impl Stage {
     /// Returns `None` if the test can't become another user.
     fn set() -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            println!("skipped: only root can become another user");
+        if !common::may_change_users() {
             return None;
         }
         let site = Site::new(64 << 20);
@@ -58,13 +56,7 @@ impl Stage {
 
     /// Opens a session of the ordinary user, by a thread that has become the user.
     fn user(&self) -> Client {
-        let open = || {
-            let (gid, uid) = (Gid::from_raw(USER), Uid::from_raw(USER));
-            rustix::thread::set_thread_res_gid(gid, gid, gid).expect("another group");
-            rustix::thread::set_thread_res_uid(uid, uid, uid).expect("another user");
-            Client::open(&self.site.socket())
-        };
-        std::thread::scope(|scope| scope.spawn(open).join().expect("opened"))
+        as_user(USER, || Client::open(&self.site.socket()))
     }
 
     fn inode(&mut self, inode: InodeId) -> Inode {

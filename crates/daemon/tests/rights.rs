@@ -5,8 +5,7 @@ mod common;
 use ashlar_types::{FileKind, InodeId};
 use ashlar_update::{SetAttributes, Update, XATTR_ACL_ACCESS};
 use ashlar_wire::{Contents, Request};
-use common::{Client, NOW, Site};
-use rustix::process::{Gid, Uid};
+use common::{Client, NOW, Site, as_user};
 
 #[test]
 #[ignore = "this is the daemon's process, which the other tests start"]
@@ -17,25 +16,9 @@ fn daemon_process() {
 const USER: u32 = 65534;
 const MIB: u64 = 1 << 20;
 
-fn is_root() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        println!("skipped: only root can become another user");
-    }
-    is_root
-}
-
 /// Opens a session of an ordinary user, of this process.
-///
-/// A thread opens it that has become the user.
 fn open_as_user(site: &Site) -> Client {
-    let open = || {
-        let (gid, uid) = (Gid::from_raw(USER), Uid::from_raw(USER));
-        rustix::thread::set_thread_res_gid(gid, gid, gid).expect("another group");
-        rustix::thread::set_thread_res_uid(uid, uid, uid).expect("another user");
-        Client::open(&site.socket())
-    };
-    std::thread::scope(|scope| scope.spawn(open).join().expect("opened"))
+    as_user(USER, || Client::open(&site.socket()))
 }
 
 /// A way to narrow the rights to a file.
@@ -182,7 +165,7 @@ impl Story {
 
 #[test]
 fn narrowed_open_file_is_written_wherever_sharedfs_is_killed() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     for narrowing in &NARROWINGS {
@@ -214,7 +197,7 @@ fn narrowed_open_file_is_written_wherever_sharedfs_is_killed() {
 
 #[test]
 fn write_before_close_counts_though_the_file_is_closed_by_then() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let other = &NARROWINGS[2];
@@ -248,7 +231,7 @@ fn write_before_close_counts_though_the_file_is_closed_by_then() {
 /// The records of both sessions are there, and their processes have ended.
 #[test]
 fn write_under_a_kept_right_survives_a_machine_restart() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     for narrowing in &NARROWINGS {
@@ -271,7 +254,7 @@ fn write_under_a_kept_right_survives_a_machine_restart() {
 
 #[test]
 fn narrowed_file_without_a_name_is_written_after_a_kill() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let narrowing = &NARROWINGS[0];
@@ -299,7 +282,7 @@ fn narrowed_file_without_a_name_is_written_after_a_kill() {
 /// A session that opened the file too late claims after the kill that it has.
 #[test]
 fn handle_claimed_after_the_narrowing_gives_no_right() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let narrowing = &NARROWINGS[0];
@@ -326,7 +309,7 @@ fn handle_claimed_after_the_narrowing_gives_no_right() {
 /// Sessions that end leave their files to the next ones of the same user.
 #[test]
 fn session_in_the_files_of_another_keeps_none_of_its_rights() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let narrowing = &NARROWINGS[0];

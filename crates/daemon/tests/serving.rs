@@ -31,14 +31,6 @@ const NOBODY: u32 = 65534;
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 const NOTICE_MAX: Duration = Duration::from_secs(5);
 
-fn is_root() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        println!("skipped: only root can become another user");
-    }
-    is_root
-}
-
 /// Returns a hidden test as a command of an ordinary user.
 fn command_of_nobody(site: &Site, story: &str) -> Command {
     let mut command = common::this_test("ordinary_user");
@@ -234,7 +226,7 @@ fn odd_requests_are_answered() {
 /// The secret of a session is known to children that gave up its rights.
 #[test]
 fn only_a_sessions_own_process_attaches_to_it() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let site = Site::new(64 << 20);
@@ -302,7 +294,7 @@ fn descriptors_never_reach_the_daemon() {
 /// Sixteen such connections once made SharedFS take 2.8 GB.
 #[test]
 fn answers_that_are_not_taken_take_little_memory() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(256 << 20);
@@ -338,7 +330,7 @@ fn answers_that_are_not_taken_take_little_memory() {
 /// Questions for space in sixteen threads once left root a twenty-fifth of its requests.
 #[test]
 fn questions_of_one_user_leave_time_to_others() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 << 20);

@@ -14,11 +14,10 @@ use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId, Timestamp};
 use ashlar_update::{Create, Rename, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_CAPABILITY};
 use ashlar_wire::Request;
 use common::libfs::{ROOT, connect, make};
-use common::{Client, Site, create};
+use common::{Client, Site, as_user, create};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
-use rustix::process::{Gid, Uid};
 
 #[test]
 #[ignore = "this is the daemon's process, which the other tests start"]
@@ -39,38 +38,17 @@ const ROUNDS_MAX: u32 = 100 * ROUNDS;
 /// Steps after which SharedFS validates the logged records.
 const VALIDATED_AFTER: u64 = 5;
 
-fn is_root() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        println!("skipped: only root can become another user");
-    }
-    is_root
-}
-
-/// Acts in a thread that has become the ordinary user.
-fn as_user<R: Send>(act: impl FnOnce() -> R + Send) -> R {
-    let act = || {
-        let (gid, uid) = (Gid::from_raw(USER), Uid::from_raw(USER));
-        rustix::thread::set_thread_res_gid(gid, gid, gid).expect("another group");
-        rustix::thread::set_thread_res_uid(uid, uid, uid).expect("another user");
-        act()
-    };
-    std::thread::scope(|scope| scope.spawn(act).join().expect("done"))
-}
-
 /// Opens a session of the ordinary user on the bare protocol.
 fn open_as_user(site: &Site) -> Client {
-    as_user(|| Client::open(&site.socket()))
+    as_user(USER, || Client::open(&site.socket()))
 }
 
 /// Opens a session of the ordinary user, with the user's credentials.
 ///
 /// These are the credentials as LibFS knows them.
 fn connect_as_user(site: &Site) -> (Arc<LibFs>, Credentials) {
-    let fs = as_user(|| connect(site));
-    // SharedFS takes the groups of the process.
-    let groups = rustix::process::getgroups().expect("groups").into_iter().map(Gid::as_raw).collect();
-    (fs, Credentials { uid: USER, gid: USER, groups, checked: false })
+    let fs = as_user(USER, || connect(site));
+    (fs, Credentials { uid: USER, gid: USER, groups: Vec::new(), checked: false })
 }
 
 /// Makes a list for the user and its group, with a mask.
@@ -267,7 +245,7 @@ impl World {
 /// Access lists, owners, sticky and set-id bits are random, too.
 #[test]
 fn every_record_libfs_logs_for_a_user_is_accepted() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     for seed in 1..=3 {
@@ -303,7 +281,7 @@ fn every_record_libfs_logs_for_a_user_is_accepted() {
 /// The check is of the directory's rights, and the record changes it.
 #[test]
 fn names_changed_as_their_directory_closes_are_accepted() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 << 20);
@@ -557,7 +535,7 @@ fn give(root: &LibFs, inode: InodeId, given: &Attributes) {
 /// Owners, modes, sticky and set-id bits, access lists and calls are random.
 #[test]
 fn sharedfs_refuses_what_libfs_refuses_and_no_more() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 << 20);

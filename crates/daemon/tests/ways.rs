@@ -9,8 +9,7 @@ use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId, Timestamp};
 use ashlar_update::{Rename, SetAttributes, Update};
 use ashlar_wire::{Contents, LeaseRequest, LeaseWord, Need, Reply, Request, ScopeKind};
 use common::libfs::{SingleUser, connect, make};
-use common::{Client, NOW, Site, create};
-use rustix::process::{Gid, Uid};
+use common::{Client, NOW, Site, as_user, create};
 
 #[test]
 #[ignore = "this is the daemon's process, which the other tests start"]
@@ -20,26 +19,6 @@ fn daemon_process() {
 
 const USER: u32 = 65534;
 const MIB: u64 = 1 << 20;
-
-fn is_root() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        println!("skipped: only root can become another user");
-    }
-    is_root
-}
-
-/// Calls `open` in a thread that has become a user.
-fn as_user<T: Send>(uid: u32, open: impl FnOnce() -> T + Send) -> T {
-    let open = || {
-        rustix::thread::set_thread_groups(&[]).expect("no groups");
-        let (gid, uid) = (Gid::from_raw(uid), Uid::from_raw(uid));
-        rustix::thread::set_thread_res_gid(gid, gid, gid).expect("another group");
-        rustix::thread::set_thread_res_uid(uid, uid, uid).expect("another user");
-        open()
-    };
-    std::thread::scope(|scope| scope.spawn(open).join().expect("opened"))
-}
 
 fn user_client(site: &Site) -> Client {
     as_user(USER, || Client::open(&site.socket()))
@@ -97,7 +76,7 @@ const ALL: Need = Need { contents: true, entries: true, children: true, xattrs: 
 
 #[test]
 fn inode_below_private_directory_is_not_granted() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut story = Private::new();
@@ -133,7 +112,7 @@ fn inode_below_private_directory_is_not_granted() {
 
 #[test]
 fn record_below_private_directory_fences_its_session() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut story = Private::new();
@@ -154,7 +133,7 @@ fn record_below_private_directory_fences_its_session() {
 /// A time of access needs no lease, which SharedFS would have refused.
 #[test]
 fn time_of_access_below_private_directory_stays() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut story = Private::new();
@@ -176,7 +155,7 @@ fn time_of_access_below_private_directory_stays() {
 
 #[test]
 fn content_is_shown_to_readers_only() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 * MIB);
@@ -199,7 +178,7 @@ fn content_is_shown_to_readers_only() {
 
 #[test]
 fn open_file_is_kept_when_directories_above_are_narrowed() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut story = Private::new();
@@ -237,7 +216,7 @@ fn open_file_is_kept_when_directories_above_are_narrowed() {
 /// A hostile session may claim handles on all numbers before it loses the way.
 #[test]
 fn claimed_file_made_after_narrowing_is_not_granted() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut story = Private::new();
@@ -272,7 +251,7 @@ fn claimed_file_made_after_narrowing_is_not_granted() {
 /// The user's process is in a directory below one that is narrowed, and works on there.
 #[test]
 fn file_made_below_narrowed_directory_is_its_makers() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut story = Private::new();
@@ -300,7 +279,7 @@ fn file_made_below_narrowed_directory_is_its_makers() {
 
 #[test]
 fn record_written_before_directory_is_narrowed_counts() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut story = Private::new();
@@ -318,7 +297,7 @@ fn record_written_before_directory_is_narrowed_counts() {
 
 #[test]
 fn open_file_is_kept_when_moved_or_removed_even_after_kill() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     for moves in [true, false] {
@@ -366,7 +345,7 @@ fn open_file_is_kept_when_moved_or_removed_even_after_kill() {
 
 #[test]
 fn file_with_several_names_is_reached_by_each() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut story = Private::new();
@@ -408,7 +387,7 @@ fn write(fs: &LibFs, user: &Credentials, id: InodeId, offset: u64, data: &[u8]) 
 
 #[test]
 fn libfs_passes_unreadable_directory_and_lists_nothing() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 * MIB);
@@ -438,7 +417,7 @@ fn libfs_passes_unreadable_directory_and_lists_nothing() {
 
 #[test]
 fn libfs_writes_file_that_its_user_may_not_read() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 * MIB);
@@ -467,7 +446,7 @@ fn libfs_writes_file_that_its_user_may_not_read() {
 /// Otherwise it would log a record that fences it: more attributes than an inode may have.
 #[test]
 fn libfs_counts_attributes_that_its_user_may_not_see() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 * MIB);
@@ -494,7 +473,7 @@ fn libfs_counts_attributes_that_its_user_may_not_see() {
 
 #[test]
 fn libfs_without_rights_gets_the_kernels_errors() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 * MIB);
@@ -529,7 +508,7 @@ fn libfs_without_rights_gets_the_kernels_errors() {
 
 #[test]
 fn libfs_removes_strangers_file_from_own_directory() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut site = Site::new(64 * MIB);
@@ -559,7 +538,7 @@ fn libfs_removes_strangers_file_from_own_directory() {
 
 #[test]
 fn call_that_sharedfs_cannot_check_is_left_to_kernel() {
-    if !is_root() {
+    if !common::may_change_users() {
         return;
     }
     let mut story = Private::new();

@@ -19,6 +19,7 @@ use ashlar_wire::{
     CONTROL_BYTES, Connection, ControlPage, Credit, CreditKind, GrantReply, Hello, LEASE_TABLE_BYTES, LeaseRequest,
     LeaseTable, Need, PROTOCOL_VERSION, Peer, Reply, Request, ScopeKind, SessionKind, Welcome, WireError,
 };
+use rustix::process::{Gid, Uid};
 
 /// Names the directory of the hidden test that runs a daemon.
 pub const DAEMON_ENV: &str = "ASHLAR_TEST_DAEMON";
@@ -530,6 +531,27 @@ impl Client {
     pub fn log_fd(&self) -> impl AsFd + '_ {
         &self.log_file
     }
+}
+
+/// Returns whether this test may act as other users; says so if it's skipped.
+pub fn may_change_users() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("skipped: only root can become another user");
+    }
+    is_root
+}
+
+/// Acts in a thread that has become a user, of no other group than the user's own.
+pub fn as_user<R: Send>(user: u32, act: impl FnOnce() -> R + Send) -> R {
+    let become_user = || {
+        rustix::thread::set_thread_groups(&[]).expect("no groups");
+        let (gid, uid) = (Gid::from_raw(user), Uid::from_raw(user));
+        rustix::thread::set_thread_res_gid(gid, gid, gid).expect("another group");
+        rustix::thread::set_thread_res_uid(uid, uid, uid).expect("another user");
+        act()
+    };
+    std::thread::scope(|scope| scope.spawn(become_user).join().expect("done"))
 }
 
 pub fn create(inode: InodeId, parent: InodeId, name: &[u8], kind: FileKind) -> Create<'_> {
