@@ -8,7 +8,8 @@
 //!   open files. SharedFS notes when a directory is narrowed or moved until when each user could search it (a *cut*).
 //!   That leaves out inodes that were made or moved there after the cut: no handle can stem from before.
 //! - It reaches an open inode that is renamed or loses its last name if it reached it before. That is noted as a kept
-//!   right ([`KeptRights`]), which a later SharedFS finds.
+//!   right ([`KeptRights`]), which a later SharedFS finds. So are the ways to open inodes that a cut ends, as far as
+//!   they are soon found.
 //! - A file with several names has one directory in its attributes, which may be none of those. A user that has looked
 //!   up a name of it, or reached it before a name was made or removed, reaches it until any directory is narrowed.
 //!
