@@ -25,9 +25,9 @@ use ashlar_types::SessionId;
 use ashlar_wire::CONTROL_BYTES;
 use parking_lot::{Condvar, Mutex};
 
-use crate::session::ServedSession;
 use crate::shared_state::SharedState;
-use crate::validate::Violation;
+use ashlar_node::records::validate::Violation;
+use ashlar_node::sessions::session::ServedSession;
 
 /// How often lengths are checked, and how often while some process makes files longer.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -169,8 +169,7 @@ fn fence_owners(shared: &SharedState, grown: &[&Arc<GuardedFiles>]) {
             state.fence(files.session, &Violation::Lengthened);
         }
     }
-    shared.perform_decisions(&mut state);
-    shared.progress.notify_all();
+    state.decide_all();
 }
 
 /// Forgets the files of ended sessions that no process has any more.

@@ -11,8 +11,9 @@ use ashlar_types::{LogPosition, SessionId};
 use ashlar_update::Update;
 
 use crate::DaemonError;
-use crate::identity::SessionIdentity;
-use crate::session::{SessionError, open_lease_table};
+use crate::process::is_of_this_boot;
+use crate::session_files::{SessionError, open_lease_table};
+use ashlar_node::sessions::identity::SessionIdentity;
 
 /// The records and faults that the logs hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,7 +58,7 @@ fn check_log(
     let log = Log::open(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, arena.medium())?)?;
     // Records that processes wrote before the machine went down may end anywhere. The next start finds the end; that is
     // no damage.
-    if !identity.process.is_of_this_boot() {
+    if !is_of_this_boot(&identity.process) {
         return Ok(());
     }
     let Ok(settled) = log.settled() else {

@@ -26,9 +26,10 @@ use ashlar_pmem::{Mapping, SessionFile};
 use ashlar_types::{Credentials, LogPosition, SessionId};
 use ashlar_wire::{CONTROL_BYTES, CONTROL_ROOM, LeaseTable, SessionKind};
 
-use crate::session::{Control, LogRoom, PreparedSession, ServedSession, SessionLog};
+use crate::session_files::PreparedSession;
 use crate::shared_state::SharedState;
-use crate::state::State;
+use ashlar_node::Node;
+use ashlar_node::sessions::session::{Control, LogRoom, ServedSession, SessionLog};
 
 /// How often, and how long each time, SharedFS waits for a process to end.
 ///
@@ -64,7 +65,7 @@ impl RetiredSession {
     /// Returns whether the session's files may pass to another session.
     ///
     /// The session is committed as a whole.
-    pub fn is_fit(state: &State, session: &ServedSession) -> bool {
+    pub fn is_fit(state: &Node, session: &ServedSession) -> bool {
         session.identity.kind == SessionKind::Process
             && session.fenced.is_none()
             && session.is_whole
@@ -135,7 +136,7 @@ pub fn remove(shared: &SharedState, id: SessionId) {
 }
 
 /// Removes the files of a retired session, with the lock held.
-pub fn remove_with(shared: &SharedState, state: &mut State, id: SessionId) {
+pub fn remove_with(shared: &SharedState, state: &mut Node, id: SessionId) {
     if has_removed_files(shared, id) {
         state.store.remove_session(id);
     }

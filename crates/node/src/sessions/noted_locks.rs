@@ -1,0 +1,77 @@
+//! Notes the record locks of a session's process where a restarted SharedFS finds them.
+//!
+//! Purpose: SharedFS's lock table is lost when SharedFS is killed. A process's copy of its locks is a claim, and a
+//! hostile one would take a lock that another process has. So SharedFS notes the locks that it has granted behind the
+//! words of the session's lease table, which the session can only read.
+//!
+//! Invariant: the notes equal the table for the process's own record locks, before any answer about them is sent. A
+//! lock that is not noted, since there was no room, is lost with this SharedFS.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ashlar_lease::locks::{ByteRange, HeldLockMode};
+use ashlar_pmem::Mapping;
+use ashlar_types::InodeId;
+use ashlar_wire::{LOCK_LAST, LockNotes, LockedRange};
+
+use crate::sessions::kept_rights::RIGHTS_END;
+
+type Notes = LockNotes<Arc<Mapping>>;
+
+/// Bytes of a lease table's file, with all that stands behind the slots.
+pub const LEASES_FILE_BYTES: u64 = RIGHTS_END + Notes::BYTES;
+
+/// The notes of one session.
+#[derive(Debug)]
+pub struct NotedLocks {
+    notes: Notes,
+    table: Arc<Mapping>,
+    /// Whether the file has room for them.
+    has_room: AtomicBool,
+}
+
+impl NotedLocks {
+    /// Takes the notes behind a lease table; `None` if its file is too short.
+    pub fn new(table: &Arc<Mapping>) -> Option<Self> {
+        let notes = Notes::new(Arc::clone(table), RIGHTS_END)?;
+        Some(Self { notes, table: Arc::clone(table), has_room: AtomicBool::new(false) })
+    }
+
+    /// Notes all locks that the process has on a file.
+    pub fn set(&self, inode: InodeId, locks: &[(ByteRange, HeldLockMode)]) {
+        let is_noted = self.make_room() && self.notes.set(inode, locks.iter().map(to_locked_range));
+        if !is_noted && !locks.is_empty() {
+            tracing::debug!(%inode, "no room to note record locks: they are lost if the daemon is killed");
+        }
+    }
+
+    /// Returns the noted files, with their locks.
+    pub fn all(&self) -> Vec<(InodeId, Vec<LockedRange>)> {
+        self.notes.all()
+    }
+
+    /// Removes all notes.
+    pub fn clear(&self) {
+        self.notes.clear();
+    }
+
+    fn make_room(&self) -> bool {
+        if !self.has_room.load(Ordering::Relaxed) {
+            let has_room = self.table.allocate(RIGHTS_END..LEASES_FILE_BYTES).is_ok();
+            self.has_room.store(has_room, Ordering::Relaxed);
+        }
+        self.has_room.load(Ordering::Relaxed)
+    }
+}
+
+/// Returns a lock as it stands in shared memory.
+pub fn to_locked_range((range, mode): &(ByteRange, HeldLockMode)) -> LockedRange {
+    LockedRange { first: range.first, last: range.last.min(LOCK_LAST), write: *mode == HeldLockMode::Write }
+}
+
+/// Returns a lock as the table takes it.
+pub fn from_locked_range(range: LockedRange) -> (ByteRange, HeldLockMode) {
+    let mode = if range.write { HeldLockMode::Write } else { HeldLockMode::Read };
+    (ByteRange { first: range.first, last: range.last }, mode)
+}
