@@ -56,7 +56,6 @@ CYCLE_FILES = 3
 CIRCLES_LEFT = {
     "preload": "a call may begin a session, and a session may end in the middle of a call",
     "daemon": "its state and what serves it name each other",
-    "fuse": "the server and its operations name each other",
     "libfs": "the parts of a session name the session",
     "cli": "the kinds of a benchmark name its worker",
     "tests": "the kinds of a benchmark name its table",
