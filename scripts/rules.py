@@ -57,8 +57,6 @@ CIRCLES_LEFT = {
     "preload": "a call may begin a session, and a session may end in the middle of a call",
     "daemon": "its state and what serves it name each other",
     "libfs": "the parts of a session name the session",
-    "cli": "the kinds of a benchmark name its worker",
-    "tests": "the kinds of a benchmark name its table",
 }
 UNSAFE_ALLOWED = {"pmem", "log", "libfs", "preload", "capi"}
 # One exception each, named in the code: LMDB's environment can't be opened otherwise, a ring shares memory with the
