@@ -137,7 +137,7 @@ class Crate:
 def resolve(module, path, seen=frozenset(), is_first=True):
     """Where a path ends: modules, each with whether its item was found there; and paths of other crates.
 
-    A name may be a module and an item at once, so there may be several."""
+    A path's last name may be a module and a function at once, so there may be several."""
     head, rest = path[0], path[1:]
     starts = {"crate": module.root(), "self": module, "super": module.parent}
     if is_first and head in starts:
@@ -145,10 +145,10 @@ def resolve(module, path, seen=frozenset(), is_first=True):
         return resolve(start, rest, seen, rest[0] == "super") if rest else ({(start, True)}, set())
     if head == "*":
         return {(module, True)}, set()
-    ways = []
-    if head in module.children:
-        child = module.children[head]
-        ways.append(resolve(child, rest, seen, False) if rest else ({(child, True)}, set()))
+    child = module.children.get(head)
+    if child and rest:
+        return resolve(child, rest, seen, False)
+    ways = [({(child, True)}, set())] if child else []
     # `use name::name` has its first name from elsewhere, and so has a glob.
     if (module, head) not in seen:
         for target in module.imports.get(head, []):

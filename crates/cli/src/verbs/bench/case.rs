@@ -1,4 +1,4 @@
-//! The cases of the benchmark, its contenders, and the tasks of workers.
+//! The cases of the benchmark, and its contenders.
 
 use serde::{Deserialize, Serialize};
 
