@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Rules of the tree that no compiler checks: which crate may use which, and where unsafe code may stand.
 
-Also checks that the documentation names only existing links, pages, sections, make targets and tests. Prints each breach
+Also which files of a crate may use each other, and what crates without I/O may name. Also checks that the documentation names only existing links, pages, sections, make targets and tests. Prints each breach
 and fails if there is one."""
 
 import json
@@ -9,6 +9,8 @@ import os
 import re
 import subprocess
 import sys
+
+import modules
 
 # docs/architecture.md, "Layers": a crate may use those named here, and no others of this workspace.
 LAYERS = {
@@ -33,6 +35,30 @@ LAYERS = {
 # Protocol logic without I/O: no clock, thread, socket, file or randomness, so nothing that brings one.
 SANS_IO = {"types", "update", "lease"}
 SANS_IO_FORBIDDEN = {"rustix", "parking_lot", "tempfile", "rand", "tokio", "mio", "heed", "getrandom"}
+# The same for their sources, tests aside: paths of the standard library and of other crates that they may not name.
+SANS_IO_SOURCES = [
+    "std::time::Instant",
+    "std::time::SystemTime",
+    "std::thread",
+    "std::sync::Mutex",
+    "std::sync::RwLock",
+    "std::sync::Condvar",
+    "std::sync::mpsc",
+    "std::fs",
+    "std::net",
+    "std::os::unix::net",
+    "parking_lot",
+    "rand",
+    "getrandom",
+]
+# Up to three files of a crate may form a cycle. Of more, something that they share wants a module of its own.
+CYCLE_FILES = 3
+# Crates that still have a longer cycle, with the reason. A crate without one must leave the set.
+CIRCLES_LEFT = {
+    "preload": "a call may begin a session, and a session may end in the middle of a call",
+    "daemon": "its state and what serves it name each other",
+    "libfs": "LibFs holds what log/, leases/, files/ and names/ define beside methods of LibFs",
+}
 UNSAFE_ALLOWED = {"pmem", "log", "libfs", "preload", "capi"}
 # One exception each, named in the code: LMDB's environment can't be opened otherwise, a ring shares memory with the
 # kernel, and the small command begins without libc.
@@ -48,6 +74,7 @@ def main():
     for package in metadata["packages"]:
         problems += layer_problems(package)
         problems += unsafe_problems(package)
+        problems += source_problems(package)
     problems += link_problems()
     problems += reference_problems()
     problems += target_problems()
@@ -56,7 +83,7 @@ def main():
         print(problem)
     if problems:
         sys.exit(1)
-    print(f"{len(metadata['packages'])} crates keep to the layers; all that the documentation names is there")
+    print(f"{len(metadata['packages'])} crates keep to the rules; all that the documentation names is there")
 
 
 def layer_problems(package):
@@ -89,6 +116,39 @@ def unsafe_problems(package):
             if lint not in source.read():
                 problems.append(f"{path} lacks {lint}")
     return problems
+
+
+def source_problems(package):
+    """Cycles of files, and I/O in the sources of a crate without it."""
+    name = package["name"].removeprefix("ashlar-")
+    folder = os.path.join(os.path.dirname(os.path.relpath(package["manifest_path"])), "src", "")
+    uses, outside = {}, set()
+    for target in package["targets"]:
+        path = os.path.relpath(target["src_path"])
+        if path.startswith(folder):
+            crate = modules.Crate(path)
+            outside.update(crate.outside)
+            for file, used in crate.uses.items():
+                uses.setdefault(file, set()).update(used)
+    problems = []
+    cycles = [cycle for cycle in modules.cycles(uses) if len(cycle) > CYCLE_FILES]
+    if name in CIRCLES_LEFT and not cycles:
+        problems.append(f"crate '{name}' has no such cycle any more: take it out of CIRCLES_LEFT ({__file__})")
+    for cycle in [] if name in CIRCLES_LEFT else cycles:
+        chains = [" → ".join(file.removeprefix(folder) for file in chain) for chain in modules.chains(uses, cycle)]
+        problems.append(f"crate '{name}': {len(cycle)} files form a cycle:\n  " + "\n  ".join(chains))
+    if name in SANS_IO:
+        for path, file, line in sorted(outside):
+            if any(is_within(path, forbidden) for forbidden in SANS_IO_SOURCES):
+                problems.append(f"{file}:{line}: crate '{name}' is free of I/O, but names {path}")
+    return problems
+
+
+def is_within(path, forbidden):
+    """Whether a path, perhaps with `*` at its end, names what is forbidden or something of it."""
+    if path.endswith("::*"):
+        return f"{forbidden}::".startswith(path[:-1]) or path.startswith(f"{forbidden}::")
+    return f"{path}::".startswith(f"{forbidden}::")
 
 
 def listed(*patterns):
