@@ -15,7 +15,6 @@ use ashlar_update::{Allocation, Update, join};
 
 use crate::panics::{self, Blame};
 use crate::session::{ServedSession, SessionLog};
-use crate::session_page;
 use crate::state::{RecoveryPhase, State};
 use crate::validate::{RecordRefusal, Validator, Violation, may_hold};
 
@@ -329,8 +328,7 @@ impl State {
             session.records += records;
             session.digested_bytes += applied.0.saturating_sub(from.0);
             session.control.set_applied(applied);
-            // The page is mapped whole, so the store can't miss it.
-            let _ = session_page::set_validated(&*session.page, applied.max(session.validated));
+            session.page.set_validated(applied.max(session.validated));
         }
     }
 

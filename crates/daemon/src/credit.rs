@@ -123,18 +123,17 @@ impl State {
     /// Takes back all credit that sessions hold unused, whatever their control pages say.
     ///
     /// The logs should be applied: what is left of them is applied under the lock.
-    fn write_off_credit(&mut self, is_of: impl Fn(&ServedSession) -> bool) -> Result<(), Errno> {
+    fn write_off_credit(&mut self, is_of: impl Fn(&ServedSession) -> bool) {
         for id in self.live_ids() {
             let is_holder =
                 |session: &&mut ServedSession| is_of(session) && session.account.outstanding() != Credit::default();
             let Some(session) = self.sessions.get_mut(&id).filter(is_holder) else { continue };
-            session.recall_credit().map_err(|_| Errno::EIO)?;
+            session.recall_credit();
             self.seal_and_apply(id);
             if let Some(session) = self.sessions.get_mut(&id) {
-                session.write_off_credit().map_err(|_| Errno::EIO)?;
+                session.write_off_credit();
             }
         }
-        Ok(())
     }
 }
 
@@ -160,7 +159,7 @@ pub fn grant(shared: &SharedState, id: SessionId, want: Credit, replaces: bool) 
         });
         if let Some((credit, kind)) = found {
             let session = state.sessions.get_mut(&id).ok_or(Errno::EIO)?;
-            session.grant_credit(credit, kind).map_err(|_| Errno::EIO)?;
+            session.grant_credit(credit, kind);
             return Ok(credit);
         }
         if attempt == ATTEMPTS {
@@ -169,7 +168,7 @@ pub fn grant(shared: &SharedState, id: SessionId, want: Credit, replaces: bool) 
         state = reclaim(shared, state)?;
         if attempt > 0 {
             // From here on no other session gets anything: the answer is exact.
-            state.write_off_credit(|_| true)?;
+            state.write_off_credit(|_| true);
             shared.perform_decisions(&mut state);
         }
         // Sessions that lose blocks must ask again where their data are, so SharedFS takes blocks only if that helps.
@@ -195,7 +194,7 @@ fn write_off_own<'a>(
             state = shared.apply_settled(state, own);
         }
     }
-    state.write_off_credit(is_own)?;
+    state.write_off_credit(is_own);
     shared.perform_decisions(&mut state);
     Ok(state)
 }
@@ -204,7 +203,7 @@ fn write_off_own<'a>(
 pub fn reclaim<'a>(shared: &'a SharedState, mut state: StateGuard<'a>) -> Result<StateGuard<'a>, Errno> {
     for id in state.live_ids() {
         if let Some(session) = state.sessions.get_mut(&id) {
-            session.recall_credit().map_err(|_| Errno::EIO)?;
+            session.recall_credit();
         }
         state = shared.apply_settled(state, id);
     }

@@ -19,7 +19,6 @@ use parking_lot::MutexGuard;
 use crate::apply::Slice;
 use crate::huge_pages::{self, huge_thread};
 use crate::session::ServedSession;
-use crate::session_page;
 use crate::shared_state::{SharedState, StateGuard};
 use crate::state::{OWN_SESSION, State};
 
@@ -362,8 +361,7 @@ pub fn commit(state: &mut State) -> Result<(), StoreError> {
 /// So a restart knows the possible cost of the rest of a log.
 fn record_costs(state: &mut State) {
     for session in state.sessions.values() {
-        // The page is mapped whole, so the store can't miss it.
-        let _ = session_page::set_cost_at(&*session.page, state.store.applied(session.id), session.account.used);
+        session.page.set_cost_at(state.store.applied(session.id), session.account.used);
     }
 }
 

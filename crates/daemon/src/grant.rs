@@ -28,7 +28,6 @@ use crate::mount_notifier::{NotificationTicket, Notifier};
 use crate::read_ahead;
 use crate::scan_detection;
 use crate::session::ServedSession;
-use crate::session_page;
 use crate::shared_state::{SharedState, StateGuard};
 use crate::state::State;
 use crate::ways::{TRUSTED_PREFIX, USER_PREFIX};
@@ -561,9 +560,8 @@ pub fn perform_decisions<S: DerefMut<Target = State>>(state: &mut S, between: im
         }
     }
     for session in state.sessions.values() {
-        if session_page::is_revoking(&*session.page) {
-            // The page is mapped whole, so the store can't miss it.
-            let _ = session_page::set_revoking(&*session.page, false);
+        if session.page.is_revoking() {
+            session.page.set_revoking(false);
         }
     }
     (answered, state.leasing.manager.next_time_us())
@@ -657,8 +655,7 @@ fn take_word(state: &mut State, word: &SlotWord) {
     if let Some(session) = state.sessions.get_mut(&word.session) {
         state.counters.leases_revoked += 1;
         session.leases_revoked += 1;
-        // The page is mapped whole, so the store can't miss it.
-        let _ = session_page::set_revoking(&*session.page, true);
+        session.page.set_revoking(true);
     }
     write_word(state, word);
     // No handle is opened under the lease from here on.

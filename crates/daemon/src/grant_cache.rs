@@ -144,7 +144,7 @@ impl GrantPublisher {
     /// Writes a lease word, if it is one of the grant cache's.
     pub fn write_word(&self, word: &SlotWord) {
         if word.session == self.session {
-            self.writer.grant_cache().set_word(word.slot, lease_word(word), word.inode);
+            self.writer.set_word(word.slot, lease_word(word), word.inode);
         }
     }
 }
@@ -291,7 +291,7 @@ mod tests {
         let prepared =
             PreparedSession::make(&shared.arena, id, LogRoom { bytes: LOG_BYTES, allocated: LOG_BYTES }).expect("made");
         let mut session = prepared.give_to(identity(std::process::id(), 0)).expect("given");
-        session.grant_credit(Credit { blocks: 9, metadata_bytes: 1 << 20 }, CreditKind::Common).expect("granted");
+        session.grant_credit(Credit { blocks: 9, metadata_bytes: 1 << 20 }, CreditKind::Common);
         insert_session(shared, session);
         let file = shared.arena.open_session_file(id, SessionFile::Log).expect("there");
         let memory = Mapping::map(&file, LOG_BYTES, MappingAccess::ReadWrite, shared.arena.medium()).expect("mapped");
@@ -362,9 +362,8 @@ mod tests {
         let at = Timestamp { seconds: 7, nanoseconds: 0 };
         let (private, open) = (InodeId(1000), InodeId(1001));
         let (below, shown, secret) = (InodeId(1002), InodeId(1003), InodeId(1004));
-        let page = Arc::clone(&shared.lock().sessions[&writer].page);
-        let added = shared.lock().sessions.get_mut(&writer).expect("there").ranges.add(&*page, private, 9);
-        added.expect("a range");
+        let page = shared.lock().sessions[&writer].page.clone();
+        shared.lock().sessions.get_mut(&writer).expect("there").ranges.add(&page, private, 9);
         acquire(writer, InodeId::ROOT, true);
         let make = |inode, parent, name: &[u8], kind, mode| {
             let (uid, gid, device) = (0, 0, 0);

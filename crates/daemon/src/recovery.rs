@@ -32,7 +32,6 @@ use crate::panics::{self, Blame};
 use crate::process_watcher::ProcessWatcher;
 use crate::retired;
 use crate::session::{ServedSession, SessionError};
-use crate::session_page;
 use crate::shared_state::SharedState;
 use crate::state::{RecoveryPhase, State, UnmetDependency};
 use crate::validate::Violation;
@@ -252,14 +251,14 @@ fn seal_log(state: &mut State, id: SessionId) -> Option<LogPosition> {
 ///
 /// An earlier SharedFS has panicked at those behind it, or at a request of the session.
 fn applicable_end(state: &State, id: SessionId, end: LogPosition) -> LogPosition {
-    let barred = state.live(id).and_then(|session| session_page::barred(&*session.page));
+    let barred = state.live(id).and_then(|session| session.page.barred());
     barred.map_or(end, |barred| barred.min(end))
 }
 
 /// Fences the sessions that made an earlier SharedFS panic.
 fn fence_barred(state: &mut State) {
     for id in state.live_ids() {
-        if state.live(id).is_some_and(|session| session_page::barred(&*session.page).is_some()) {
+        if state.live(id).is_some_and(|session| session.page.barred().is_some()) {
             state.fence(id, &Violation::Panicked);
         }
     }
@@ -272,7 +271,7 @@ fn fence_barred(state: &mut State) {
 /// change these leases, but the leases do not decide on them.
 fn validated_end(state: &mut State, id: SessionId, end: LogPosition) -> LogPosition {
     let Some(session) = state.sessions.get_mut(&id) else { return end };
-    if session_page::is_revoking(&*session.page) {
+    if session.page.is_revoking() {
         session.trusted = end;
     }
     session.validated = session.validated.min(end);
@@ -392,8 +391,8 @@ fn settle_sessions(shared: &SharedState) -> Result<(), DaemonError> {
         match session.identity.process.open() {
             Some(process) if session.fenced.is_none() => {
                 let (now, ttl) = (crate::grant::boot_time(), shared.cache_ttl());
-                let lost_until = Duration::from_millis(session_page::stale_until_ms(&*session.page)).min(now + ttl);
-                let has_other_locks = session_page::has_other_locks(&*session.page);
+                let lost_until = Duration::from_millis(session.page.stale_until_ms()).min(now + ttl);
+                let has_other_locks = session.page.has_other_locks();
                 if session.identity.kind == SessionKind::Mount {
                     session.notifier = Some(Notifier::absent(ttl, lost_until, session.note_stale()));
                 }

@@ -27,6 +27,7 @@ use ashlar_types::{Credentials, LogPosition, SessionId};
 use ashlar_wire::{CONTROL_BYTES, CONTROL_ROOM, LeaseTable, SessionKind};
 
 use crate::session::{Control, LogRoom, PreparedSession, ServedSession, SessionLog};
+use crate::session_page::SessionPage;
 use crate::shared_state::SharedState;
 use crate::state::State;
 
@@ -53,7 +54,7 @@ pub struct RetiredSession {
     /// Its lease table.
     pub leases: LeaseTable<Arc<Mapping>>,
     /// The lease table's first page.
-    pub page: Arc<Mapping>,
+    pub page: SessionPage,
     /// The last slot of the lease table that was used.
     pub lease_top: u32,
     /// Where its log ends.
@@ -119,7 +120,7 @@ impl RetiredSession {
         shared.arena.open_session_file(self.id, SessionFile::Mapped).is_err()
             && Arc::strong_count(&self.control) == 1
             && Arc::strong_count(&self.log) == 1
-            && [&*self.log_memory, self.control.memory(), &*self.page]
+            && [&*self.log_memory, self.control.memory(), self.page.memory()]
                 .into_iter()
                 .all(|memory| memory.is_alone().unwrap_or(false))
             && is_whole(&self.log_memory, self.log_room.bytes, self.log_room.allocated)

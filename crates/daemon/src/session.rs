@@ -29,7 +29,7 @@ use crate::quota::OutstandingQuota;
 use crate::read_ahead::TreeWalks;
 use crate::retired::RetiredSession;
 use crate::scan_detection::ScanDetector;
-use crate::session_page::{self, InodeRanges};
+use crate::session_page::{InodeRanges, SessionPage};
 use crate::validate::{RecordRefusal, Violation};
 
 /// Why a session's files can't be made or taken up.
@@ -105,7 +105,7 @@ pub struct PreparedSession {
     token: u64,
     log: (SessionLog, Arc<Mapping>, LogRoom),
     control: Control,
-    leases: (LeaseTable<Arc<Mapping>>, Arc<Mapping>),
+    leases: (LeaseTable<Arc<Mapping>>, SessionPage),
     files: SessionFiles,
 }
 
@@ -137,19 +137,20 @@ impl PreparedSession {
         ashlar_pmem::allocate(&control_file, locks)?;
         let log_memory = Arc::new(Mapping::map(&log_file, log_room.bytes, MappingAccess::ReadWrite, medium)?);
         let control = map_control(arena, &control_file)?;
-        let page = Arc::new(Mapping::map(&leases_file, LEASES_FILE_BYTES, MappingAccess::ReadWrite, medium)?);
+        let table = Arc::new(Mapping::map(&leases_file, LEASES_FILE_BYTES, MappingAccess::ReadWrite, medium)?);
         // None of them has content yet.
-        let fresh = [&log_memory, control.memory(), &page];
+        let fresh = [&log_memory, control.memory(), &table];
         fresh.iter().for_each(|memory| memory.set_read_ahead(false));
         let log = Log::format(Arc::clone(&log_memory), LogGeneration(1))?;
         control.format(id);
-        session_page::set_lease_room(&*page, LEASE_SLOTS_FIRST)?;
-        session_page::set_log_bytes(&*page, log_room.bytes)?;
-        let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
+        let page = SessionPage::new(Arc::clone(&table))?;
+        page.set_lease_room(LEASE_SLOTS_FIRST);
+        page.set_log_bytes(log_room.bytes);
+        let leases = LeaseTable::new(table).ok_or(SessionError::Unfinished)?;
         let token = fresh_token(id)?;
         leases.format(id, token);
         log_memory.set_read_ahead(true);
-        let files = SessionFiles::new(&log_memory, control.memory(), &page)?;
+        let files = SessionFiles::new(&log_memory, control.memory(), page.memory())?;
         let (log, leases) = ((log, log_memory, log_room), (leases, page));
         Ok(Self { id, only_for: None, token, log, control, leases, files })
     }
@@ -168,7 +169,7 @@ impl PreparedSession {
             return Err(SessionError::Unfinished);
         };
         // From here on its files have no owner, wherever a kill cuts this.
-        SessionIdentity::wipe(&*page)?;
+        SessionIdentity::wipe(page.memory())?;
         let log = Log::open(Arc::clone(&log_memory))?;
         let is_sound = !log.is_fenced() && log.head() == begins && log.settled().is_ok_and(|settled| settled == begins);
         if !is_sound || !control.clear() {
@@ -180,12 +181,12 @@ impl PreparedSession {
         control.set_released(begins);
         leases.clear(lease_top.saturating_add(1));
         kept_rights::clear_rights(&page)?;
-        NotedLocks::new(&page).ok_or(SessionError::Unfinished)?.clear();
-        session_page::format_page(&*page, session_page::lease_room(&*page), begins)?;
-        session_page::set_log_bytes(&*page, log_room.bytes)?;
+        NotedLocks::new(page.memory()).ok_or(SessionError::Unfinished)?.clear();
+        page.format_page(page.lease_room(), begins);
+        page.set_log_bytes(log_room.bytes);
         let token = fresh_token(id)?;
         leases.format(id, token);
-        let files = SessionFiles::new(&log_memory, control.memory(), &page)?;
+        let files = SessionFiles::new(&log_memory, control.memory(), page.memory())?;
         let (log, leases) = ((log, log_memory, log_room), (leases, page));
         Ok(Self { id, only_for: Some(owner), token, log, control, leases, files })
     }
@@ -201,8 +202,10 @@ impl PreparedSession {
     /// [`SessionError`].
     pub fn make_whole(&self) -> Result<(), SessionError> {
         ServedSession::make_handle_room(&self.control)?;
-        self.leases.1.allocate(0..LEASE_TABLE_BYTES)?;
-        Ok(session_page::set_lease_room(&*self.leases.1, LEASE_SLOTS)?)
+        let page = &self.leases.1;
+        page.memory().allocate(0..LEASE_TABLE_BYTES)?;
+        page.set_lease_room(LEASE_SLOTS);
+        Ok(())
     }
 
     /// Gives the session to an owner.
@@ -214,9 +217,9 @@ impl PreparedSession {
     /// # Errors
     /// [`SessionError`].
     pub fn give_to(self, identity: SessionIdentity) -> Result<ServedSession, SessionError> {
-        identity.store(&*self.leases.1)?;
-        let rights = KeptRights::load(Arc::clone(&self.leases.1))?;
-        let locks = NotedLocks::new(&self.leases.1).ok_or(SessionError::Unfinished)?;
+        identity.store(self.leases.1.memory())?;
+        let rights = KeptRights::load(self.leases.1.clone())?;
+        let locks = NotedLocks::new(self.leases.1.memory()).ok_or(SessionError::Unfinished)?;
         let Self { id, token, log, control, leases, files, .. } = self;
         Ok(ServedSession::assemble(id, identity, token, log, control, leases, (rights, locks), files))
     }
@@ -249,7 +252,7 @@ pub struct ServedSession {
     /// Its lease table.
     pub leases: LeaseTable<Arc<Mapping>>,
     /// The lease table's first page, which only SharedFS writes.
-    pub page: Arc<Mapping>,
+    pub page: SessionPage,
     /// Rights to open files that its user had before other sessions narrowed them.
     pub rights: KeptRights,
     /// The record locks of its process in the lock table, for the next SharedFS.
@@ -345,10 +348,10 @@ impl ServedSession {
     /// [`SessionError::Unfinished`] if the session was never welcomed; others if the files are damaged.
     pub fn take_up(arena: &Arena, id: SessionId, committed: LogPosition) -> Result<Self, SessionError> {
         let medium = arena.medium();
-        let page = open_lease_table(arena, id)?;
-        let page = Arc::new(page);
-        let identity = SessionIdentity::load(&*page).ok_or(SessionError::Unfinished)?;
-        let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
+        let table = Arc::new(open_lease_table(arena, id)?);
+        let page = SessionPage::new(Arc::clone(&table))?;
+        let identity = SessionIdentity::load(&table).ok_or(SessionError::Unfinished)?;
+        let leases = LeaseTable::new(table).ok_or(SessionError::Unfinished)?;
         let (owner, token) = leases.owner().ok_or(SessionError::Unfinished)?;
         if owner != id {
             return Err(SessionError::Unfinished);
@@ -364,7 +367,7 @@ impl ServedSession {
         let control = map_control(arena, &control_file)?;
         let log_file = arena.open_session_file(id, SessionFile::Log)?;
         let found = log_file.metadata()?.len();
-        let log_bytes = session_page::log_bytes(&*page).map_or(found, |made| made.min(found));
+        let log_bytes = page.log_bytes().map_or(found, |made| made.min(found));
         cut_file(&log_file, log_bytes)?;
         let log_memory = Arc::new(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, medium)?);
         // A dead process's writes to a disk may be there in part. The machine need not have restarted since: the disk
@@ -377,30 +380,30 @@ impl ServedSession {
         } else {
             Log::recover(Arc::clone(&log_memory), committed)?.0
         };
-        let files = SessionFiles::new(&log_memory, control.memory(), &page)?;
-        let used = session_page::cost_before(&*page, committed);
+        let files = SessionFiles::new(&log_memory, control.memory(), page.memory())?;
+        let used = page.cost_before(committed);
         let log_room = LogRoom { bytes: log_bytes, allocated: 0 };
-        let rights = KeptRights::load(Arc::clone(&page))?;
+        let rights = KeptRights::load(page.clone())?;
         if rights.is_any() {
             // SharedFS was killed, perhaps before the commit that would have synced it; the logs are about to be
             // applied again.
-            page.sync_range(0, LEASES_FILE_BYTES)?;
+            page.memory().sync_range(0, LEASES_FILE_BYTES)?;
         }
-        let noted = (rights, NotedLocks::new(&page).ok_or(SessionError::Unfinished)?);
+        let noted = (rights, NotedLocks::new(page.memory()).ok_or(SessionError::Unfinished)?);
         let log = (log, log_memory, log_room);
         let mut session = Self::assemble(id, identity, token, log, control, (leases, page), noted, files);
         session.is_whole = is_whole;
-        session.ranges = InodeRanges::load(&*session.page);
-        session.validated = session_page::validated(&*session.page);
+        session.ranges = InodeRanges::load(&session.page);
+        session.validated = session.page.validated();
         let is_used = |slot: &u32| session.leases.word(*slot) != LeaseWord::default();
         session.lease_top = (0..session.lease_room).rev().find(is_used).unwrap_or(0);
         session.quota_version = session.control.quota_version();
         session.is_quota_validated = false;
         // An earlier SharedFS may have been killed while it polled.
         session.control.request_slot().set_listening(false);
-        session.mount_device = session_page::mount_device(&*session.page);
-        session.mount_terms = session_page::mount_terms(&*session.page);
-        session.account.granted = session_page::granted(&*session.page);
+        session.mount_device = session.page.mount_device();
+        session.mount_terms = session.page.mount_terms();
+        session.account.granted = session.page.granted();
         // After a loss of power, the page may lack the last commits: then the cost of an earlier one counts.
         session.account.used = used;
         Ok(session)
@@ -413,11 +416,11 @@ impl ServedSession {
         token: u64,
         (log, log_memory, log_room): (SessionLog, Arc<Mapping>, LogRoom),
         control: Control,
-        (leases, page): (LeaseTable<Arc<Mapping>>, Arc<Mapping>),
+        (leases, page): (LeaseTable<Arc<Mapping>>, SessionPage),
         (rights, noted_locks): (KeptRights, NotedLocks),
         files: SessionFiles,
     ) -> Self {
-        let (tail, lease_room) = (log.tail(), session_page::lease_room(&*page));
+        let (tail, lease_room) = (log.tail(), page.lease_room());
         Self {
             lease_room,
             lease_top: 0,
@@ -505,12 +508,12 @@ impl ServedSession {
         while self.lease_room < LEASE_SLOTS && slot >= self.lease_room / 8 * 3 {
             let more = (self.lease_room * LEASE_GROWTH).min(LEASE_SLOTS);
             let bytes_of = LeaseTable::<Mapping>::bytes_of;
-            self.page.allocate(bytes_of(self.lease_room)..bytes_of(more)).inspect_err(|error| {
+            self.page.memory().allocate(bytes_of(self.lease_room)..bytes_of(more)).inspect_err(|error| {
                 if !was_lacking {
                     tracing::warn!(session = self.id.0, %error, "no room for more leases: those granted longest ago make room");
                 }
             })?;
-            session_page::set_lease_room(&*self.page, more).map_err(io::Error::other)?;
+            self.page.set_lease_room(more);
             self.lease_room = more;
         }
         self.lacks_lease_room = false;
@@ -539,9 +542,8 @@ impl ServedSession {
             return Err(Errno::EINVAL);
         }
         // The terms come first: by the device, programs find the mount.
-        let stored = session_page::set_mount_terms(&*self.page, &terms)
-            .and_then(|()| session_page::set_mount_device(&*self.page, device));
-        stored.map_err(|_| Errno::EIO)?;
+        self.page.set_mount_terms(&terms);
+        self.page.set_mount_device(device);
         (self.mount_device, self.mount_terms) = (device, terms);
         Ok(())
     }
@@ -564,17 +566,15 @@ impl ServedSession {
     ///
     /// A restarted SharedFS finds the noted time.
     pub fn note_stale(&self) -> NoteStale {
-        let page = Arc::clone(&self.page);
-        // The page is mapped whole, so the store can't miss it.
-        Box::new(move |until| _ = session_page::set_stale_until_ms(&*page, until.as_millis() as u64))
+        let page = self.page.clone();
+        Box::new(move |until| page.set_stale_until_ms(until.as_millis() as u64))
     }
 
     /// Grants credit: in the account first, then where the session sees it.
-    pub fn grant_credit(&mut self, credit: Credit, kind: CreditKind) -> Result<(), OutOfBounds> {
+    pub fn grant_credit(&mut self, credit: Credit, kind: CreditKind) {
         self.account.grant(credit);
-        session_page::set_granted(&*self.page, self.account.granted)?;
+        self.page.set_granted(self.account.granted);
         self.control.give_credit(credit, kind);
-        Ok(())
     }
 
     /// Returns the credit of one kind that the session claims to have left.
@@ -593,23 +593,23 @@ impl ServedSession {
     /// # Errors
     /// Those of the medium; then a start may still take them up.
     pub fn remove_owner(&self) -> io::Result<()> {
-        SessionIdentity::wipe(&*self.page).map_err(io::Error::other)?;
-        self.page.sync_range(0, LEASE_TABLE_BYTES)
+        SessionIdentity::wipe(self.page.memory()).map_err(io::Error::other)?;
+        self.page.memory().sync_range(0, LEASE_TABLE_BYTES)
     }
 
     /// Takes back the session's unused credit, as far as its control page shows it.
-    pub fn recall_credit(&mut self) -> Result<(), OutOfBounds> {
+    pub fn recall_credit(&mut self) {
         let taken = self.control.recall_credit();
         self.account.recall(taken);
-        session_page::set_granted(&*self.page, self.account.granted)
+        self.page.set_granted(self.account.granted);
     }
 
     /// Writes off all credit that the session has not used.
     ///
     /// The credit was recalled, and the log was then sealed and applied. So no record can use it any more.
-    pub fn write_off_credit(&mut self) -> Result<(), OutOfBounds> {
+    pub fn write_off_credit(&mut self) {
         self.account.granted = self.account.used;
-        session_page::set_granted(&*self.page, self.account.granted)
+        self.page.set_granted(self.account.granted);
     }
 }
 

@@ -360,14 +360,14 @@ pub fn find_session(state: &State, peer: Peer) -> Option<&ServedSession> {
 /// the error.
 fn begin_with_means(state: &mut State, session: &mut ServedSession) -> (InodeId, u64) {
     let none = (InodeId(0), 0);
-    if session.identity.kind == SessionKind::Mount
-        || session.grant_credit(credit::initial_credit(state), CreditKind::Common).is_err()
-    {
+    if session.identity.kind == SessionKind::Mount {
         return none;
     }
+    session.grant_credit(credit::initial_credit(state), CreditKind::Common);
     let Ok(range) = state.store.allocate_inodes(FIRST_RANGE) else { return none };
     let first = InodeId(range.start);
-    session.ranges.add(&*session.page, first, FIRST_RANGE).map_or(none, |()| (first, FIRST_RANGE))
+    session.ranges.add(&session.page, first, FIRST_RANGE);
+    (first, FIRST_RANGE)
 }
 
 fn make_welcome(shared: &SharedState, state: &State, session: &ServedSession, inodes: (InodeId, u64)) -> OpenedSession {
@@ -465,7 +465,7 @@ pub fn grant_inode_range(shared: &SharedState, id: SessionId) -> Result<(InodeId
     })?;
     let first = InodeId(range.start);
     let session = state.sessions.get_mut(&id).filter(|session| session.fenced.is_none()).ok_or(Errno::EIO)?;
-    session.ranges.add(&*session.page, first, count).map_err(|_| Errno::EIO)?;
+    session.ranges.add(&session.page, first, count);
     Ok((first, count))
 }
 
@@ -530,8 +530,7 @@ fn begin_end<'a>(
         }
         if let Some(session) = state.sessions.get_mut(&id) {
             session.outstanding.clear();
-            // The page has room for all slots.
-            let _ = crate::session_page::clear_delegated(&*session.page);
+            session.page.clear_delegated();
         }
         crate::grant::end_leases(&mut state, id);
         crate::reserved::end_session(&mut state, id);

@@ -289,8 +289,7 @@ impl State {
         session.control.set_fenced();
         session.account.granted = session.account.used;
         session.outstanding.clear();
-        // The page has room for all slots.
-        let _ = crate::session_page::clear_delegated(&*session.page);
+        session.page.clear_delegated();
         session.noted_locks.clear();
         self.counters.sessions_fenced += 1;
         self.commit_wanted = true;

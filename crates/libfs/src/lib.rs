@@ -44,7 +44,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ashlar_log::Log;
-use ashlar_pmem::{Mapping, MappingAccess, Medium};
+use ashlar_pmem::{Mapping, MappingAccess, Medium, Readable};
 use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
 use ashlar_wire::{
     CONTROL_BYTES, ControlPage, GRANT_CACHE_BYTES, LEASE_TABLE_BYTES, LeaseTable, MountTerms, Reply, Request,
@@ -141,7 +141,7 @@ pub struct LibFs {
     client: SharedFsClient,
     log: Log<Mapping>,
     control: ControlPage<Mapping>,
-    leases: LeaseTable<Mapping>,
+    leases: LeaseTable<Mapping, Readable>,
     grant_cache: Option<GrantCacheReader>,
     /// The descriptor that the front end puts at the kernel's side of LibFS's descriptors, until the front end takes
     /// it.
@@ -232,7 +232,7 @@ impl LibFs {
                 .inspect(|memory| memory.set_read_ahead(false))
         };
         let control = ControlPage::new(table(control, CONTROL_BYTES, MappingAccess::ReadWrite)?);
-        let leases = LeaseTable::new(table(leases, LEASE_TABLE_BYTES, MappingAccess::ReadOnly)?);
+        let leases = LeaseTable::read_only(table(leases, LEASE_TABLE_BYTES, MappingAccess::ReadOnly)?);
         let (Some(control), Some(leases)) = (control, leases) else {
             return Err(memory(&"the control page is too short"));
         };
