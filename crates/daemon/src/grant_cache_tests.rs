@@ -37,7 +37,7 @@ fn session(shared: &SharedState) -> (SessionId, Log<Arc<Mapping>>) {
         PreparedSession::make(&shared.arena, id, LogRoom { bytes: LOG_BYTES, allocated: LOG_BYTES }).expect("made");
     let identity = identity(std::process::id(), 0);
     let (mut session, _) = prepared.give_to(identity, boot_time()).expect("given");
-    session.grant_credit(Credit { blocks: 9, metadata_bytes: 1 << 20 }, CreditKind::Common).expect("granted");
+    session.grant_credit(Credit { blocks: 9, metadata_bytes: 1 << 20 }, CreditKind::Common);
     insert_session(shared, session);
     let file = shared.arena.open_session_file(id, SessionFile::Log).expect("there");
     let memory = Mapping::map(&file, LOG_BYTES, MappingAccess::ReadWrite, shared.arena.medium()).expect("mapped");
@@ -108,9 +108,8 @@ fn only_what_the_audience_may_see_is_published() {
     let at = Timestamp { seconds: 7, nanoseconds: 0 };
     let (private, open) = (InodeId(1000), InodeId(1001));
     let (below, shown, secret) = (InodeId(1002), InodeId(1003), InodeId(1004));
-    let page = Arc::clone(&shared.lock().sessions[&writer].page);
-    let added = shared.lock().sessions.get_mut(&writer).expect("there").ranges.add(&*page, private, 9);
-    added.expect("a range");
+    let page = shared.lock().sessions[&writer].page.clone();
+    shared.lock().sessions.get_mut(&writer).expect("there").ranges.add(&page, private, 9);
     acquire(writer, InodeId::ROOT, true);
     let make = |inode, parent, name: &[u8], kind, mode| {
         let (uid, gid, device) = (0, 0, 0);

@@ -27,7 +27,6 @@ use ashlar_node::node::OWN_SESSION;
 use ashlar_node::pending::NodeRequest;
 use ashlar_node::recovery::{RecoveryFailure, recover_logs as recover_logs_of};
 use ashlar_node::sessions::session::ServedSession;
-use ashlar_node::sessions::session_page;
 use ashlar_node::{Node, NodeLimits};
 
 use crate::clock;
@@ -291,8 +290,8 @@ fn settle_sessions(shared: &SharedState) -> Result<(), DaemonError> {
         match open_process(&session.identity.process) {
             Some(process) if session.fenced.is_none() => {
                 let (now, ttl) = (clock::boot_time(), shared.cache_ttl());
-                let lost_until = Duration::from_millis(session_page::stale_until_ms(&*session.page)).min(now + ttl);
-                let has_other_locks = session_page::has_other_locks(&*session.page);
+                let lost_until = Duration::from_millis(session.page.stale_until_ms()).min(now + ttl);
+                let has_other_locks = session.page.has_other_locks();
                 if session.identity.kind == SessionKind::Mount {
                     let notifier: Arc<dyn KernelNotifier> = Notifier::absent(ttl, lost_until, session.note_stale());
                     session.notifier = Some(notifier);

@@ -30,6 +30,7 @@ use crate::session_files::PreparedSession;
 use crate::shared_state::SharedState;
 use ashlar_node::Node;
 use ashlar_node::sessions::session::{Control, LogRoom, ServedSession, SessionLog};
+use ashlar_node::sessions::session_page::SessionPage;
 
 /// How often, and how long each time, SharedFS waits for a process to end.
 ///
@@ -54,7 +55,7 @@ pub struct RetiredSession {
     /// Its lease table.
     pub leases: LeaseTable<Arc<Mapping>>,
     /// The lease table's first page.
-    pub page: Arc<Mapping>,
+    pub page: SessionPage,
     /// The last slot of the lease table that was used.
     pub lease_top: u32,
     /// Where its log ends.
@@ -120,7 +121,7 @@ impl RetiredSession {
         shared.arena.open_session_file(self.id, SessionFile::Mapped).is_err()
             && Arc::strong_count(&self.control) == 1
             && Arc::strong_count(&self.log) == 1
-            && [&*self.log_memory, self.control.memory(), &*self.page]
+            && [&*self.log_memory, self.control.memory(), self.page.memory()]
                 .into_iter()
                 .all(|memory| memory.is_alone().unwrap_or(false))
             && is_whole(&self.log_memory, self.log_room.bytes, self.log_room.allocated)

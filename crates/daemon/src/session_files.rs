@@ -12,7 +12,7 @@ use ashlar_node::sessions::kept_rights::{self};
 use ashlar_node::sessions::mapped_table::{MappedTable, TABLE_BYTES};
 use ashlar_node::sessions::noted_locks::{LEASES_FILE_BYTES, NotedLocks};
 use ashlar_node::sessions::session::{Control, LogRoom, ServedSession, SessionLog, SessionMemory, SessionMemoryError};
-use ashlar_node::sessions::session_page;
+use ashlar_node::sessions::session_page::SessionPage;
 use ashlar_pmem::{Arena, ArenaError, MapError, Mapping, MappingAccess, MediumKind, OutOfBounds, SessionFile};
 use ashlar_store::MappedRun;
 use ashlar_types::{Credentials, LogGeneration, LogPosition, SessionId};
@@ -90,7 +90,7 @@ pub struct PreparedSession {
     token: u64,
     log: (SessionLog, Arc<Mapping>, LogRoom),
     control: Control,
-    leases: (LeaseTable<Arc<Mapping>>, Arc<Mapping>),
+    leases: (LeaseTable<Arc<Mapping>>, SessionPage),
     files: SessionFiles,
 }
 
@@ -122,19 +122,20 @@ impl PreparedSession {
         ashlar_pmem::allocate(&control_file, locks)?;
         let log_memory = Arc::new(Mapping::map(&log_file, log_room.bytes, MappingAccess::ReadWrite, medium)?);
         let control = map_control(arena, &control_file)?;
-        let page = Arc::new(Mapping::map(&leases_file, LEASES_FILE_BYTES, MappingAccess::ReadWrite, medium)?);
+        let table = Arc::new(Mapping::map(&leases_file, LEASES_FILE_BYTES, MappingAccess::ReadWrite, medium)?);
         // None of them has content yet.
-        let fresh = [&log_memory, control.memory(), &page];
+        let fresh = [&log_memory, control.memory(), &table];
         fresh.iter().for_each(|memory| memory.set_read_ahead(false));
         let log = Log::format(Arc::clone(&log_memory), LogGeneration(1))?;
         control.format(id);
-        session_page::set_lease_room(&*page, LEASE_SLOTS_FIRST)?;
-        session_page::set_log_bytes(&*page, log_room.bytes)?;
-        let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
+        let page = SessionPage::new(Arc::clone(&table))?;
+        page.set_lease_room(LEASE_SLOTS_FIRST);
+        page.set_log_bytes(log_room.bytes);
+        let leases = LeaseTable::new(table).ok_or(SessionError::Unfinished)?;
         let token = fresh_token(id)?;
         leases.format(id, token);
         log_memory.set_read_ahead(true);
-        let files = SessionFiles::new(&log_memory, control.memory(), &page)?;
+        let files = SessionFiles::new(&log_memory, control.memory(), page.memory())?;
         let (log, leases) = ((log, log_memory, log_room), (leases, page));
         Ok(Self { id, only_for: None, token, log, control, leases, files })
     }
@@ -153,7 +154,7 @@ impl PreparedSession {
             return Err(SessionError::Unfinished);
         };
         // From here on its files have no owner, wherever a kill cuts this.
-        SessionIdentity::wipe(&*page)?;
+        SessionIdentity::wipe(page.memory())?;
         let log = Log::open(Arc::clone(&log_memory))?;
         let is_sound = !log.is_fenced() && log.head() == begins && log.settled().is_ok_and(|settled| settled == begins);
         if !is_sound || !control.clear() {
@@ -165,12 +166,12 @@ impl PreparedSession {
         control.set_released(begins);
         leases.clear(lease_top.saturating_add(1));
         kept_rights::clear_rights(&page)?;
-        NotedLocks::new(&page).ok_or(SessionError::Unfinished)?.clear();
-        session_page::format_page(&*page, session_page::lease_room(&*page), begins)?;
-        session_page::set_log_bytes(&*page, log_room.bytes)?;
+        NotedLocks::new(page.memory()).ok_or(SessionError::Unfinished)?.clear();
+        page.format_page(page.lease_room(), begins);
+        page.set_log_bytes(log_room.bytes);
         let token = fresh_token(id)?;
         leases.format(id, token);
-        let files = SessionFiles::new(&log_memory, control.memory(), &page)?;
+        let files = SessionFiles::new(&log_memory, control.memory(), page.memory())?;
         let (log, leases) = ((log, log_memory, log_room), (leases, page));
         Ok(Self { id, only_for: Some(owner), token, log, control, leases, files })
     }
@@ -186,8 +187,10 @@ impl PreparedSession {
     /// [`SessionError`].
     pub fn make_whole(&self) -> Result<(), SessionError> {
         ServedSession::make_handle_room(&self.control)?;
-        self.leases.1.allocate(0..LEASE_TABLE_BYTES)?;
-        Ok(session_page::set_lease_room(&*self.leases.1, LEASE_SLOTS)?)
+        let page = &self.leases.1;
+        page.memory().allocate(0..LEASE_TABLE_BYTES)?;
+        page.set_lease_room(LEASE_SLOTS);
+        Ok(())
     }
 
     /// Gives the session to an owner.
@@ -203,7 +206,7 @@ impl PreparedSession {
         identity: SessionIdentity,
         now: Duration,
     ) -> Result<(ServedSession, SessionFiles), SessionError> {
-        identity.store(&*self.leases.1)?;
+        identity.store(self.leases.1.memory())?;
         let Self { id, token, log: (log, log_memory, log_room), control, leases: (leases, page), files, .. } = self;
         let memory = SessionMemory { log, log_memory, log_room, control, leases, page };
         Ok((ServedSession::new(id, identity, token, memory, now)?, files))
@@ -224,9 +227,10 @@ pub fn take_up_session(
     now: Duration,
 ) -> Result<(ServedSession, SessionFiles), SessionError> {
     let medium = arena.medium();
-    let page = Arc::new(open_lease_table(arena, id)?);
-    let identity = SessionIdentity::load(&*page).ok_or(SessionError::Unfinished)?;
-    let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
+    let table = Arc::new(open_lease_table(arena, id)?);
+    let page = SessionPage::new(Arc::clone(&table))?;
+    let identity = SessionIdentity::load(&table).ok_or(SessionError::Unfinished)?;
+    let leases = LeaseTable::new(table).ok_or(SessionError::Unfinished)?;
     let (owner, token) = leases.owner().ok_or(SessionError::Unfinished)?;
     if owner != id {
         return Err(SessionError::Unfinished);
@@ -242,7 +246,7 @@ pub fn take_up_session(
     let control = map_control(arena, &control_file)?;
     let log_file = arena.open_session_file(id, SessionFile::Log)?;
     let found = log_file.metadata()?.len();
-    let log_bytes = session_page::log_bytes(&*page).map_or(found, |made| made.min(found));
+    let log_bytes = page.log_bytes().map_or(found, |made| made.min(found));
     cut_file(&log_file, log_bytes)?;
     let log_memory = Arc::new(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, medium)?);
     // A dead process's writes to a disk may be there in part. The machine need not have restarted since: the disk may have
@@ -255,14 +259,14 @@ pub fn take_up_session(
     } else {
         Log::recover(Arc::clone(&log_memory), committed)?.0
     };
-    let files = SessionFiles::new(&log_memory, control.memory(), &page)?;
+    let files = SessionFiles::new(&log_memory, control.memory(), page.memory())?;
     let log_room = LogRoom { bytes: log_bytes, allocated: 0 };
     let memory = SessionMemory { log, log_memory, log_room, control, leases, page };
     let session = ServedSession::take_up(id, identity, token, memory, (committed, is_whole), now)?;
     if session.rights.is_any() {
         // SharedFS was killed, perhaps before the commit that would have synced it; the logs are about to be applied
         // again.
-        session.page.sync_range(0, LEASES_FILE_BYTES)?;
+        session.page.memory().sync_range(0, LEASES_FILE_BYTES)?;
     }
     Ok((session, files))
 }
@@ -272,8 +276,8 @@ pub fn take_up_session(
 /// # Errors
 /// Those of the medium; then a start may still take them up.
 pub fn remove_owner(session: &ServedSession) -> io::Result<()> {
-    SessionIdentity::wipe(&*session.page).map_err(io::Error::other)?;
-    session.page.sync_range(0, LEASE_TABLE_BYTES)
+    SessionIdentity::wipe(session.page.memory()).map_err(io::Error::other)?;
+    session.page.memory().sync_range(0, LEASE_TABLE_BYTES)
 }
 
 /// Makes an empty table of mapped files for a session that has none.

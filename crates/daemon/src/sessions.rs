@@ -358,14 +358,14 @@ pub fn find_session(state: &Node, peer: Peer) -> Option<&ServedSession> {
 /// the error.
 fn begin_with_means(state: &mut Node, session: &mut ServedSession) -> (InodeId, u64) {
     let none = (InodeId(0), 0);
-    if session.identity.kind == SessionKind::Mount
-        || session.grant_credit(credit::initial_credit(state), CreditKind::Common).is_err()
-    {
+    if session.identity.kind == SessionKind::Mount {
         return none;
     }
+    session.grant_credit(credit::initial_credit(state), CreditKind::Common);
     let Ok(range) = state.store.allocate_inodes(FIRST_RANGE) else { return none };
     let first = InodeId(range.start);
-    session.ranges.add(&*session.page, first, FIRST_RANGE).map_or(none, |()| (first, FIRST_RANGE))
+    session.ranges.add(&session.page, first, FIRST_RANGE);
+    (first, FIRST_RANGE)
 }
 
 fn make_welcome(

@@ -17,13 +17,11 @@
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
-use ashlar_pmem::{Mapping, Persistent};
 use ashlar_types::{LogPosition, SessionId};
 
 use crate::sessions::session::ServedSession;
-use crate::sessions::session_page;
+use crate::sessions::session_page::SessionPage;
 
 /// Contained code has panicked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +31,7 @@ pub struct Panicked;
 #[derive(Clone)]
 struct BlamedSession {
     id: SessionId,
-    page: Arc<Mapping>,
+    page: SessionPage,
     /// Records from here on are to blame; `None`: a request is.
     from: Option<LogPosition>,
 }
@@ -98,7 +96,7 @@ impl Blame {
     }
 
     fn new(session: &ServedSession, from: Option<LogPosition>) -> Self {
-        let blamed = BlamedSession { id: session.id, page: Arc::clone(&session.page), from };
+        let blamed = BlamedSession { id: session.id, page: session.page.clone(), from };
         Self(BLAMED.replace(Some(blamed)))
     }
 }
@@ -113,10 +111,9 @@ impl BlamedSession {
     /// Notes that no further record of the session may be applied.
     fn bar(&self) {
         // Records before that have been applied, and others may have seen them.
-        let from = self.from.unwrap_or_else(|| session_page::validated(&*self.page));
+        let from = self.from.unwrap_or_else(|| self.page.validated());
         tracing::error!(session = self.id.0, position = from.0, "a session met a defect of SharedFS, and is barred");
-        // The page is mapped whole, so the store can't miss it.
-        let _ = session_page::set_barred(&*self.page, from);
+        self.page.set_barred(from);
         self.page.fence();
     }
 }

@@ -21,7 +21,6 @@ use crate::digest::orphans::free_orphans;
 use crate::node::{Node, RecoveryPhase, UnmetDependency};
 use crate::records::apply::Slice;
 use crate::records::validate::Violation;
-use crate::sessions::session_page;
 
 /// Why logs can't be recovered.
 #[derive(Debug)]
@@ -100,14 +99,14 @@ fn seal_log(state: &mut Node, id: SessionId) -> Option<LogPosition> {
 ///
 /// An earlier SharedFS has panicked at those behind it, or at a request of the session.
 fn applicable_end(state: &Node, id: SessionId, end: LogPosition) -> LogPosition {
-    let barred = state.live(id).and_then(|session| session_page::barred(&*session.page));
+    let barred = state.live(id).and_then(|session| session.page.barred());
     barred.map_or(end, |barred| barred.min(end))
 }
 
 /// Fences the sessions that made an earlier SharedFS panic.
 fn fence_barred(state: &mut Node) {
     for id in state.live_ids() {
-        if state.live(id).is_some_and(|session| session_page::barred(&*session.page).is_some()) {
+        if state.live(id).is_some_and(|session| session.page.barred().is_some()) {
             state.fence(id, &Violation::Panicked);
         }
     }
@@ -120,7 +119,7 @@ fn fence_barred(state: &mut Node) {
 /// change these leases, but the leases do not decide on them.
 fn validated_end(state: &mut Node, id: SessionId, end: LogPosition) -> LogPosition {
     let Some(session) = state.sessions.get_mut(&id) else { return end };
-    if session_page::is_revoking(&*session.page) {
+    if session.page.is_revoking() {
         session.trusted = end;
     }
     session.validated = session.validated.min(end);

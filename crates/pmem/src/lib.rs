@@ -19,7 +19,8 @@
 //!
 //! # Invariants
 //! * No reference to mapped memory ever exists: other processes write to it. Bytes are copied in and out, words are
-//!   atomics, and every access is bounds-checked and fails with a typed error.
+//!   atomics, and every access is bounds-checked and fails with a typed error. [`CheckedMemory`] proves once that a
+//!   page is whole; accesses at its typed offsets can't fail.
 //! * A process that truncates its file harms no other: the file's mapping reads as zeros and reports that it is
 //!   truncated ([`sigbus`]).
 //! * An arena stands in a directory that no other user can change, and no file in it is opened through a symbolic link.
@@ -30,6 +31,7 @@
 //! Source: `docs/design.md`, section "Arenas"; the crash model is that of the verified-storage and SquirrelFS work.
 
 mod arena;
+mod checked_memory;
 mod crash;
 mod crc32c;
 mod file_handle;
@@ -51,6 +53,7 @@ pub mod witness;
 pub use arena::{
     ARENA_BYTES_MIN, Arena, ArenaError, ArenaOptions, Resized, SEGMENT_BYTES_MAX, SegmentInfo, SessionFile, allocate,
 };
+pub use checked_memory::{CheckedMemory, PartAt, Readable, RowsAt, WordAt, Writable};
 pub use crash::{CrashImages, CrashMedium, CrashState, CrashTwin};
 pub use crc32c::Crc32c;
 pub use file_handle::open_by_handle;

@@ -139,7 +139,7 @@ impl Live {
         let mut session = PreparedSession::make(&shared.arena, id, LogRoom { bytes: log_bytes, allocated: log_bytes })
             .and_then(|prepared| Ok(prepared.give_to(identity, boot_time())?.0))
             .expect("made");
-        session.grant_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 40 }, CreditKind::Common).expect("granted");
+        session.grant_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 40 }, CreditKind::Common);
         let control = Arc::clone(&session.control);
         {
             let mut state = shared.lock();
@@ -266,7 +266,7 @@ impl Live {
         // As LibFS does.
         let state = self.shared.lock();
         let session = state.live(self.id).expect("it goes on");
-        session.page.sync().expect("synced");
+        session.page.memory().sync().expect("synced");
         self.log.memory().sync().expect("synced");
         drop(state);
         let mut story = self.story.borrow_mut();

@@ -99,8 +99,8 @@ impl ArenaBench {
         let identity = SessionIdentity { process, uid, gid: uid, groups, kind, label };
         let prepared = PreparedSession::make(&self.arena, id, LogRoom { bytes, allocated: bytes }).expect("made");
         let (mut session, _) = prepared.give_to(identity, clock::boot_time()).expect("given");
-        session.grant_credit(CREDIT, CreditKind::Common).expect("granted");
-        session.ranges.add(&*session.page, self.tree.first_new, NEW_INODES).expect("noted");
+        session.grant_credit(CREDIT, CreditKind::Common);
+        session.ranges.add(&session.page, self.tree.first_new, NEW_INODES);
         session
     }
 

@@ -2,10 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use ashlar_types::{
-    Access, Credentials, Errno, FileKind, InodeId, LogPosition, Name, SealCount, SessionId, name_cookie,
-};
-use ashlar_update::{Entry, Update};
+use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId, LogPosition, Name, SessionId, name_cookie};
+use ashlar_update::Entry;
 use ashlar_wire::{
     Credit, GrantReply, InodeState, LeaseRequest, LeaseWord, Need, QuotaRequest, Reply, Request, ScopeKind,
 };
@@ -15,6 +13,7 @@ use crate::LibFs;
 use crate::api::{Outcome, check_name};
 use crate::cache::children::CachedEntry;
 use crate::cache::node::{GrantContext, Lease, NodeReadGuard, NodeState, NodeWriteGuard};
+use crate::log::update_log::{LeasesChecked, MissingGrant, SealRead};
 
 /// An operation's needs of one inode.
 #[derive(Clone, Copy, Debug)]
@@ -157,7 +156,11 @@ pub(crate) type Nodes = SmallVec<[(InodeId, NodeWriteGuard); CLAIMS_MAX]>;
 /// Nodes locked for writing, in inode order, under valid leases.
 pub(crate) struct LockedNodes<'a> {
     pub(crate) fs: &'a LibFs,
-    pub(crate) seal: SealCount,
+    /// The right to log updates.
+    ///
+    /// `None` if SharedFS gave leases to read only, as the user may change nothing of an inode. The operation then runs
+    /// to find its error, and logs nothing.
+    pub(crate) leases: Option<LeasesChecked<'a>>,
     pub(crate) nodes: Nodes,
     /// The operation acts for the super-user: the limits of users and groups do not apply.
     pub(crate) is_exempt: bool,
@@ -165,9 +168,6 @@ pub(crate) struct LockedNodes<'a> {
     pub(crate) to_show: Option<InodeId>,
     /// The names that were looked up under the locks, which the update will change.
     pub(crate) found_names: FoundNames,
-    /// SharedFS gave leases to read only, as the user may change nothing of an inode. The operation runs to find its
-    /// error, and logs nothing.
-    pub(crate) is_refused: bool,
 }
 
 /// The entries that an operation has found in its locked directories. A rename has two names.
@@ -310,34 +310,31 @@ impl LibFs {
         let mut held: SmallVec<[HeldOrphan<'_>; 1]> = SmallVec::new();
         let mut claims: SmallVec<[Claim; CLAIMS_MAX]> = claims.into();
         claims.sort_unstable_by_key(|claim| claim.id);
+        claims.dedup_by_key(|claim| claim.id);
         let mut is_refused = false;
         loop {
             self.check_alive()?;
             self.forget_committed_if_due();
-            let seal = self.log.seal_count();
+            let seal = SealRead::read(self);
             let mut nodes = Nodes::new();
-            let mut wants = Vec::new();
             for claim in &claims {
-                if nodes.iter().any(|(id, _)| *id == claim.id) {
-                    continue;
-                }
                 let guard = self.nodes.write(claim.id);
                 if guard.is_gone {
                     return Err(Errno::ESTALE);
                 }
-                if let Some(want) = self.find_missing(&guard, claim) {
-                    wants.push((want, guard.revision));
-                }
                 nodes.push((claim.id, guard));
             }
-            if !wants.is_empty() {
-                drop(nodes);
-                if !self.acquire_leases(&wants)? {
-                    is_refused = true;
-                    claims.iter_mut().for_each(|claim| *claim = claim.reading());
+            let leases = match seal.check_claims(&claims, &nodes) {
+                Ok(leases) => Some(leases).filter(|_| !is_refused),
+                Err(missing) => {
+                    drop(nodes);
+                    if !self.acquire_leases(&missing)? {
+                        is_refused = true;
+                        claims.iter_mut().for_each(|claim| *claim = claim.reading());
+                    }
+                    continue;
                 }
-                continue;
-            }
+            };
             let is_unheld = |node: &&(InodeId, NodeWriteGuard)| node.1.is_orphan() && !self.control.has_open(node.0);
             if let Some(id) = nodes.iter().find(is_unheld).map(|node| node.0).filter(|_| holds_orphans) {
                 drop(nodes);
@@ -347,12 +344,11 @@ impl LibFs {
             }
             let mut locked = LockedNodes {
                 fs: self,
-                seal,
+                leases,
                 nodes,
                 is_exempt: false,
                 to_show: None,
                 found_names: FoundNames::new(),
-                is_refused,
             };
             match operation(&mut locked) {
                 Ok(result) => {
@@ -423,7 +419,7 @@ impl LibFs {
     /// Requests leases and state that the grant cache lacks, and installs them. The caller checks the nodes again.
     ///
     /// `false` if SharedFS gave a lease to read for one to write: the session's user may change nothing of the inode.
-    fn acquire_leases(&self, wants: &[(LeaseRequest, u64)]) -> Outcome<bool> {
+    fn acquire_leases(&self, wants: &[MissingGrant]) -> Outcome<bool> {
         if let [(want, revision)] = wants
             && self.read_grant_cache(want, *revision)
         {
@@ -515,7 +511,7 @@ impl LibFs {
                 continue;
             }
             // It counts as logged only when it is: another thread goes on from `logged`. Logging it twice does no harm.
-            self.append_plain(&Update::Depend { session, position })?;
+            self.log_dependency(session, position)?;
             let known = &mut *self.dependencies.lock();
             for positions in [&mut known.logged, &mut known.unsynced] {
                 let newest = positions.entry(session).or_default();

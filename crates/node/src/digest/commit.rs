@@ -8,7 +8,6 @@ use ashlar_types::SessionId;
 use crate::effects::NodeEffect;
 use crate::node::{Node, OWN_SESSION};
 use crate::sessions::session::ServedSession;
-use crate::sessions::session_page;
 
 /// The part of a log that may wait before the log is digested.
 const UNAPPLIED_PART: u64 = 4;
@@ -149,8 +148,7 @@ pub fn commit(state: &mut Node) -> Result<(), StoreError> {
 /// So a restart knows the possible cost of the rest of a log.
 fn record_costs(state: &mut Node) {
     for session in state.sessions.values() {
-        // The page is mapped whole, so the store can't miss it.
-        let _ = session_page::set_cost_at(&*session.page, state.store.applied(session.id), session.account.used);
+        session.page.set_cost_at(state.store.applied(session.id), session.account.used);
     }
 }
 

@@ -12,7 +12,6 @@ use crate::leases::invalidation;
 use crate::leases::leasing::Ancestors;
 use crate::leases::states::store_answer;
 use crate::node::Node;
-use crate::sessions::session_page;
 
 /// How long a request that must wait pauses before it checks again.
 const PAUSE_MIN: Duration = Duration::from_micros(20);
@@ -38,9 +37,8 @@ impl Node {
             }
         }
         for session in self.sessions.values() {
-            if session_page::is_revoking(&*session.page) {
-                // The page is mapped whole, so the store can't miss it.
-                let _ = session_page::set_revoking(&*session.page, false);
+            if session.page.is_revoking() {
+                session.page.set_revoking(false);
             }
         }
         true
@@ -114,8 +112,7 @@ fn take_word(state: &mut Node, word: &SlotWord) {
     if let Some(session) = state.sessions.get_mut(&word.session) {
         state.counters.leases_revoked += 1;
         session.leases_revoked += 1;
-        // The page is mapped whole, so the store can't miss it.
-        let _ = session_page::set_revoking(&*session.page, true);
+        session.page.set_revoking(true);
     }
     write_word(state, word);
     // No handle is opened under the lease from here on.

@@ -124,7 +124,7 @@ impl GrantPublisher {
     /// Writes a lease word, if it is one of the grant cache's.
     pub fn write_word(&self, word: &SlotWord) {
         if word.session == self.session {
-            self.writer.grant_cache().set_word(word.slot, lease_word(word), word.inode);
+            self.writer.set_word(word.slot, lease_word(word), word.inode);
         }
     }
 }

@@ -32,7 +32,6 @@ use crate::node::Node;
 use crate::sessions::identity::ProcessTable;
 use crate::sessions::noted_locks::{from_locked_range, to_locked_range};
 use crate::sessions::session::ServedSession;
-use crate::sessions::session_page;
 
 /// How long a restarted SharedFS waits for sessions that do not return.
 ///
@@ -148,7 +147,7 @@ impl Locking {
     fn take_up_delegated(&mut self, session: &ServedSession, sessions: &BTreeMap<SessionId, ServedSession>) {
         let claimed = session.control.claimed_lock_slots();
         for slot in 0..LOCK_SLOTS {
-            let noted = session_page::delegated(&*session.page, slot);
+            let noted = session.page.delegated(slot);
             let found =
                 claimed.iter().find(|(number, inode, ..)| *number == slot && noted.is_none_or(|of| of == *inode));
             match (noted, found) {
@@ -159,8 +158,7 @@ impl Locking {
                     // SharedFS was killed while it took them back, or the session gave the file up.
                     let ranges = found.into_iter().flat_map(|(.., ranges)| ranges).copied().map(from_locked_range);
                     session.noted_locks.set(inode, &ranges.collect::<Vec<_>>());
-                    // The page has a word for each lock slot.
-                    let _ = session_page::set_delegated(&*session.page, slot, None);
+                    session.page.set_delegated(slot, None);
                 }
                 (None, Some((_, inode, LockSlotState::Delegated, _))) => {
                     // No SharedFS has delegated that.
@@ -278,16 +276,15 @@ impl DelegationSlots for LockSlotPages<'_> {
         }
         let Some(session) = self.sessions.get(&to) else { return false };
         let ranges: Vec<_> = locks.iter().map(to_locked_range).collect();
-        let before = session_page::delegated(&*session.page, slot);
-        let is_noted = session_page::set_delegated(&*session.page, slot, Some(inode)).is_ok();
-        let is_delegated =
-            is_noted && session.control.delegate_locks(LockSlot { number: slot, word: self.word }, inode, &ranges);
+        let before = session.page.delegated(slot);
+        session.page.set_delegated(slot, Some(inode));
+        let is_delegated = session.control.delegate_locks(LockSlot { number: slot, word: self.word }, inode, &ranges);
         if is_delegated {
             // The slot is the truth from here on.
             session.noted_locks.set(inode, &[]);
         } else {
-            // A restart would believe the note. The page has a word for each lock slot.
-            let _ = session_page::set_delegated(&*session.page, slot, before);
+            // A restart would believe the note.
+            session.page.set_delegated(slot, before);
         }
         is_delegated
     }
@@ -296,8 +293,7 @@ impl DelegationSlots for LockSlotPages<'_> {
         let Some(session) = self.sessions.get(&from) else { return Vec::new() };
         let locks: Vec<_> = session.control.recall_locks(slot, inode).into_iter().map(from_locked_range).collect();
         session.noted_locks.set(inode, &locks);
-        // The page has a word for each lock slot, and other slots are refused.
-        let _ = session_page::set_delegated(&*session.page, slot, None);
+        session.page.set_delegated(slot, None);
         locks
     }
 }
@@ -414,7 +410,7 @@ pub fn check_lock(state: &mut Node, id: SessionId, request: &Request, reclaims: 
     let session = live_session(state, id)?;
     let is_trusted = session.credentials.is_privileged();
     if is_trusted && request.action != LockAction::Unlock && !is_own(&request) {
-        session_page::set_other_locks(&*session.page).map_err(|_| Errno::EIO)?;
+        session.page.set_other_locks();
     }
     let is_repeated = reclaims && is_trusted;
     if is_repeated {

@@ -62,7 +62,7 @@ impl CreditTask {
                 CreditStage::ApplyOwn(apply) => {
                     done!(apply.advance(node));
                     let uid = ok!(node.live(id).ok_or(Errno::EIO)).identity.uid;
-                    ok!(node.write_off_credit(|session: &ServedSession| session.identity.uid == uid));
+                    node.write_off_credit(|session: &ServedSession| session.identity.uid == uid);
                     self.stage = CreditStage::DecideOwn;
                 }
                 CreditStage::DecideOwn => {
@@ -85,7 +85,7 @@ impl CreditTask {
                     ok!(done!(reclaim.advance(node)));
                     if self.attempt > 0 {
                         // From here on no other session gets anything: the answer is exact.
-                        ok!(node.write_off_credit(|_| true));
+                        node.write_off_credit(|_| true);
                         self.stage = CreditStage::DecideAll;
                     } else {
                         self.stage = CreditStage::TakeBlocks;

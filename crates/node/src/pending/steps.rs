@@ -221,7 +221,7 @@ impl Reclaim {
                     match left.pop() {
                         Some(id) => {
                             if let Some(session) = node.sessions.get_mut(&id) {
-                                ok!(session.recall_credit().map_err(|_| Errno::EIO));
+                                session.recall_credit();
                             }
                             *apply = ApplyLogs::of(id);
                         }

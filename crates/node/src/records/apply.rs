@@ -21,7 +21,6 @@ use crate::leases::reserved;
 use crate::node::{Node, OWN_SESSION, RecoveryPhase, UnmetDependency};
 use crate::records::validate::{RecordRefusal, Validator, Violation, may_hold};
 use crate::sessions::session::{ServedSession, SessionLog};
-use crate::sessions::session_page;
 
 /// The most records and bytes of log in one batch.
 ///
@@ -333,8 +332,7 @@ impl Node {
             session.records += records;
             session.digested_bytes += applied.0.saturating_sub(from.0);
             session.control.set_applied(applied);
-            // The page is mapped whole, so the store can't miss it.
-            let _ = session_page::set_validated(&*session.page, applied.max(session.validated));
+            session.page.set_validated(applied.max(session.validated));
         }
     }
 

@@ -8,7 +8,6 @@ use crate::leases::reserved;
 use crate::node::Node;
 use crate::records::apply::Slice;
 use crate::records::validate::Violation;
-use crate::sessions::session_page;
 
 impl Node {
     /// Cuts the log of a session whose process is gone: nothing more of it is applied.
@@ -36,8 +35,7 @@ impl Node {
         session.control.set_fenced();
         session.account.granted = session.account.used;
         session.outstanding.clear();
-        // The page has room for all slots.
-        let _ = session_page::clear_delegated(&*session.page);
+        session.page.clear_delegated();
         session.noted_locks.clear();
         self.counters.sessions_fenced += 1;
         self.request_commit();

@@ -7,7 +7,6 @@ use crate::leases::decisions::end_leases;
 use crate::leases::reserved;
 use crate::node::Node;
 use crate::records::validate::Violation;
-use crate::sessions::session_page;
 
 impl Node {
     /// Begins the end of a session; returns the end of its log, which is to be applied up to there.
@@ -36,8 +35,7 @@ impl Node {
     pub fn end_holdings(&mut self, id: SessionId) {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.outstanding.clear();
-            // The page has room for all slots.
-            let _ = session_page::clear_delegated(&*session.page);
+            session.page.clear_delegated();
         }
         end_leases(self, id);
         reserved::end_session(self, id);

@@ -53,7 +53,7 @@ use crate::blame::Blame;
 use crate::leases::leasing::Ancestors;
 use crate::node::Node;
 use crate::sessions::session::{Control, ServedSession, SessionLog};
-use crate::sessions::session_page;
+use crate::sessions::session_page::SessionPage;
 
 /// As many rights as a session can have inodes open.
 const RIGHTS_MAX: u32 = HANDLE_SLOTS as u32;
@@ -91,7 +91,7 @@ impl KeptRight {
 /// The rights that one session keeps.
 #[derive(Debug)]
 pub struct KeptRights {
-    table: Arc<Mapping>,
+    page: SessionPage,
     kept: BTreeMap<InodeId, KeptRight>,
     /// Words of the table below `used` that hold nothing.
     free: Vec<u32>,
@@ -110,11 +110,11 @@ impl KeptRights {
     ///
     /// # Errors
     /// [`OutOfBounds`] if the table is too short.
-    pub fn load(table: Arc<Mapping>) -> Result<Self, OutOfBounds> {
-        let used = session_page::rights_used(&*table).min(RIGHTS_MAX);
+    pub fn load(page: SessionPage) -> Result<Self, OutOfBounds> {
+        let used = page.rights_used().min(RIGHTS_MAX);
         let (mut kept, mut free) = (BTreeMap::new(), Vec::new());
         for number in (0..used).rev() {
-            match table.load_u64(word_offset(number))? {
+            match page.memory().load_u64(word_offset(number))? {
                 0 => free.push(number),
                 word => {
                     let (opened, access) = (Access((word >> OPENED_AT) as u32 & 0o7), Access(word as u32 & 0o7));
@@ -123,7 +123,7 @@ impl KeptRights {
             }
         }
         // Other words may have room too; making it twice does no harm.
-        Ok(Self { table, kept, free, used, room: used, batch: 0 })
+        Ok(Self { page, kept, free, used, room: used, batch: 0 })
     }
 
     /// Returns whether the session keeps any right.
@@ -212,25 +212,25 @@ impl KeptRights {
     fn next_word(&mut self) -> Option<u32> {
         if self.used == self.room {
             let room = (self.room * ROOM_GROWTH).clamp(ROOM_FIRST, RIGHTS_MAX);
-            self.table.allocate(word_offset(self.room)..word_offset(room)).ok()?;
+            self.page.memory().allocate(word_offset(self.room)..word_offset(room)).ok()?;
             self.room = room;
         }
         let word = Some(self.used).filter(|word| *word < RIGHTS_MAX)?;
-        session_page::set_rights_used(&*self.table, word + 1).ok()?;
+        self.page.set_rights_used(word + 1);
         self.used = word + 1;
         Some(word)
     }
 
     fn store(&self, number: u32, word: u64) -> Result<(), OutOfBounds> {
-        self.table.store_u64(word_offset(number), word)?;
-        self.table.flush(word_offset(number), WORD_BYTES)?;
-        self.table.fence();
+        self.page.memory().store_u64(word_offset(number), word)?;
+        self.page.memory().flush(word_offset(number), WORD_BYTES)?;
+        self.page.fence();
         Ok(())
     }
 
     /// Returns the table, if it must be durable before this batch of the store is.
     pub fn unsynced(&self, batch: u64) -> Option<&Arc<Mapping>> {
-        (self.batch >= batch).then_some(&self.table)
+        (self.batch >= batch).then_some(self.page.memory())
     }
 }
 
@@ -242,10 +242,10 @@ fn word_offset(number: u32) -> u64 {
 ///
 /// # Errors
 /// [`OutOfBounds`] if it is too short.
-pub fn clear_rights(table: &Mapping) -> Result<(), OutOfBounds> {
-    (0..session_page::rights_used(table).min(RIGHTS_MAX))
-        .try_for_each(|number| table.store_u64(word_offset(number), 0))?;
-    session_page::set_rights_used(table, 0)
+pub fn clear_rights(page: &SessionPage) -> Result<(), OutOfBounds> {
+    (0..page.rights_used().min(RIGHTS_MAX)).try_for_each(|number| page.memory().store_u64(word_offset(number), 0))?;
+    page.set_rights_used(0);
+    Ok(())
 }
 
 /// The attributes that decide which users may open a file.
@@ -427,11 +427,11 @@ mod tests {
 
     use super::*;
 
-    fn table() -> Arc<Mapping> {
+    fn table() -> SessionPage {
         let file = tempfile::tempfile().expect("a file");
         file.set_len(RIGHTS_END).expect("long enough");
         let mapped = Mapping::map(&file, RIGHTS_END, MappingAccess::ReadWrite, Medium::MEMORY);
-        Arc::new(mapped.expect("mapped"))
+        SessionPage::new(Arc::new(mapped.expect("mapped"))).expect("long enough")
     }
 
     fn all_stay(_: &KeptRights) -> Vec<InodeId> {
@@ -441,7 +441,7 @@ mod tests {
     #[test]
     fn kept_rights_loaded_after_kill_are_equal() {
         let table = table();
-        let mut rights = KeptRights::load(Arc::clone(&table)).expect("read");
+        let mut rights = KeptRights::load(table.clone()).expect("read");
         rights.keep(InodeId(7), Access::READ, 3, all_stay);
         rights.keep(InodeId(8), Access::WRITE, 4, all_stay);
         rights.keep(InodeId(7), Access::WRITE, 5, all_stay);
@@ -451,7 +451,7 @@ mod tests {
         rights.note_opened(InodeId(11), Access::READ, all_stay);
         rights.note_closed(InodeId(11));
         assert!(rights.unsynced(6).is_none(), "a handle is of no use after a loss of power");
-        for rights in [rights, KeptRights::load(Arc::clone(&table)).expect("read")] {
+        for rights in [rights, KeptRights::load(table.clone()).expect("read")] {
             assert!(rights.has(InodeId(7), Access::READ | Access::WRITE));
             assert!(rights.has(InodeId(8), Access::WRITE) && !rights.has(InodeId(8), Access::READ));
             assert!(!rights.has(InodeId(9), Access::READ));
@@ -466,12 +466,12 @@ mod tests {
     #[test]
     fn words_of_closed_files_are_reused() {
         let table = table();
-        let mut rights = KeptRights::load(Arc::clone(&table)).expect("read");
+        let mut rights = KeptRights::load(table.clone()).expect("read");
         (0..u64::from(ROOM_FIRST)).for_each(|inode| rights.keep(InodeId(inode), Access::WRITE, 1, all_stay));
         let odd = |rights: &KeptRights| rights.kept.keys().copied().filter(|inode| inode.0 % 2 == 1).collect();
         rights.keep(InodeId(1000), Access::WRITE, 1, odd);
-        let again = KeptRights::load(Arc::clone(&table)).expect("read");
-        assert_eq!(session_page::rights_used(&*table), ROOM_FIRST, "the table need not grow");
+        let again = KeptRights::load(table.clone()).expect("read");
+        assert_eq!(table.rights_used(), ROOM_FIRST, "the table need not grow");
         assert!(again.has(InodeId(1000), Access::WRITE) && again.has(InodeId(2), Access::WRITE));
         assert!(!again.has(InodeId(3), Access::WRITE));
     }
@@ -479,7 +479,7 @@ mod tests {
     #[test]
     fn table_has_room_for_rights_of_all_handles() {
         let table = table();
-        let mut rights = KeptRights::load(Arc::clone(&table)).expect("read");
+        let mut rights = KeptRights::load(table.clone()).expect("read");
         (0..=u64::from(RIGHTS_MAX)).for_each(|inode| rights.keep(InodeId(inode), Access::WRITE, 1, all_stay));
         let again = KeptRights::load(table).expect("read");
         assert!(again.has(InodeId(u64::from(RIGHTS_MAX) - 1), Access::WRITE));

@@ -13,14 +13,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ashlar_lease::locks::{ByteRange, HeldLockMode};
 use ashlar_pmem::Mapping;
 use ashlar_types::InodeId;
-use ashlar_wire::{LOCK_LAST, LockNotes, LockedRange};
+use ashlar_wire::{LOCK_LAST, LOCK_SLOTS_BYTES, LockNotes, LockedRange};
 
 use crate::sessions::kept_rights::RIGHTS_END;
 
-type Notes = LockNotes<Arc<Mapping>>;
+type Notes = LockNotes<Arc<Mapping>, LEASES_FILE_BYTES>;
 
 /// Bytes of a lease table's file, with all that stands behind the slots.
-pub const LEASES_FILE_BYTES: u64 = RIGHTS_END + Notes::BYTES;
+pub const LEASES_FILE_BYTES: u64 = RIGHTS_END + LOCK_SLOTS_BYTES;
 
 /// The notes of one session.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub struct NotedLocks {
 impl NotedLocks {
     /// Takes the notes behind a lease table; `None` if its file is too short.
     pub fn new(table: &Arc<Mapping>) -> Option<Self> {
-        let notes = Notes::new(Arc::clone(table), RIGHTS_END)?;
+        let notes = Notes::new(Arc::clone(table))?;
         Some(Self { notes, table: Arc::clone(table), has_room: AtomicBool::new(false) })
     }
 

@@ -21,7 +21,7 @@ use crate::sessions::identity::SessionIdentity;
 use crate::sessions::kept_rights::KeptRights;
 use crate::sessions::mapped_table::MappedTable;
 use crate::sessions::noted_locks::NotedLocks;
-use crate::sessions::session_page::{self, InodeRanges};
+use crate::sessions::session_page::{InodeRanges, SessionPage};
 use crate::space::credit_account::CreditAccount;
 use crate::space::quota::OutstandingQuota;
 
@@ -66,7 +66,7 @@ pub struct SessionMemory {
     /// Its lease table.
     pub leases: LeaseTable<Arc<Mapping>>,
     /// The lease table's first page.
-    pub page: Arc<Mapping>,
+    pub page: SessionPage,
 }
 
 /// A session.
@@ -96,7 +96,7 @@ pub struct ServedSession {
     /// Its lease table.
     pub leases: LeaseTable<Arc<Mapping>>,
     /// The lease table's first page, which only SharedFS writes.
-    pub page: Arc<Mapping>,
+    pub page: SessionPage,
     /// Rights to open files that its user had before other sessions narrowed them.
     pub rights: KeptRights,
     /// The record locks of its process in the lock table, for the next SharedFS.
@@ -196,9 +196,9 @@ impl ServedSession {
         now: Duration,
     ) -> Result<Self, SessionMemoryError> {
         let SessionMemory { log, log_memory, log_room, control, leases, page } = memory;
-        let rights = KeptRights::load(Arc::clone(&page))?;
-        let noted_locks = NotedLocks::new(&page).ok_or(SessionMemoryError::Unfinished)?;
-        let (tail, lease_room) = (log.tail(), session_page::lease_room(&*page));
+        let rights = KeptRights::load(page.clone())?;
+        let noted_locks = NotedLocks::new(page.memory()).ok_or(SessionMemoryError::Unfinished)?;
+        let (tail, lease_room) = (log.tail(), page.lease_room());
         Ok(Self {
             lease_room,
             lease_top: 0,
@@ -266,19 +266,19 @@ impl ServedSession {
     ) -> Result<Self, SessionMemoryError> {
         let mut session = Self::new(id, identity, token, memory, now)?;
         session.is_whole = is_whole;
-        session.ranges = InodeRanges::load(&*session.page);
-        session.validated = session_page::validated(&*session.page);
+        session.ranges = InodeRanges::load(&session.page);
+        session.validated = session.page.validated();
         let is_used = |slot: &u32| session.leases.word(*slot) != LeaseWord::default();
         session.lease_top = (0..session.lease_room).rev().find(is_used).unwrap_or(0);
         session.quota_version = session.control.quota_version();
         session.is_quota_validated = false;
         // An earlier SharedFS may have been killed while it polled.
         session.control.request_slot().set_listening(false);
-        session.mount_device = session_page::mount_device(&*session.page);
-        session.mount_terms = session_page::mount_terms(&*session.page);
-        session.account.granted = session_page::granted(&*session.page);
+        session.mount_device = session.page.mount_device();
+        session.mount_terms = session.page.mount_terms();
+        session.account.granted = session.page.granted();
         // After a loss of power, the page may lack the last commits: then the cost of an earlier one counts.
-        session.account.used = session_page::cost_before(&*session.page, committed);
+        session.account.used = session.page.cost_before(committed);
         Ok(session)
     }
 
@@ -317,12 +317,12 @@ impl ServedSession {
         while self.lease_room < LEASE_SLOTS && slot >= self.lease_room / 8 * 3 {
             let more = (self.lease_room * LEASE_GROWTH).min(LEASE_SLOTS);
             let bytes_of = LeaseTable::<Mapping>::bytes_of;
-            self.page.allocate(bytes_of(self.lease_room)..bytes_of(more)).inspect_err(|error| {
+            self.page.memory().allocate(bytes_of(self.lease_room)..bytes_of(more)).inspect_err(|error| {
                 if !was_lacking {
                     tracing::warn!(session = self.id.0, %error, "no room for more leases: those granted longest ago make room");
                 }
             })?;
-            session_page::set_lease_room(&*self.page, more).map_err(io::Error::other)?;
+            self.page.set_lease_room(more);
             self.lease_room = more;
         }
         self.lacks_lease_room = false;
@@ -351,9 +351,8 @@ impl ServedSession {
             return Err(Errno::EINVAL);
         }
         // The terms come first: by the device, programs find the mount.
-        let stored = session_page::set_mount_terms(&*self.page, &terms)
-            .and_then(|()| session_page::set_mount_device(&*self.page, device));
-        stored.map_err(|_| Errno::EIO)?;
+        self.page.set_mount_terms(&terms);
+        self.page.set_mount_device(device);
         (self.mount_device, self.mount_terms) = (device, terms);
         Ok(())
     }
@@ -376,17 +375,15 @@ impl ServedSession {
     ///
     /// A restarted SharedFS finds the noted time.
     pub fn note_stale(&self) -> NoteStale {
-        let page = Arc::clone(&self.page);
-        // The page is mapped whole, so the store can't miss it.
-        Box::new(move |until| _ = session_page::set_stale_until_ms(&*page, until.as_millis() as u64))
+        let page = self.page.clone();
+        Box::new(move |until| page.set_stale_until_ms(until.as_millis() as u64))
     }
 
     /// Grants credit: in the account first, then where the session sees it.
-    pub fn grant_credit(&mut self, credit: Credit, kind: CreditKind) -> Result<(), OutOfBounds> {
+    pub fn grant_credit(&mut self, credit: Credit, kind: CreditKind) {
         self.account.grant(credit);
-        session_page::set_granted(&*self.page, self.account.granted)?;
+        self.page.set_granted(self.account.granted);
         self.control.give_credit(credit, kind);
-        Ok(())
     }
 
     /// Returns the credit of one kind that the session claims to have left.
@@ -401,17 +398,17 @@ impl ServedSession {
     }
 
     /// Takes back the session's unused credit, as far as its control page shows it.
-    pub fn recall_credit(&mut self) -> Result<(), OutOfBounds> {
+    pub fn recall_credit(&mut self) {
         let taken = self.control.recall_credit();
         self.account.recall(taken);
-        session_page::set_granted(&*self.page, self.account.granted)
+        self.page.set_granted(self.account.granted);
     }
 
     /// Writes off all credit that the session has not used.
     ///
     /// The credit was recalled, and the log was then sealed and applied. So no record can use it any more.
-    pub fn write_off_credit(&mut self) -> Result<(), OutOfBounds> {
+    pub fn write_off_credit(&mut self) {
         self.account.granted = self.account.used;
-        session_page::set_granted(&*self.page, self.account.granted)
+        self.page.set_granted(self.account.granted);
     }
 }

@@ -122,18 +122,17 @@ impl Node {
     /// Takes back all credit that sessions hold unused, whatever their control pages say.
     ///
     /// The logs should be applied: what is left of them is applied under the lock.
-    pub fn write_off_credit(&mut self, is_of: impl Fn(&ServedSession) -> bool) -> Result<(), Errno> {
+    pub fn write_off_credit(&mut self, is_of: impl Fn(&ServedSession) -> bool) {
         for id in self.live_ids() {
             let is_holder =
                 |session: &&mut ServedSession| is_of(session) && session.account.outstanding() != Credit::default();
             let Some(session) = self.sessions.get_mut(&id).filter(is_holder) else { continue };
-            session.recall_credit().map_err(|_| Errno::EIO)?;
+            session.recall_credit();
             self.seal_and_apply(id);
             if let Some(session) = self.sessions.get_mut(&id) {
-                session.write_off_credit().map_err(|_| Errno::EIO)?;
+                session.write_off_credit();
             }
         }
-        Ok(())
     }
 }
 
@@ -158,7 +157,7 @@ pub fn try_grant(
     });
     let Some((credit, kind)) = found else { return Ok(None) };
     let session = state.sessions.get_mut(&id).ok_or(Errno::EIO)?;
-    session.grant_credit(credit, kind).map_err(|_| Errno::EIO)?;
+    session.grant_credit(credit, kind);
     Ok(Some(credit))
 }
 

@@ -111,8 +111,8 @@ fn orders(first: usize, second: usize) -> Vec<Vec<usize>> {
     begin_with(0, orders(first - 1, second)).chain(begin_with(1, orders(first, second - 1))).collect()
 }
 
-fn words(memory: &Arc<Stepped>) -> Words<Arc<Stepped>> {
-    Words::new(Arc::clone(memory), LOCK_SLOTS_BYTES).unwrap()
+fn page(memory: &Arc<Stepped>) -> CheckedMemory<Arc<Stepped>, LOCK_SLOTS_BYTES> {
+    CheckedMemory::new(Arc::clone(memory)).unwrap()
 }
 
 /// The first byte, the last byte, and whether it is a write lock.
@@ -123,7 +123,7 @@ fn spans(ranges: &[LockedRange]) -> Spans {
 }
 
 /// Replaces two ranges by one, step by step, until the slot is recalled: the session's part of every run.
-fn changes(slots: &LockSlots<'_, Arc<Stepped>>, is_broken: bool) -> Spans {
+fn changes(slots: &LockSlots<'_, Arc<Stepped>, LOCK_SLOTS_BYTES>, is_broken: bool) -> Spans {
     let mut expected = vec![(0, 0, false), (8, 9, true)];
     let steps =
         [(0, 0, LockMode::Unlock, vec![(8, 9, true)]), (2, 3, LockMode::Read, vec![(2, 3, false), (8, 9, true)])];
@@ -160,8 +160,8 @@ fn changes(slots: &LockSlots<'_, Arc<Stepped>>, is_broken: bool) -> Spans {
 /// Returns the session's locks, the locks that SharedFS has read, and how many steps each took.
 fn race(schedule: &[usize], is_broken: bool) -> (Spans, Spans, [usize; 2]) {
     let memory = Stepped::new(schedule);
-    let words = words(&memory);
-    let slots = LockSlots { words: &words, at: 0 };
+    let page = page(&memory);
+    let slots = LockSlots { memory: &page, at: PartAt::new(0) };
     assert_eq!(slots.claim(FILE), Some(0));
     let begun = [(0, 0, false), (8, 9, true)].map(|(first, last, write)| LockedRange { first, last, write });
     assert!(slots.delegate(slots.at_present(0), FILE, &begun));
@@ -205,8 +205,8 @@ fn step_orders_reveal_a_partly_read_list() {
 #[test]
 fn slot_is_claimed_delegated_recalled_and_freed() {
     let memory = Stepped::new(&[]);
-    let words = words(&memory);
-    let slots = LockSlots { words: &words, at: 0 };
+    let page = page(&memory);
+    let slots = LockSlots { memory: &page, at: PartAt::new(0) };
     let lock = |first, last, mode| move |list: &mut LockList| list.set(first, last, mode);
     assert_eq!((slots.find_slot(FILE), slots.claim(FILE), slots.find_slot(FILE)), (None, Some(0), Some(0)));
     let change = slots.change(0, FILE, LockSlotState::Delegated, lock(0, 9, LockMode::Write));
@@ -243,8 +243,8 @@ fn forged_slot_stays_harmless() {
     for word in &memory.words {
         word.store(u64::MAX, Ordering::SeqCst);
     }
-    let words = words(&memory);
-    let slots = LockSlots { words: &words, at: 0 };
+    let page = page(&memory);
+    let slots = LockSlots { memory: &page, at: PartAt::new(0) };
     assert!(slots.claimed().iter().all(|(.., ranges)| ranges.len() <= LOCK_RANGES_MAX));
     // Write a delegated slot of FILE with the largest number of ranges, all of which end before they begin.
     memory.words[0].store(2, Ordering::SeqCst);
@@ -259,11 +259,12 @@ fn forged_slot_stays_harmless() {
 #[test]
 fn notes_hold_the_last_locks_of_each_file() {
     let memory = Stepped::new(&[]);
-    let notes = LockNotes::new(Arc::clone(&memory), 0).unwrap();
+    let notes = LockNotes::<_, LOCK_SLOTS_BYTES>::new(Arc::clone(&memory)).unwrap();
     let range = |first| LockedRange { first, last: first, write: true };
     assert!(notes.set(FILE, [range(1), range(3)].into_iter()) && notes.set(OTHER, [range(5)].into_iter()));
     assert!(notes.set(FILE, [range(3)].into_iter()));
-    let noted = |notes: &LockNotes<_>| notes.all().into_iter().map(|(inode, list)| (inode, spans(&list)));
+    let noted =
+        |notes: &LockNotes<_, LOCK_SLOTS_BYTES>| notes.all().into_iter().map(|(inode, list)| (inode, spans(&list)));
     assert!(noted(&notes).eq([(FILE, vec![(3, 3, true)]), (OTHER, vec![(5, 5, true)])]));
     assert!(notes.set(FILE, [].into_iter()) && notes.set(InodeId(9), [].into_iter()));
     assert!(noted(&notes).eq([(OTHER, vec![(5, 5, true)])]));
