@@ -7,16 +7,18 @@ use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ashlar_lease::{Command, Grant, LeaseScope, Mode, RequestId, RevokeReason, SlotWord};
+use ashlar_lease::{Command, Grant, RequestId, RevokeReason, SlotWord};
 use ashlar_store::StoreError;
-use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, LogPosition, Name, SessionId, blocks_for};
+use ashlar_types::{
+    Access, Credentials, Errno, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LogPosition, Name, SessionId,
+    WantedLease, blocks_for,
+};
 use ashlar_update::acl::Acl;
 use ashlar_update::permission::allows;
 use ashlar_update::xattr_size::attribute_bytes;
 use ashlar_update::{XATTR_ACL_ACCESS, XATTR_HIDDEN};
 use ashlar_wire::{
-    Contents, DirectoryEntry, Extent, GrantReply, InodeState, LeaseRequest, LeaseWord, Need, Reply, ScopeKind,
-    SessionKind,
+    Contents, DirectoryEntry, Extent, GrantReply, InodeState, LeaseRequest, LeaseWord, Need, Reply, SessionKind,
 };
 use parking_lot::MutexGuard;
 
@@ -130,7 +132,7 @@ pub fn begin_request<'a>(
     if check_exists(&state, wants).is_err() {
         // A session that has the number from a descriptor may ask before the log of the inode's maker is applied.
         let may_be_made = |want: &LeaseRequest| {
-            state.sessions.values().any(|session| session.id != id && session.ranges.contains(want.inode))
+            state.sessions.values().any(|session| session.id != id && session.ranges.contains(want.lease.inode))
         };
         if wants.iter().any(may_be_made) {
             state = shared.apply_all_settled(state);
@@ -171,12 +173,12 @@ fn is_extent_request(state: &mut State, id: SessionId, wants: &[LeaseRequest]) -
     // A session that knows nothing of an inode wants its extended attributes, too.
     let is_of_bytes = |want: &LeaseRequest| {
         let Need { contents, entries, xattrs, .. } = want.need;
-        contents && !entries && !xattrs && want.scope == ScopeKind::Node
+        contents && !entries && !xattrs && want.lease.scope == LeaseScope::Node
     };
     state.live(id).is_some()
         && wants.iter().all(is_of_bytes)
         && check_exists(state, wants).is_ok()
-        && wants.iter().all(|want| state.covering_lease(now_us(), id, want.inode, want.write).is_some())
+        && wants.iter().all(|want| state.covering_lease(now_us(), id, want.lease.inode, want.lease.mode).is_some())
 }
 
 /// Looks up one entry of a directory.
@@ -191,7 +193,7 @@ pub fn lookup(
 ) -> Result<Reply, Errno> {
     let &LookupTarget { directory, name, within, makes, write, need } = sought;
     Name::check(name).map_err(|_| Errno::EINVAL)?;
-    if within.is_some_and(|within| within.inode != directory) {
+    if within.is_some_and(|within| within.lease.inode != directory) {
         return Err(Errno::EINVAL);
     }
     let mut wants = Vec::with_capacity(2);
@@ -216,14 +218,16 @@ pub fn lookup(
             state.record_found(id, found.inode).map_err(|error| report_store_error(&error))?;
         }
         wants.clear();
-        wants.extend(within.map(|within| LeaseRequest { write: within.write || makes && found.is_none(), ..within }));
+        let makes_entry = makes && found.is_none();
+        wants.extend(within.map(|within| if makes_entry { within.to_write() } else { within }));
         wants.extend(found.map(|found| {
             // A session that writes into a file follows a link to it, and does nothing to the link.
             let write = write && !(need.contents && found.kind == FileKind::Symlink);
             // A session that holds the lease already has asked for all the state that it wants.
-            let is_held = need.entries && state.covering_lease(now_us(), id, found.inode, write).is_some();
+            let is_held =
+                need.entries && state.covering_lease(now_us(), id, found.inode, LeaseMode::new(write)).is_some();
             let need = Need { entries: need.entries && !is_held, children: need.children && !is_held, ..need };
-            LeaseRequest { inode: found.inode, write, scope: ScopeKind::Node, need }
+            LeaseRequest::on_inode(found.inode, write, need)
         }));
         let answer = if wants.is_empty() {
             None
@@ -325,8 +329,8 @@ pub fn report_store_error(error: &StoreError) -> Errno {
 
 fn check_exists(state: &State, wants: &[LeaseRequest]) -> Result<(), Errno> {
     for want in wants {
-        let exists = want.inode == InodeId::RENAME
-            || state.store.inode(want.inode).map_err(|error| report_store_error(&error))?.is_some();
+        let exists = want.lease.inode == InodeId::RENAME
+            || state.store.inode(want.lease.inode).map_err(|error| report_store_error(&error))?.is_some();
         if !exists {
             return Err(Errno::ESTALE);
         }
@@ -339,11 +343,11 @@ fn check_exists(state: &State, wants: &[LeaseRequest]) -> Result<(), Errno> {
 /// Only SharedFS grants the files of a directory at once, and only directories have something below them.
 fn check_scopes(state: &State, wants: &[LeaseRequest]) -> Result<(), Errno> {
     for want in wants {
-        let is_odd = match want.scope {
-            ScopeKind::Node => false,
-            ScopeKind::Files => true,
-            ScopeKind::Subtree => {
-                let found = state.store.inode(want.inode).map_err(|error| report_store_error(&error))?;
+        let is_odd = match want.lease.scope {
+            LeaseScope::Node => false,
+            LeaseScope::Files => true,
+            LeaseScope::Subtree => {
+                let found = state.store.inode(want.lease.inode).map_err(|error| report_store_error(&error))?;
                 found.is_none_or(|found| !found.is_directory())
             }
         };
@@ -446,15 +450,16 @@ fn refusal(state: &State, id: SessionId) -> Errno {
 ///
 /// Without a right to change anything of the inode, it gets a lease to read: LibFS asks before it knows the rights.
 fn check_want(state: &State, id: SessionId, want: &LeaseRequest) -> Result<Option<LeaseRequest>, StoreError> {
-    let (Some(session), Some(found)) = (state.ordinary_session(id), state.store.inode(want.inode)?) else {
+    let (Some(session), Some(found)) = (state.ordinary_session(id), state.store.inode(want.lease.inode)?) else {
         return Ok(Some(*want));
     };
-    if !state.reaches(session, (want.inode, &found))? {
+    if !state.reaches(session, (want.lease.inode, &found))? {
         return Ok(None);
     }
-    let write = want.write && state.may_change(session, (want.inode, &found))?;
-    let scope = if write || want.scope == ScopeKind::Files { want.scope } else { ScopeKind::Node };
-    Ok(Some(LeaseRequest { write, scope, ..*want }))
+    let write = want.lease.mode.is_write() && state.may_change(session, (want.lease.inode, &found))?;
+    let scope = if write || want.lease.scope == LeaseScope::Files { want.lease.scope } else { LeaseScope::Node };
+    let lease = WantedLease { inode: want.lease.inode, mode: LeaseMode::new(write), scope };
+    Ok(Some(LeaseRequest { lease, ..*want }))
 }
 
 /// Takes from a state what a session's user may not see.
@@ -510,25 +515,25 @@ pub fn take_leases(
 /// Widens a want to what the session is likely to access next.
 fn widen_want(state: &mut State, id: SessionId, want: &LeaseRequest) -> LeaseRequest {
     // If no state is to be sent, no further state is sent either.
-    if want.write || want.scope != ScopeKind::Node || want.need == Need::default() {
+    if want.lease.mode.is_write() || want.lease.scope != LeaseScope::Node || want.need == Need::default() {
         return *want;
     }
     let inode = |inode| state.store.inode(inode).ok().flatten();
-    let Some(found) = inode(want.inode) else { return *want };
+    let Some(found) = inode(want.lease.inode) else { return *want };
     if found.is_directory() && found.entries <= scan_detection::LISTED_ENTRIES_MAX {
         return LeaseRequest { need: Need { entries: true, children: true, ..want.need }, ..*want };
     }
-    let directory = home_of(want.inode, &found).as_file();
+    let directory = home_of(want.lease.inode, &found).as_file();
     let entries = directory.and_then(inode).map(|found| found.entries);
     let (Some(directory), Some(entries), Some(session)) = (directory, entries, state.sessions.get_mut(&id)) else {
         return *want;
     };
     let scope = if session.scans.record_access(directory, entries, want.need.contents) {
-        ScopeKind::Files
+        LeaseScope::Files
     } else {
-        ScopeKind::Node
+        LeaseScope::Node
     };
-    LeaseRequest { scope, ..*want }
+    LeaseRequest { lease: WantedLease { scope, ..want.lease }, ..*want }
 }
 
 /// Answers a want that the session's leases cover, ahead of waiting sessions.
@@ -536,10 +541,10 @@ fn answer_covered(state: &mut State, id: SessionId, wanted: &WantedLeases) -> Op
     let (mut grants, mut dependencies) = (Vec::with_capacity(wanted.wants.len()), Vec::new());
     for want in &wanted.wants {
         // Other sessions may hold leases below a directory that a session's lease covers: only the manager takes those.
-        if want.scope == ScopeKind::Subtree {
+        if want.lease.scope == LeaseScope::Subtree {
             return None;
         }
-        let (grant, shown) = state.covering_lease(now_us(), id, want.inode, want.write)?;
+        let (grant, shown) = state.covering_lease(now_us(), id, want.lease.inode, want.lease.mode)?;
         grants.push(grant);
         dependencies.extend(shown);
     }
@@ -607,7 +612,7 @@ pub fn end_leases(state: &mut State, id: SessionId) {
 pub fn take_from_all(shared: &SharedState, state: &mut MutexGuard<'_, State>, inodes: &[InodeId]) -> Result<(), Errno> {
     let nobody = state.store.next_session_id().map_err(|error| report_store_error(&error))?;
     for &inode in inodes {
-        let want = LeaseRequest { inode, write: true, scope: ScopeKind::Node, need: Need::default() };
+        let want = LeaseRequest::on_inode(inode, true, Need::default());
         let request = state.request_leases(
             now_us(),
             nobody,
@@ -689,14 +694,9 @@ pub fn write_attached(state: &mut State) {
 
 /// Returns the lease word for a slot word.
 pub fn lease_word(word: &SlotWord) -> LeaseWord {
-    let scope = match word.scope {
-        LeaseScope::Node => ScopeKind::Node,
-        LeaseScope::Files => ScopeKind::Files,
-        LeaseScope::Subtree => ScopeKind::Subtree,
-    };
     match word.mode {
         None => LeaseWord::revoked(word.generation),
-        Some(mode) => LeaseWord::new(word.generation, scope, mode == Mode::Write),
+        Some(mode) => LeaseWord::new(word.generation, word.scope, mode.is_write()),
     }
 }
 
@@ -784,7 +784,7 @@ fn find_pages_to_drop(state: &State, id: SessionId, wanted: &WantedLeases) -> Ve
     }
     let notifiers = state.sessions.values().filter_map(|session| Some((session, session.notifier.as_ref()?)));
     let notifiers: Vec<_> = notifiers.collect();
-    let written = wanted.wants.iter().filter(|want| want.write).map(|want| want.inode);
+    let written = wanted.wants.iter().filter(|want| want.lease.mode.is_write()).map(|want| want.lease.inode);
     let owed = written.flat_map(|inode| {
         let owes = move |(session, notifier): &&(&ServedSession, &Arc<Notifier>)| {
             session.control.has_open(inode) && notifier.owes_pages(inode)
@@ -820,7 +820,7 @@ fn grant_replies(
     for (index, (want, grant)) in wanted.wants.iter().zip(grants).enumerate() {
         let is_asked = index < wanted.asked;
         // The state of an inode is sent once, however often the session asks for it.
-        let is_sent = |earlier: &LeaseRequest| earlier.inode == want.inode && earlier.need == want.need;
+        let is_sent = |earlier: &LeaseRequest| earlier.lease.inode == want.lease.inode && earlier.need == want.need;
         let want = &if wanted.wants[..index].iter().any(is_sent) {
             LeaseRequest { need: Need::default(), ..*want }
         } else {
@@ -862,7 +862,7 @@ fn grant_replies(
             add_children(state, id, &reply, grant, &mut unasked, &mut children, dependencies)
                 .map_err(|error| report_store_error(&error))?;
         }
-        if !want.write && grant.word.scope != LeaseScope::Node {
+        if !want.lease.mode.is_write() && grant.word.scope != LeaseScope::Node {
             let reads = want.need.contents;
             add_siblings(state, id, (&reply, reads), grant, &mut unasked, &mut children, dependencies)
                 .map_err(|error| report_store_error(&error))?;
@@ -900,7 +900,7 @@ fn add_children(
         return Ok(());
     }
     for entry in directory.state.entries.iter().flatten() {
-        let Some((found, seen)) = state.covering_lease(now_us(), id, entry.inode, false) else { continue };
+        let Some((found, seen)) = state.covering_lease(now_us(), id, entry.inode, LeaseMode::Read) else { continue };
         if found.word != grant.word {
             continue;
         }
@@ -993,7 +993,7 @@ fn add_siblings(
 fn is_short_first_access(want: &LeaseRequest, file: &InodeState) -> bool {
     let is_short =
         file.attributes.kind == FileKind::Regular && file.attributes.blocks <= scan_detection::SHORT_FILE_BLOCKS;
-    is_short && !want.write && !want.need.contents && want.need.xattrs
+    is_short && !want.lease.mode.is_write() && !want.need.contents && want.need.xattrs
 }
 
 fn xattr_bytes(state: &InodeState) -> usize {

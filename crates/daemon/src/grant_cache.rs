@@ -31,10 +31,8 @@ use std::sync::Arc;
 use ashlar_lease::SlotWord;
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
 use ashlar_store::{Store, StoreError};
-use ashlar_types::{Credentials, InodeId, SessionId, Timestamp};
-use ashlar_wire::{
-    Contents, GRANT_CACHE_BYTES, GrantCacheWriter, GrantReply, LeaseWord, Need, PublishedGrant, ScopeKind,
-};
+use ashlar_types::{Credentials, InodeId, LeaseScope, SessionId, Timestamp};
+use ashlar_wire::{Contents, GRANT_CACHE_BYTES, GrantCacheWriter, GrantReply, LeaseWord, Need, PublishedGrant};
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::grant::{lease_word, now_us};
@@ -211,7 +209,7 @@ pub fn publish(state: &mut State, replies: &[GrantReply]) {
             continue;
         }
         let is_under_it = |joined: &(LeaseWord, u32, SlotWord)| (joined.0, joined.1) == (word, reply.slot);
-        let lease = match joined.filter(|joined| word.scope() == ScopeKind::Files && is_under_it(joined)) {
+        let lease = match joined.filter(|joined| word.scope() == LeaseScope::Files && is_under_it(joined)) {
             Some((_, _, lease)) => lease,
             None => match leasing.manager.join_readers(now_us(), grant_cache.session, reply.inode, &Ancestors(store)) {
                 Some(lease) => lease.word,
@@ -256,7 +254,7 @@ fn may_be_published(reply: &GrantReply) -> bool {
         (_, Some(Contents::Extents(extents))) => extents.len() > EXTENTS_MAX,
         _ => false,
     };
-    let is_read = !word.may_write() && word.scope() != ScopeKind::Subtree;
+    let is_read = !word.may_write() && word.scope() != LeaseScope::Subtree;
     // An inode without a name may be freed under leases that do not cover it.
     is_read && reply.inode != InodeId::RENAME && state_sent.attributes.links > 0 && !is_long
 }
@@ -309,7 +307,7 @@ mod tests {
         let ((writer, log), (reader, _)) = (session(&shared), session(&shared));
         let need = Need { entries: true, ..Need::default() };
         let acquire = |id, write| {
-            let want = LeaseRequest { inode: InodeId::ROOT, write, scope: ScopeKind::Node, need };
+            let want = LeaseRequest::on_inode(InodeId::ROOT, write, need);
             grant::acquire(&shared, id, &[want], grant::Patience::Any, usize::MAX).expect("granted");
         };
         let change = |mode| {
@@ -353,7 +351,7 @@ mod tests {
         let ((writer, log), (reader, _)) = (session(&shared), session(&shared));
         let need = Need { contents: true, entries: true, xattrs: true, children: false };
         let acquire = |id, inode, write| {
-            let want = LeaseRequest { inode, write, scope: ScopeKind::Node, need };
+            let want = LeaseRequest::on_inode(inode, write, need);
             grant::acquire(&shared, id, &[want], grant::Patience::Any, usize::MAX).expect("granted");
         };
         let append = |update: &Update<'_>| {

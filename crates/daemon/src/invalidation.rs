@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use ashlar_lease::{Ancestry, LeaseScope};
-use ashlar_types::{InodeId, SessionId};
+use ashlar_lease::Ancestry;
+use ashlar_types::{InodeId, LeaseScope, SessionId};
 
 use crate::leasing::Ancestors;
 use crate::mount_notifier::StaleCache;

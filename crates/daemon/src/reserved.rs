@@ -12,8 +12,8 @@
 use std::collections::BTreeSet;
 
 use ashlar_lease::Reach;
-use ashlar_types::{Errno, InodeId, SessionId};
-use ashlar_wire::{LeaseRequest, Need, ReserveReason, ScopeKind, SessionKind};
+use ashlar_types::{Errno, InodeId, LeaseMode, LeaseScope, SessionId, WantedLease};
+use ashlar_wire::{LeaseRequest, Need, ReserveReason, SessionKind};
 
 use crate::grant::{self, Patience, report_store_error};
 use crate::leasing::Ancestors;
@@ -36,8 +36,9 @@ pub type Reservations = BTreeSet<(InodeId, SessionId, ReserveReason)>;
 /// `EPERM` for sessions other than mounts'; `ESTALE` if the inode is gone; `ENFILE` if too many are reserved; `EIO`.
 pub fn reserve(shared: &SharedState, id: SessionId, inode: InodeId, reason: ReserveReason) -> Result<(), Errno> {
     // The log of the session that made it may not be applied yet.
-    let want = |scope| LeaseRequest { inode, write: true, scope, need: Need::default() };
-    let mut state = grant::begin_request(shared, id, &[want(ScopeKind::Node)], Patience::Any)?;
+    let want =
+        |scope| LeaseRequest { lease: WantedLease { inode, mode: LeaseMode::Write, scope }, need: Need::default() };
+    let mut state = grant::begin_request(shared, id, &[want(LeaseScope::Node)], Patience::Any)?;
     if state.live(id).ok_or(Errno::EIO)?.identity.kind != SessionKind::Mount {
         return Err(Errno::EPERM);
     }
@@ -52,7 +53,7 @@ pub fn reserve(shared: &SharedState, id: SessionId, inode: InodeId, reason: Rese
     state.reservations.insert((inode, id, reason));
     update_reach(&mut state, inode, found.is_directory());
     let is_whole = reach_of(reason, found.is_directory()) != Reach::Inode;
-    let scope = if is_whole { ScopeKind::Subtree } else { ScopeKind::Node };
+    let scope = if is_whole { LeaseScope::Subtree } else { LeaseScope::Node };
     // The mount holds the leases from now on. It asks for the state when it needs it.
     grant::take_leases(shared, &mut state, id, &[want(scope)])
 }

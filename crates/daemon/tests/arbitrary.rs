@@ -15,11 +15,14 @@ use std::time::{Duration, Instant};
 
 use ashlar_libfs::WriteAt;
 use ashlar_tests::random::Random;
-use ashlar_types::{FileKind, InodeId, LogPosition, QuotaAmount, QuotaId, QuotaKey, SessionId, Timestamp};
+use ashlar_types::{
+    FileKind, InodeId, LeaseMode, LeaseScope, LogPosition, QuotaAmount, QuotaId, QuotaKey, SessionId, Timestamp,
+    WantedLease,
+};
 use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update, Whiteout};
 use ashlar_wire::{
     Connection, Credit, LeaseRequest, LockKind, LockMode, LockSlot, MountTerms, Need, QuotaRequest, Reply, Request,
-    ScopeKind, SessionKind, WireError,
+    SessionKind, WireError,
 };
 use common::libfs::{ROOT, connect, make};
 use common::{Client, NOW, Site, create};
@@ -127,8 +130,9 @@ impl Places {
             children: number & 4 != 0,
             xattrs: number & 8 != 0,
         };
-        let scope = dice.pick(&[ScopeKind::Node, ScopeKind::Files, ScopeKind::Subtree]);
-        let want = LeaseRequest { inode, write: other & 1 == 0, scope, need };
+        let scope = dice.pick(&[LeaseScope::Node, LeaseScope::Files, LeaseScope::Subtree]);
+        let lease = WantedLease { inode, mode: LeaseMode::new(other & 1 == 0), scope };
+        let want = LeaseRequest { lease, need };
         let (kind, owner) = (dice.pick(&[LockKind::Record, LockKind::Flock]), dice.number());
         let (start, end, mode) =
             (dice.number(), dice.number(), dice.pick(&[LockMode::Read, LockMode::Write, LockMode::Unlock]));
@@ -136,7 +140,10 @@ impl Places {
         let dependencies = vec![(SessionId(number % 9), LogPosition(other)); (other % 20) as usize];
         match dice.below(24) {
             0 => Request::Acquire(vec![want; 1 + (other % 40) as usize]),
-            1 | 2 => Request::Acquire(vec![want, LeaseRequest { inode: self.inode(dice), ..want }]),
+            1 | 2 => {
+                let lease = WantedLease { inode: self.inode(dice), ..lease };
+                Request::Acquire(vec![want, LeaseRequest { lease, need }])
+            }
             3 => {
                 let name = dice.pick(&[&b"file"[..], b"private", b"a/b", b"", b".."]).to_vec();
                 let within = (other & 4 != 0).then_some(want);

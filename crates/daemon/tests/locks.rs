@@ -8,11 +8,11 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use ashlar_types::{Errno, FileKind, InodeId};
+use ashlar_types::{Errno, FileKind, InodeId, LeaseScope};
 use ashlar_update::{SetAttributes, Update};
 use ashlar_wire::{
     CONTROL_BYTES_BEFORE, LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_SLOTS, LeaseRequest, LockChange, LockKind, LockMode,
-    LockSlot, LockSlotState, LockedRange, Need, Reply, Request, ScopeKind, SessionKind,
+    LockSlot, LockSlotState, LockedRange, Need, Reply, Request, SessionKind,
 };
 use common::{Client, NOW, Site, create};
 
@@ -350,7 +350,7 @@ fn ordinary_user() {
     let Some(socket) = std::env::var_os("ASHLAR_TEST_SOCKET").map(PathBuf::from) else { return };
     let story = std::env::var("ASHLAR_TEST_STORY").expect("a story");
     let mut client = Client::open(&socket);
-    let want = LeaseRequest { inode: FILE, write: false, scope: ScopeKind::Node, need: Need::default() };
+    let want = LeaseRequest::on_inode(FILE, false, Need::default());
     assert!(client.call(&Request::Acquire(vec![want])).is_ok() || story == "no right");
     if story == "reclaim" {
         assert!(client.control.open_handle(FILE));

@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 use ashlar_log::AppendError;
 use ashlar_types::{Errno, FileKind, InodeId, LogPosition};
 use ashlar_update::Update;
-use ashlar_wire::{
-    Contents, Credit, CreditKind, LeaseRequest, LockKind, LockMode, MountTerms, Need, Reply, Request, ScopeKind,
-};
+use ashlar_wire::{Contents, Credit, CreditKind, LeaseRequest, LockKind, LockMode, MountTerms, Need, Reply, Request};
 use common::{Client, NOW, SessionsLeft, Site};
 
 #[test]
@@ -64,7 +62,7 @@ fn extent_request_waits_for_no_digest_of_later_writes() {
     client.append(&write(0));
     client.digest().expect("digested");
     let need = Need { contents: true, ..Need::default() };
-    let want = LeaseRequest { inode: file, write: false, scope: ScopeKind::Node, need };
+    let want = LeaseRequest::on_inode(file, false, need);
     // The digest thread may be faster now and then.
     let is_ahead = (1..100).any(|number| {
         let end = client.append(&write(number * 8192)).body;

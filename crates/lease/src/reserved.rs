@@ -13,11 +13,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ashlar_types::{InodeId, SessionId};
+use ashlar_types::{InodeId, LeaseScope, SessionId, WantedLease};
 
 use crate::evaluate::Work;
 use crate::leases_below::LeasesBelow;
-use crate::{Ancestry, LeaseManager, LeaseScope, WantedLease};
+use crate::{Ancestry, LeaseManager};
 
 /// The session id under which all reservations are counted.
 const COUNTED_AS: SessionId = SessionId(0);

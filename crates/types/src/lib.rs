@@ -11,6 +11,7 @@ mod credentials;
 mod errno;
 mod ids;
 mod inode_hasher;
+mod leases;
 mod mountinfo;
 mod name;
 mod printable;
@@ -24,6 +25,7 @@ pub use credentials::{Access, Credentials};
 pub use errno::Errno;
 pub use ids::{BlockAddress, InodeId, LogGeneration, LogPosition, QuotaId, SealCount, SessionId};
 pub use inode_hasher::InodeHasher;
+pub use leases::{LeaseMode, LeaseScope, WantedLease};
 pub use mountinfo::{MOUNT_SOURCE, MOUNT_TYPE, MountLine, RING_SWITCH, mount_lines, topmost_mount};
 pub use name::{
     COOKIE_PARENT, COOKIE_SELF, DEPTH_MAX, NAME_MAX, Name, NameError, PATH_MAX, SYMLINK_MAX, XATTR_NAME_MAX,

@@ -31,15 +31,13 @@ use std::borrow::Borrow;
 use std::ops::Range;
 
 use ashlar_pmem::{Mapping, Persistent};
-use ashlar_types::{InodeId, LogPosition, SessionId};
+use ashlar_types::{InodeId, LeaseScope, LogPosition, SessionId};
 
 pub use self::open_handles::HandleSlot;
 use crate::lock_slots::{LOCK_SLOTS_BYTES, LockChange, LockList, LockSlotState, LockSlots, LockedRange};
 use crate::request_slot::{REQUEST_SLOT_BYTES, RequestSlot};
 use crate::words::Words;
-use crate::{
-    Credit, LATENCY_BUCKETS, LockSlot, OperationCounts, OperationKind, QuotaVersion, ScopeKind, latency_bucket,
-};
+use crate::{Credit, LATENCY_BUCKETS, LockSlot, OperationCounts, OperationKind, QuotaVersion, latency_bucket};
 
 /// Slots in the table of open handles, which limit the different inodes that a session may have open.
 pub const HANDLE_SLOTS: u64 = 65_536;
@@ -561,11 +559,11 @@ pub struct LeaseWord(pub u64);
 impl LeaseWord {
     /// Makes the word of a lease.
     #[must_use]
-    pub fn new(generation: u64, scope: ScopeKind, write: bool) -> Self {
+    pub fn new(generation: u64, scope: LeaseScope, write: bool) -> Self {
         let scope: u64 = match scope {
-            ScopeKind::Node => 0,
-            ScopeKind::Subtree => 1,
-            ScopeKind::Files => 2,
+            LeaseScope::Node => 0,
+            LeaseScope::Subtree => 1,
+            LeaseScope::Files => 2,
         };
         Self(generation << 16 | scope << 8 | if write { 2 } else { 1 })
     }
@@ -596,11 +594,11 @@ impl LeaseWord {
 
     /// Returns the scope that the lease covers.
     #[must_use]
-    pub fn scope(self) -> ScopeKind {
+    pub fn scope(self) -> LeaseScope {
         match self.0 >> 8 & 0xff {
-            1 => ScopeKind::Subtree,
-            2 => ScopeKind::Files,
-            _ => ScopeKind::Node,
+            1 => LeaseScope::Subtree,
+            2 => LeaseScope::Files,
+            _ => LeaseScope::Node,
         }
     }
 }

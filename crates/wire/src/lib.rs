@@ -51,8 +51,7 @@ pub use lock_slots::{
 pub use message::{
     Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, HELPER_FLAG, Hello, InodeState, LeaseRequest,
     LockKind, LockMode, LockSlot, Need, PROTOCOL_VERSION, Peer, QuotaGrant, QuotaRequest, QuotaStatus, QuotaVersion,
-    Reply, Request, ReserveReason, ScopeKind, SessionKind, SessionStatus, SpaceReply, StatusReply, Welcome,
-    WelcomeSegment,
+    Reply, Request, ReserveReason, SessionKind, SessionStatus, SpaceReply, StatusReply, Welcome, WelcomeSegment,
 };
 pub use operation_counts::{LATENCY_BUCKETS, OperationCounts, OperationKind, latency_bucket, latency_from};
 pub use program_file::can_load_library;

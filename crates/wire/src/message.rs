@@ -1,8 +1,8 @@
 //! The messages of the session protocol.
 
 use ashlar_types::{
-    BlockAddress, Errno, FileKind, Inode, InodeId, LogGeneration, LogPosition, QuotaAmount, QuotaId, QuotaKey,
-    QuotaLimits, SessionId,
+    BlockAddress, Errno, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LogGeneration, LogPosition, QuotaAmount,
+    QuotaId, QuotaKey, QuotaLimits, SessionId, WantedLease,
 };
 use ashlar_update::Cost;
 use serde::{Deserialize, Serialize};
@@ -102,17 +102,6 @@ pub struct Welcome {
     pub inodes: (InodeId, u64),
 }
 
-/// The inodes that a lease covers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ScopeKind {
-    /// One inode.
-    Node,
-    /// The files of a directory that have no lease of their own, to read.
-    Files,
-    /// A directory and everything below it.
-    Subtree,
-}
-
 /// The state to send with a lease. Attributes are always sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Need {
@@ -133,17 +122,27 @@ impl Need {
     pub const ENTRIES_MAX: u64 = 8192;
 }
 
-/// A lease that a session asks for.
+/// A lease that a session asks for, with state.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct LeaseRequest {
-    /// The inode.
-    pub inode: InodeId,
-    /// Whether to write, or only to read.
-    pub write: bool,
-    /// Whether on the inode alone, on a directory's files, or on everything below it.
-    pub scope: ScopeKind,
+    /// The lease.
+    pub lease: WantedLease,
     /// The state to send with it.
     pub need: Need,
+}
+
+impl LeaseRequest {
+    /// Asks for a lease on an inode alone, to write or only to read.
+    #[must_use]
+    pub const fn on_inode(inode: InodeId, is_write: bool, need: Need) -> Self {
+        Self { lease: WantedLease { inode, mode: LeaseMode::new(is_write), scope: LeaseScope::Node }, need }
+    }
+
+    /// Returns the same request for a lease to write.
+    #[must_use]
+    pub const fn to_write(self) -> Self {
+        Self { lease: WantedLease { mode: LeaseMode::Write, ..self.lease }, ..self }
+    }
 }
 
 /// An extent of a file.

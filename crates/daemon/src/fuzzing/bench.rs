@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ashlar_lease::{LeaseScope, Mode, WantedLease};
+use ashlar_lease::RequestedLease;
 use ashlar_pmem::{Arena, ArenaOptions};
 use ashlar_store::{Store, StoredContents};
-use ashlar_types::{FileKind, Inode, InodeId, LogPosition, SessionId};
+use ashlar_types::{FileKind, Inode, InodeId, LeaseMode, LeaseScope, LogPosition, SessionId, WantedLease};
 use ashlar_wire::{Credit, CreditKind, SessionKind};
 use tempfile::TempDir;
 
@@ -172,7 +172,8 @@ fn take_leases(state: &mut State, tree: &TreeInodes, script: &mut RecordScript<'
     let nodes = tree.known.iter().enumerate().filter(|(index, _)| is_chosen(*index)).map(|(_, inode)| *inode);
     let wants = nodes.map(|inode| (inode, LeaseScope::Node)).chain(subtree.map(|top| (top, LeaseScope::Subtree)));
     for (inode, scope) in wants {
-        let want = WantedLease { inode, mode: Mode::Write, scope, may_widen: false };
+        let lease = WantedLease { inode, mode: LeaseMode::Write, scope };
+        let want = RequestedLease { lease, may_widen: false };
         let ancestors = Ancestors(&state.store);
         state.leasing.manager.handle_request(1, WRITER, &[want], &ancestors).expect("a request like any other");
         while let Some(command) = state.leasing.manager.poll_command(1, &ancestors, &|_| false) {

@@ -397,8 +397,8 @@ impl NodeTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ashlar_types::{FileKind, Timestamp};
-    use ashlar_wire::{Contents, ScopeKind};
+    use ashlar_types::{FileKind, LeaseScope, Timestamp};
+    use ashlar_wire::Contents;
 
     fn context(entries: u64, names: Option<u64>) -> InodeState {
         let mut attributes = Inode::new(FileKind::Directory, 0o755, InodeId::ROOT, Timestamp::default());
@@ -451,7 +451,7 @@ mod tests {
     fn older_state_gets_later_changes_applied() {
         let mut inode = Inode::new(FileKind::Regular, 0o644, InodeId::ROOT, Timestamp::default());
         inode.size = 8;
-        let lease = Lease { is_published: false, slot: 1, word: LeaseWord::new(1, ScopeKind::Files, false) };
+        let lease = Lease { is_published: false, slot: 1, word: LeaseWord::new(1, LeaseScope::Files, false) };
         let context = |contents| InodeState {
             attributes: inode.clone(),
             contents,
