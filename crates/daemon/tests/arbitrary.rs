@@ -16,13 +16,12 @@ use std::time::{Duration, Instant};
 use ashlar_libfs::WriteAt;
 use ashlar_tests::random::Random;
 use ashlar_types::{
-    FileKind, InodeId, LeaseMode, LeaseScope, LogPosition, QuotaAmount, QuotaId, QuotaKey, SessionId, Timestamp,
-    WantedLease,
+    ByteRange, FileKind, InodeId, LeaseMode, LeaseScope, LockAction, LockKind, LogPosition, QuotaAmount, QuotaId,
+    QuotaKey, SessionId, Timestamp, WantedLease,
 };
 use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update, Whiteout};
 use ashlar_wire::{
-    Connection, Credit, LeaseRequest, LockKind, LockMode, LockSlot, MountTerms, Need, QuotaRequest, Reply, Request,
-    SessionKind, WireError,
+    Connection, Credit, LeaseRequest, LockSlot, MountTerms, Need, QuotaRequest, Reply, Request, SessionKind, WireError,
 };
 use common::libfs::{ROOT, connect, make};
 use common::{Client, NOW, Site, create};
@@ -134,8 +133,10 @@ impl Places {
         let lease = WantedLease { inode, mode: LeaseMode::new(other & 1 == 0), scope };
         let want = LeaseRequest { lease, need };
         let (kind, owner) = (dice.pick(&[LockKind::Record, LockKind::Flock]), dice.number());
-        let (start, end, mode) =
-            (dice.number(), dice.number(), dice.pick(&[LockMode::Read, LockMode::Write, LockMode::Unlock]));
+        let (range, action) = (
+            ByteRange::new(dice.number(), dice.number()),
+            dice.pick(&[LockAction::Read, LockAction::Write, LockAction::Unlock]),
+        );
         let slot = (other & 2 != 0).then_some(LockSlot { number: number as u32, word: other });
         let dependencies = vec![(SessionId(number % 9), LogPosition(other)); (other % 20) as usize];
         match dice.below(24) {
@@ -151,7 +152,10 @@ impl Places {
             }
             4 => Request::ReadDirectory { directory: inode, after: number, limit: other as u32 },
             5 => Request::InodeRange,
-            6 => Request::Credit { want: Credit { blocks: number, metadata_bytes: other }, replaces: start & 1 == 0 },
+            6 => Request::Credit {
+                want: Credit { blocks: number, metadata_bytes: other },
+                replaces: range.first & 1 == 0,
+            },
             7 => Request::LogSpace { bytes: number },
             8 => Request::HandleSpace,
             9 => Request::Digest,
@@ -161,8 +165,8 @@ impl Places {
             13 => Request::Space { subtree: QuotaId(inode.0) },
             14 => Request::Segment(number as u32 % 4),
             15 => Request::RegisterMount { device: number, terms: MountTerms::default() },
-            16 => Request::Lock { inode, kind, owner, pid: number as u32, start, end, mode, wait: None, slot },
-            17 => Request::QueryLock { inode, kind, owner, start, end, mode },
+            16 => Request::Lock { inode, kind, owner, pid: number as u32, range, action, wait: None, slot },
+            17 => Request::QueryLock { inode, kind, owner, range, action },
             18 => Request::ReleaseLocks { inode, owner, kind },
             19 => Request::YieldLocks { inode, moves: other & 1 != 0 },
             20 => Request::Materialise { inode, flags: number as u32 },

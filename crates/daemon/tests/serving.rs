@@ -13,12 +13,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ashlar_types::{
-    Errno, FileKind, InodeId, LeaseMode, LeaseScope, LogPosition, QuotaAmount, QuotaId, QuotaKey, SessionId,
-    WantedLease,
+    ByteRange, Errno, FileKind, InodeId, LeaseMode, LeaseScope, LockAction, LockKind, LogPosition, QuotaAmount,
+    QuotaId, QuotaKey, SessionId, WantedLease,
 };
 use ashlar_wire::{
-    Connection, Credit, LeaseRequest, LockKind, LockMode, LockSlot, MountTerms, Need, PROTOCOL_VERSION, Peer,
-    QuotaRequest, Reply, Request, WireError,
+    Connection, Credit, LeaseRequest, LockSlot, MountTerms, Need, PROTOCOL_VERSION, Peer, QuotaRequest, Reply, Request,
+    WireError,
 };
 use common::{Client, Site, hello};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -183,14 +183,15 @@ fn odd_requests_are_answered() {
         requests.push(Request::ReleaseLocks { inode, owner: max, kind: LockKind::Record });
         requests.push(Request::Materialise { inode, flags: u32::MAX });
         requests.push(Request::Materialise { inode, flags: 0 });
-        for (start, end) in [(0, max), (max, max), (max - 1, max), (5, 9), (7, 7), (9, 5), (max, 0)] {
+        for (first, last) in [(0, max), (max, max), (max - 1, max), (5, 9), (7, 7), (9, 5), (max, 0)] {
+            let range = ByteRange::new(first, last);
             for kind in [LockKind::Record, LockKind::Flock] {
-                for mode in [LockMode::Read, LockMode::Write, LockMode::Unlock] {
+                for action in [LockAction::Read, LockAction::Write, LockAction::Unlock] {
                     let owner = max;
-                    requests.push(Request::QueryLock { inode, kind, owner, start, end, mode });
+                    requests.push(Request::QueryLock { inode, kind, owner, range, action });
                     for slot in [None, Some(LockSlot { number: u32::MAX, word: max })] {
                         let (pid, wait) = (u32::MAX, None);
-                        requests.push(Request::Lock { inode, kind, owner, pid, start, end, mode, wait, slot });
+                        requests.push(Request::Lock { inode, kind, owner, pid, range, action, wait, slot });
                     }
                 }
             }

@@ -58,9 +58,10 @@ pub use api::{
 };
 #[cfg(target_arch = "x86_64")]
 pub use ashlar_pmem::processor;
+pub use ashlar_types::{ByteRange, LockAction, LockKind, LockMode, LockedRange};
 pub use ashlar_update::acl::Acl;
 pub use ashlar_update::{Allocation, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_QUOTA};
-pub use ashlar_wire::{LockKind, LockMode, ReserveReason, SpaceReply as Space};
+pub use ashlar_wire::{ReserveReason, SpaceReply as Space};
 pub use client::own_descriptors::DescriptorPolicy;
 pub use client::sharedfs_client::WakeReason;
 pub use files::dax::{MappedFile, MappedPiece};

@@ -12,6 +12,7 @@ mod errno;
 mod ids;
 mod inode_hasher;
 mod leases;
+mod locks;
 mod mountinfo;
 mod name;
 mod printable;
@@ -26,6 +27,7 @@ pub use errno::Errno;
 pub use ids::{BlockAddress, InodeId, LogGeneration, LogPosition, QuotaId, SealCount, SessionId};
 pub use inode_hasher::InodeHasher;
 pub use leases::{LeaseMode, LeaseScope, WantedLease};
+pub use locks::{ByteRange, LockAction, LockKind, LockMode, LockedRange};
 pub use mountinfo::{MOUNT_SOURCE, MOUNT_TYPE, MountLine, RING_SWITCH, mount_lines, topmost_mount};
 pub use name::{
     COOKIE_PARENT, COOKIE_SELF, DEPTH_MAX, NAME_MAX, Name, NameError, PATH_MAX, SYMLINK_MAX, XATTR_NAME_MAX,

@@ -31,10 +31,10 @@ use std::borrow::Borrow;
 use std::ops::Range;
 
 use ashlar_pmem::{Mapping, Persistent};
-use ashlar_types::{InodeId, LeaseScope, LogPosition, SessionId};
+use ashlar_types::{InodeId, LeaseScope, LockedRange, LogPosition, SessionId};
 
 pub use self::open_handles::HandleSlot;
-use crate::lock_slots::{LOCK_SLOTS_BYTES, LockChange, LockList, LockSlotState, LockSlots, LockedRange};
+use crate::lock_slots::{LOCK_SLOTS_BYTES, LockChange, LockList, LockSlotState, LockSlots};
 use crate::request_slot::{REQUEST_SLOT_BYTES, RequestSlot};
 use crate::words::Words;
 use crate::{Credit, LATENCY_BUCKETS, LockSlot, OperationCounts, OperationKind, QuotaVersion, latency_bucket};

@@ -46,12 +46,11 @@ pub use control::{
 pub use grant_cache::{GRANT_CACHE_BYTES, GrantCache, GrantCacheWriter, PublishedGrant};
 pub use lock_slots::{
     LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockChange, LockList, LockNotes, LockSlotState,
-    LockedRange,
 };
 pub use message::{
     Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, HELPER_FLAG, Hello, InodeState, LeaseRequest,
-    LockKind, LockMode, LockSlot, Need, PROTOCOL_VERSION, Peer, QuotaGrant, QuotaRequest, QuotaStatus, QuotaVersion,
-    Reply, Request, ReserveReason, SessionKind, SessionStatus, SpaceReply, StatusReply, Welcome, WelcomeSegment,
+    LockSlot, Need, PROTOCOL_VERSION, Peer, QuotaGrant, QuotaRequest, QuotaStatus, QuotaVersion, Reply, Request,
+    ReserveReason, SessionKind, SessionStatus, SpaceReply, StatusReply, Welcome, WelcomeSegment,
 };
 pub use operation_counts::{LATENCY_BUCKETS, OperationCounts, OperationKind, latency_bucket, latency_from};
 pub use program_file::can_load_library;

@@ -1,8 +1,8 @@
 //! The messages of the session protocol.
 
 use ashlar_types::{
-    BlockAddress, Errno, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LogGeneration, LogPosition, QuotaAmount,
-    QuotaId, QuotaKey, QuotaLimits, SessionId, WantedLease,
+    BlockAddress, ByteRange, Errno, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LockAction, LockKind, LockedRange,
+    LogGeneration, LogPosition, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, SessionId, WantedLease,
 };
 use ashlar_update::Cost;
 use serde::{Deserialize, Serialize};
@@ -285,26 +285,6 @@ pub struct QuotaStatus {
     pub path: Option<Vec<u8>>,
 }
 
-/// The two kinds of file locks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LockKind {
-    /// `fcntl` record locks: a range, owned by a process (or an open file description).
-    Record,
-    /// `flock`: the whole file, owned by an open file description.
-    Flock,
-}
-
-/// The mode of a requested lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LockMode {
-    /// Shared.
-    Read,
-    /// Exclusive.
-    Write,
-    /// Removes the lock.
-    Unlock,
-}
-
 /// A slot of the session's control page, as it was when the session asked.
 ///
 /// SharedFS may serve a request after the session has abandoned it. Such a request does not affect a slot that has
@@ -435,12 +415,10 @@ pub enum Request {
         owner: u64,
         /// The process that other lock queries report.
         pid: u32,
-        /// First byte.
-        start: u64,
-        /// Last byte.
-        end: u64,
-        /// The mode.
-        mode: LockMode,
+        /// The range.
+        range: ByteRange,
+        /// The action.
+        action: LockAction,
         /// `Some(ticket)`: wait. The ticket is the session's name for this wait.
         wait: Option<u64>,
         /// The slot that holds the session's copy of the process's locks on the file, and that may be delegated.
@@ -454,12 +432,10 @@ pub enum Request {
         kind: LockKind,
         /// The owner within the session.
         owner: u64,
-        /// First byte.
-        start: u64,
-        /// Last byte.
-        end: u64,
-        /// The mode.
-        mode: LockMode,
+        /// The range.
+        range: ByteRange,
+        /// The action of the lock that would conflict.
+        action: LockAction,
     },
     /// Cancels a wait.
     CancelLock {
@@ -701,10 +677,10 @@ pub enum Reply {
     Delegated,
     /// To `Lock` and `QueryLock`: the process has locks on this file through a mount, and must continue there.
     LockedOnMount,
-    /// To `YieldLocks`: mode, first and last byte of each lock.
-    Locks(Vec<(LockMode, u64, u64)>),
-    /// To `QueryLock`: mode, first and last byte, and process of a lock that conflicts.
-    Conflict(Option<(LockMode, u64, u64, u32)>),
+    /// To `YieldLocks`.
+    Locks(Vec<LockedRange>),
+    /// To `QueryLock`: a lock that conflicts, and its process.
+    Conflict(Option<(LockedRange, u32)>),
     /// To `Status`.
     Status(Box<StatusReply>),
     /// To `Fsck`.
