@@ -10,16 +10,14 @@ use std::time::{Duration, Instant};
 use ashlar_lease::{Command, Grant, RequestId, RevokeReason, SlotWord};
 use ashlar_store::StoreError;
 use ashlar_types::{
-    Access, Credentials, Errno, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LogPosition, Name, SessionId,
-    WantedLease, blocks_for,
+    Access, Contents, Credentials, Errno, Extent, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LogPosition, Name,
+    SessionId, WantedLease, blocks_for,
 };
 use ashlar_update::acl::Acl;
 use ashlar_update::permission::allows;
 use ashlar_update::xattr_size::attribute_bytes;
 use ashlar_update::{XATTR_ACL_ACCESS, XATTR_HIDDEN};
-use ashlar_wire::{
-    Contents, DirectoryEntry, Extent, GrantReply, InodeState, LeaseRequest, LeaseWord, Need, Reply, SessionKind,
-};
+use ashlar_wire::{DirectoryEntry, GrantReply, InodeState, LeaseRequest, LeaseWord, Need, Reply, SessionKind};
 use parking_lot::MutexGuard;
 
 use crate::apply::Slice;
@@ -848,7 +846,7 @@ fn grant_replies(
         let sends_contents =
             !is_asked && want.need.contents && unasked.content_bytes < scan_detection::CONTENT_BYTES_MAX;
         if (sends_contents || is_short_first_access(want, &described)) && may_send_contents(state, id, &described) {
-            let contents = load_contents(state, grant.inode).map_err(|error| report_store_error(&error))?;
+            let contents = state.store.contents(grant.inode).map_err(|error| report_store_error(&error))?;
             unasked.content_bytes += content_bytes(&contents);
             described.contents = Some(contents);
         }
@@ -969,7 +967,7 @@ fn add_siblings(
         }
         let mut described = complete_state(state, entry.inode, found, Need { xattrs: true, ..Need::default() })?;
         if sends_contents && may_send_contents(state, id, &described) {
-            let contents = load_contents(state, entry.inode)?;
+            let contents = state.store.contents(entry.inode)?;
             unasked.content_bytes += content_bytes(&contents);
             described.contents = Some(contents);
         } else if !grants_all {
@@ -1037,8 +1035,7 @@ fn load_state(state: &State, id: InodeId, need: Need) -> Result<Option<InodeStat
 
 fn complete_state(state: &State, id: InodeId, attributes: Inode, need: Need) -> Result<InodeState, StoreError> {
     let store = &state.store;
-    let contents =
-        if need.contents && attributes.kind == FileKind::Regular { Some(load_contents(state, id)?) } else { None };
+    let contents = if need.contents && attributes.kind == FileKind::Regular { Some(store.contents(id)?) } else { None };
     let entries = if need.entries && attributes.is_directory() && attributes.entries <= Need::ENTRIES_MAX {
         Some(store.entries(id, 0, usize::MAX)?.into_iter().map(directory_entry).collect())
     } else {
@@ -1046,19 +1043,6 @@ fn complete_state(state: &State, id: InodeId, attributes: Inode, need: Need) -> 
     };
     let xattrs = if need.xattrs { Some(store.xattrs(id)?) } else { None };
     Ok(InodeState { attributes, contents, entries, hides_entries: false, xattrs, is_followed: store.is_followed(id) })
-}
-
-fn load_contents(state: &State, id: InodeId) -> Result<Contents, StoreError> {
-    Ok(match state.store.contents(id)? {
-        ashlar_store::StoredContents::Inline(bytes) => Contents::Inline(bytes),
-        ashlar_store::StoredContents::Extents(extents) => {
-            Contents::Extents(extents.into_iter().map(to_wire_extent).collect())
-        }
-    })
-}
-
-fn to_wire_extent(extent: ashlar_store::StoredExtent) -> Extent {
-    Extent { logical_block: extent.logical_block, blocks: extent.blocks, address: extent.address }
 }
 
 #[cfg(test)]

@@ -31,8 +31,8 @@ use std::sync::Arc;
 use ashlar_lease::SlotWord;
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
 use ashlar_store::{Store, StoreError};
-use ashlar_types::{Credentials, InodeId, LeaseScope, SessionId, Timestamp};
-use ashlar_wire::{Contents, GRANT_CACHE_BYTES, GrantCacheWriter, GrantReply, LeaseWord, Need, PublishedGrant};
+use ashlar_types::{Contents, Credentials, InodeId, LeaseScope, SessionId, Timestamp};
+use ashlar_wire::{GRANT_CACHE_BYTES, GrantCacheWriter, GrantReply, LeaseWord, Need, PublishedGrant};
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::grant::{lease_word, now_us};

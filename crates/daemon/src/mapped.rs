@@ -24,7 +24,7 @@ use std::time::Duration;
 use ashlar_pmem::{Arena, ArenaError, Mapping, MappingAccess, MediumKind, OutOfBounds, Persistent, SessionFile};
 use ashlar_store::{MapBlocks, MappedRun, StoreError};
 use ashlar_types::{Access, BLOCK_BYTES, BlockAddress, Errno, Inode, InodeId, QuotaKey, SessionId};
-use ashlar_wire::{Extent, Reply, SessionKind};
+use ashlar_wire::{Reply, SessionKind};
 
 use crate::grant::{Patience, lock_applied, report_store_error};
 use crate::leasing::Ancestors;
@@ -178,7 +178,7 @@ pub fn map_blocks(
     let mut state = lock_applied(shared, id, patience)?;
     for tries in 1.. {
         match try_to_map(&mut state, id, inode, (number, follows), first..end)? {
-            MapBlocks::Done(runs) => return Ok(Reply::Mapped(runs.iter().map(to_extent).collect())),
+            MapBlocks::Done(runs) => return Ok(Reply::Mapped(runs.iter().map(MappedRun::extent).collect())),
             // A commit takes longer than a mapping by the kernel.
             MapBlocks::CommitFirst if shared.arena.medium().kind == MediumKind::Disk => break,
             MapBlocks::CommitFirst if patience == Patience::None => return Err(SharedState::LATER),
@@ -187,10 +187,6 @@ pub fn map_blocks(
         }
     }
     Ok(Reply::Mapped(Vec::new()))
-}
-
-fn to_extent(run: &MappedRun) -> Extent {
-    Extent { logical_block: run.logical_block, blocks: run.blocks, address: Some(run.address) }
 }
 
 fn try_to_map(

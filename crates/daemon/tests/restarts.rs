@@ -4,9 +4,9 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use ashlar_types::{FileKind, InodeId};
+use ashlar_types::{Contents, FileKind, InodeId};
 use ashlar_update::Update;
-use ashlar_wire::{Contents, CreditKind, LeaseWord, MountTerms, Reply, Request, SessionKind};
+use ashlar_wire::{CreditKind, LeaseWord, MountTerms, Reply, Request, SessionKind};
 use common::{Client, NOW, Site};
 
 #[test]

@@ -7,9 +7,11 @@ mod common;
 use std::time::{Duration, Instant};
 
 use ashlar_log::AppendError;
-use ashlar_types::{ByteRange, Errno, FileKind, InodeId, LockAction, LockKind, LockMode, LockedRange, LogPosition};
+use ashlar_types::{
+    ByteRange, Contents, Errno, FileKind, InodeId, LockAction, LockKind, LockMode, LockedRange, LogPosition,
+};
 use ashlar_update::Update;
-use ashlar_wire::{Contents, Credit, CreditKind, LeaseRequest, MountTerms, Need, Reply, Request};
+use ashlar_wire::{Credit, CreditKind, LeaseRequest, MountTerms, Need, Reply, Request};
 use common::{Client, NOW, SessionsLeft, Site};
 
 #[test]

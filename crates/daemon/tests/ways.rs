@@ -5,9 +5,9 @@ mod common;
 use std::sync::Arc;
 
 use ashlar_libfs::{AttributeChange, FinalLink, LibFs, PathPurpose, RenameFlags, SetTime, WriteAt, XattrFlags};
-use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId, Timestamp};
+use ashlar_types::{Access, Contents, Credentials, Errno, FileKind, InodeId, Timestamp};
 use ashlar_update::{Rename, SetAttributes, Update};
-use ashlar_wire::{Contents, LeaseRequest, LeaseWord, Need, Reply, Request};
+use ashlar_wire::{LeaseRequest, LeaseWord, Need, Reply, Request};
 use common::libfs::{SingleUser, connect, make};
 use common::{Client, NOW, Site, as_user, create};
 

@@ -55,7 +55,7 @@ pub use checking::problem::{CheckProgress, CheckReport, PROBLEMS_MAX, Problem, T
 pub use commit::{CommitDone, CommitJob};
 pub use error::StoreError;
 pub use memory::MemoryStore;
-pub use model::{ArenaSpace, Committed, MapBlocks, MappedRun, SessionState, StoredContents, StoredExtent, Xattrs};
+pub use model::{ArenaSpace, Committed, MapBlocks, MappedRun, SessionState, Xattrs};
 pub use quotas::Move;
 pub use store::Store;
 

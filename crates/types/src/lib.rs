@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod contents;
 mod credentials;
 mod errno;
 mod ids;
@@ -22,6 +23,7 @@ pub use attributes::{
     FileKind, Inode, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID, MODE_STICKY, NEVER_NAMED, Timestamp, WHITEOUT_DEVICE,
     WHITEOUT_MODE,
 };
+pub use contents::{Contents, Extent};
 pub use credentials::{Access, Credentials};
 pub use errno::Errno;
 pub use ids::{BlockAddress, InodeId, LogGeneration, LogPosition, QuotaId, SealCount, SessionId};

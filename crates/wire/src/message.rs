@@ -1,8 +1,8 @@
 //! The messages of the session protocol.
 
 use ashlar_types::{
-    BlockAddress, ByteRange, Errno, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LockAction, LockKind, LockedRange,
-    LogGeneration, LogPosition, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, SessionId, WantedLease,
+    ByteRange, Contents, Errno, Extent, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LockAction, LockKind,
+    LockedRange, LogGeneration, LogPosition, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, SessionId, WantedLease,
 };
 use ashlar_update::Cost;
 use serde::{Deserialize, Serialize};
@@ -143,28 +143,6 @@ impl LeaseRequest {
     pub const fn to_write(self) -> Self {
         Self { lease: WantedLease { mode: LeaseMode::Write, ..self.lease }, ..self }
     }
-}
-
-/// An extent of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Extent {
-    /// The first block within the file.
-    pub logical_block: u64,
-    /// The number of blocks.
-    pub blocks: u64,
-    /// The address of the first block; the others follow it in the same segment. `None`: reserved, and read as zeros.
-    pub address: Option<BlockAddress>,
-}
-
-/// A file's content as SharedFS has it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Contents {
-    /// The bytes themselves.
-    Inline(Vec<u8>),
-    /// Extents, in order. Gaps between them are holes.
-    Extents(Vec<Extent>),
-    /// The session's user may not read the file: the extents without addresses, for a user that may write it.
-    Withheld(Vec<Extent>),
 }
 
 /// A directory entry.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ashlar_lease::RequestedLease;
 use ashlar_pmem::{Arena, ArenaOptions};
-use ashlar_store::{Store, StoredContents};
-use ashlar_types::{FileKind, Inode, InodeId, LeaseMode, LeaseScope, LogPosition, SessionId, WantedLease};
+use ashlar_store::Store;
+use ashlar_types::{Contents, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LogPosition, SessionId, WantedLease};
 use ashlar_wire::{Credit, CreditKind, SessionKind};
 use tempfile::TempDir;
 
@@ -35,7 +35,7 @@ pub struct ArenaBench {
     arena: Arc<Arena>,
     tree: TreeInodes,
     hidden: [Vec<InodeId>; 2],
-    contents: Vec<(InodeId, Inode, StoredContents)>,
+    contents: Vec<(InodeId, Inode, Contents)>,
     process: Process,
     /// The session of the super-user; its own records are none, so that no case changes it.
     bystander: Option<ServedSession>,
@@ -146,7 +146,7 @@ impl ArenaBench {
 
     /// Returns a file whose attributes are those of the tree and whose content is not.
     pub fn changed_content(&self, state: &State) -> Option<InodeId> {
-        let is_changed = |(id, inode, contents): &&(InodeId, Inode, StoredContents)| {
+        let is_changed = |(id, inode, contents): &&(InodeId, Inode, Contents)| {
             let is_same = state.store.inode(*id).expect("a sound store").as_ref() == Some(inode);
             is_same && state.store.contents(*id).expect("a sound store") != *contents
         };

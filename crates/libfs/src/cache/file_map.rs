@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use ashlar_types::{BLOCK_BYTES, LogPosition, blocks_for};
+use ashlar_types::{BLOCK_BYTES, Contents, LogPosition, blocks_for};
 use ashlar_update::Allocation;
-use ashlar_wire::Contents;
 
 use crate::cache::intervals::Intervals;
 use crate::cache::pieces::{Piece, PieceSource, Pieces};

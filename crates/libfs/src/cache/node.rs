@@ -397,8 +397,7 @@ impl NodeTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ashlar_types::{FileKind, LeaseScope, Timestamp};
-    use ashlar_wire::Contents;
+    use ashlar_types::{Contents, FileKind, LeaseScope, Timestamp};
 
     fn context(entries: u64, names: Option<u64>) -> InodeState {
         let mut attributes = Inode::new(FileKind::Directory, 0o755, InodeId::ROOT, Timestamp::default());

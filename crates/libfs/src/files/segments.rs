@@ -10,8 +10,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use ashlar_pmem::{Crc32c, MapError, Mapping, MappingAccess, Medium, OutOfBounds, replace_descriptor};
-use ashlar_types::{BLOCK_BYTES, BlockAddress, Errno, InodeHasher};
-use ashlar_wire::{Contents, Reply, Request, WelcomeSegment};
+use ashlar_types::{BLOCK_BYTES, BlockAddress, Contents, Errno, InodeHasher};
+use ashlar_wire::{Reply, Request, WelcomeSegment};
 use rustix_futex_sync::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 
 use crate::LibFs;
