@@ -17,8 +17,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use ashlar_store::{Move, StoreError};
-use ashlar_types::{Errno, InodeId, Name, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, SessionId};
-use ashlar_wire::{QuotaGrant, QuotaRequest, QuotaStatus, QuotaVersion, Reply};
+use ashlar_types::{Errno, InodeId, Name, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, QuotaVersion, SessionId};
+use ashlar_wire::{QuotaGrant, QuotaRequest, QuotaStatus, Reply};
 
 use crate::mapped;
 use crate::session::ServedSession;

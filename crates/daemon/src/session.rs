@@ -11,11 +11,10 @@ use ashlar_pmem::{
     Arena, ArenaError, HUGE_PAGE_BYTES, HugePages, MapError, Mapping, MappingAccess, MediumKind, OutOfBounds,
     SessionFile,
 };
-use ashlar_types::{Credentials, Errno, InodeId, LogGeneration, LogPosition, SessionId};
+use ashlar_types::{Credentials, Errno, InodeId, LogGeneration, LogPosition, QuotaVersion, SessionId};
 use ashlar_wire::{
     ADMITTED_MAX, CONTROL_BYTES, CONTROL_BYTES_BEFORE, CONTROL_ROOM, CONTROL_ROOM_FAR, ControlPage, Credit, CreditKind,
-    LEASE_SLOTS, LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, MountTerms, Question, QuotaVersion,
-    Reply,
+    LEASE_SLOTS, LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, MountTerms, Question, Reply,
 };
 use thiserror::Error;
 

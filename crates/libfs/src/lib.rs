@@ -45,7 +45,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ashlar_log::Log;
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
-use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
+use ashlar_types::{Errno, InodeId, LogPosition, SegmentVersion, SessionId};
 use ashlar_wire::{
     CONTROL_BYTES, ControlPage, GRANT_CACHE_BYTES, LEASE_TABLE_BYTES, LeaseTable, MountTerms, Reply, Request,
     SessionKind,
@@ -314,7 +314,7 @@ impl LibFs {
     ///
     /// Other sessions may ask for the mount's locks, or for inodes that its kernel caches. SharedFS does not wait long
     /// for a mount. A restarted SharedFS begins a new segment version, which shows here.
-    fn register_again(&self, known: &mut u64) {
+    fn register_again(&self, known: &mut SegmentVersion) {
         let version = self.control.segment_version();
         // Any request will do: the client sends device and locks before it.
         if version != *known && self.call(&Request::SyncDependencies(Vec::new())).is_ok() {

@@ -26,7 +26,9 @@ pub use attributes::{
 pub use contents::{Contents, Extent};
 pub use credentials::{Access, Credentials};
 pub use errno::Errno;
-pub use ids::{BlockAddress, InodeId, LogGeneration, LogPosition, QuotaId, SealCount, SessionId};
+pub use ids::{
+    BlockAddress, ExtentVersion, InodeId, LogGeneration, LogPosition, QuotaId, SealCount, SegmentVersion, SessionId,
+};
 pub use inode_hasher::InodeHasher;
 pub use leases::{LeaseMode, LeaseScope, WantedLease};
 pub use locks::{ByteRange, LockAction, LockKind, LockMode, LockedRange};
@@ -36,7 +38,7 @@ pub use name::{
     XATTR_VALUE_MAX, XATTRS_BYTES_MAX, name_cookie,
 };
 pub use printable::escape_controls;
-pub use quota::{QuotaAmount, QuotaKey, QuotaLimits, entry_blocks, quota_keys, xattr_blocks};
+pub use quota::{QuotaAmount, QuotaKey, QuotaLimits, QuotaVersion, entry_blocks, quota_keys, xattr_blocks};
 
 /// Bytes in one block of a data segment: the unit of allocation and of checksums.
 pub const BLOCK_BYTES: u64 = 4096;

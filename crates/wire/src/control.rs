@@ -31,13 +31,15 @@ use std::borrow::Borrow;
 use std::ops::Range;
 
 use ashlar_pmem::{Mapping, Persistent};
-use ashlar_types::{InodeId, LeaseScope, LockedRange, LogPosition, SessionId};
+use ashlar_types::{
+    ExtentVersion, InodeId, LeaseScope, LockedRange, LogPosition, QuotaVersion, SegmentVersion, SessionId,
+};
 
 pub use self::open_handles::HandleSlot;
 use crate::lock_slots::{LOCK_SLOTS_BYTES, LockChange, LockList, LockSlotState, LockSlots};
 use crate::request_slot::{REQUEST_SLOT_BYTES, RequestSlot};
 use crate::words::Words;
-use crate::{Credit, LATENCY_BUCKETS, LockSlot, OperationCounts, OperationKind, QuotaVersion, latency_bucket};
+use crate::{Credit, LATENCY_BUCKETS, LockSlot, OperationCounts, OperationKind, latency_bucket};
 
 /// Slots in the table of open handles, which limit the different inodes that a session may have open.
 pub const HANDLE_SLOTS: u64 = 65_536;
@@ -280,15 +282,15 @@ impl<M: Persistent> ControlPage<M> {
     ///
     /// A version ends with a life of SharedFS, which may have put data into blocks and died before the commit. It ends
     /// too when SharedFS takes away blocks that the session might still read.
-    pub fn extent_version(&self) -> u64 {
-        self.0.load(EXTENT_VERSION)
+    pub fn extent_version(&self) -> ExtentVersion {
+        ExtentVersion(self.0.load(EXTENT_VERSION))
     }
 
     /// Begins an extent version.
     ///
     /// All sessions see it before any block is written that the program writes later.
     pub fn raise_extent_version(&self) {
-        self.0.store(EXTENT_VERSION, self.extent_version().wrapping_add(1));
+        self.0.store(EXTENT_VERSION, self.extent_version().next().0);
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
@@ -296,13 +298,13 @@ impl<M: Persistent> ControlPage<M> {
     ///
     /// A segment that was mapped under an earlier version may be another segment now: the number of a removed segment
     /// is used again.
-    pub fn segment_version(&self) -> u64 {
-        self.0.load(SEGMENT_VERSION)
+    pub fn segment_version(&self) -> SegmentVersion {
+        SegmentVersion(self.0.load(SEGMENT_VERSION))
     }
 
     /// Begins a segment version, and with it an extent version.
     pub fn raise_segment_version(&self) {
-        self.0.store(SEGMENT_VERSION, self.segment_version().wrapping_add(1));
+        self.0.store(SEGMENT_VERSION, self.segment_version().next().0);
         self.raise_extent_version();
     }
 

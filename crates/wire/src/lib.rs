@@ -49,8 +49,8 @@ pub use lock_slots::{
 };
 pub use message::{
     Credit, DirectoryEntry, FsckReply, GrantReply, HELPER_FLAG, Hello, InodeState, LeaseRequest, LockSlot, Need,
-    PROTOCOL_VERSION, Peer, QuotaGrant, QuotaRequest, QuotaStatus, QuotaVersion, Reply, Request, ReserveReason,
-    SessionKind, SessionStatus, SpaceReply, StatusReply, Welcome, WelcomeSegment,
+    PROTOCOL_VERSION, Peer, QuotaGrant, QuotaRequest, QuotaStatus, Reply, Request, ReserveReason, SessionKind,
+    SessionStatus, SpaceReply, StatusReply, Welcome, WelcomeSegment,
 };
 pub use operation_counts::{LATENCY_BUCKETS, OperationCounts, OperationKind, latency_bucket, latency_from};
 pub use program_file::can_load_library;

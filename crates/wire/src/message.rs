@@ -2,7 +2,8 @@
 
 use ashlar_types::{
     ByteRange, Contents, Errno, Extent, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LockAction, LockKind,
-    LockedRange, LogGeneration, LogPosition, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, SessionId, WantedLease,
+    LockedRange, LogGeneration, LogPosition, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, QuotaVersion, SegmentVersion,
+    SessionId, WantedLease,
 };
 use ashlar_update::Cost;
 use serde::{Deserialize, Serialize};
@@ -91,7 +92,7 @@ pub struct Welcome {
     /// The segment version ([`crate::ControlPage::segment_version`]) in which the grant cache of this answer is valid.
     ///
     /// Under that version, the SharedFS that writes the cache has not ended.
-    pub segment_version: u64,
+    pub segment_version: SegmentVersion,
     /// The first data segment, of the same version.
     ///
     /// Most arenas have no other segment, and most sessions read from it.
@@ -203,27 +204,6 @@ pub struct Credit {
 impl From<Cost> for Credit {
     fn from(cost: Cost) -> Self {
         Self { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes }
-    }
-}
-
-/// A quota version: balances that were granted under one version are worthless under the next.
-///
-/// An odd version has limits. An even version has none, and sessions need not ask for balances.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct QuotaVersion(pub u64);
-
-impl QuotaVersion {
-    /// Whether any user, group or subtree is limited.
-    #[must_use]
-    pub const fn has_limits(self) -> bool {
-        self.0 % 2 == 1
-    }
-
-    /// Returns the next version, with limits or without.
-    #[must_use]
-    pub const fn next(self, has_limits: bool) -> Self {
-        // The session can write the word that this is read from, so any number is possible.
-        Self(self.0.wrapping_add(if self.has_limits() == has_limits { 2 } else { 1 }))
     }
 }
 

@@ -15,7 +15,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-use ashlar_types::{ByteRange, Errno, InodeId, LockAction, LockKind, LockedRange};
+use ashlar_types::{ByteRange, Errno, InodeId, LockAction, LockKind, LockedRange, SegmentVersion};
 use ashlar_wire::{
     LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_SLOTS, LockChange, LockList, LockSlot, LockSlotState, Reply, Request,
 };
@@ -172,7 +172,7 @@ impl LibFs {
     ///
     /// Each SharedFS begins a segment version before it reads anything. If the value has changed once an answer is
     /// noted, another SharedFS may have read the session's state before that.
-    pub(crate) fn sharedfs_generation(&self) -> (u64, u64) {
+    pub(crate) fn sharedfs_generation(&self) -> (SegmentVersion, u64) {
         (self.control.segment_version(), self.client.resumptions())
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use ashlar_pmem::Mapping;
-use ashlar_types::{Inode, InodeId, LeaseScope, LogPosition, SessionId};
+use ashlar_types::{Inode, InodeId, LeaseScope, LogPosition, SegmentVersion, SessionId};
 use ashlar_wire::{ControlPage, LeaseRequest, LeaseWord};
 
 use crate::LibFs;
@@ -56,11 +56,11 @@ pub(crate) struct GrantCacheReader {
     grant_cache: ashlar_wire::GrantCache<Arc<Mapping>>,
     memory: Arc<Mapping>,
     /// The segment version of that SharedFS; another SharedFS begins a new version before it grants anything.
-    version: u64,
+    version: SegmentVersion,
 }
 
 impl GrantCacheReader {
-    pub(crate) fn new(memory: Mapping, version: u64) -> Option<Self> {
+    pub(crate) fn new(memory: Mapping, version: SegmentVersion) -> Option<Self> {
         let memory = Arc::new(memory);
         Some(Self { grant_cache: ashlar_wire::GrantCache::new(Arc::clone(&memory))?, memory, version })
     }
