@@ -21,7 +21,7 @@ use crate::huge_pages::{self, huge_thread};
 use crate::session::ServedSession;
 use crate::session_page;
 use crate::shared_state::{SharedState, StateGuard};
-use crate::state::{OWN_SESSION, State};
+use crate::state::State;
 
 /// The part of a log that may wait before the log is digested.
 const UNAPPLIED_PART: u64 = 4;
@@ -147,7 +147,7 @@ pub fn release_blocks(state: &mut State) {
         // A word about positions to come would count as the word of the session that gets this number next.
         state.store.release(id, position.min(state.store.applied(id)));
     }
-    state.store.release_all(OWN_SESSION);
+    state.store.release_all(SessionId::SHARED_FS);
 }
 
 /// Takes freed blocks from sessions that might still read them.
@@ -259,8 +259,8 @@ pub fn free_orphans(state: &mut State) {
 
 /// Frees one orphan that no session has open.
 fn free_orphan(state: &mut State, inode: InodeId) {
-    let end = state.store.applied(OWN_SESSION).plus(1);
-    match state.apply_update(OWN_SESSION, end, &Update::Release { inode }) {
+    let end = state.store.applied(SessionId::SHARED_FS).plus(1);
+    match state.apply_update(SessionId::SHARED_FS, end, &Update::Release { inode }) {
         Ok(applied) => {
             state.counters.orphans_freed += u64::from(applied.freed.is_some());
             // It has a name again, or is gone: no orphan either way.

@@ -189,7 +189,7 @@ fn take_up_sessions(
     let files = arena.sessions()?;
     let rows = state.store.sessions();
     for (id, _) in &rows {
-        if *id != crate::state::OWN_SESSION && !files.contains(id) {
+        if *id != SessionId::SHARED_FS && !files.contains(id) {
             // Its files were removed first when it ended.
             state.store.remove_session(*id);
         }

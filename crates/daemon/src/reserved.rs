@@ -94,7 +94,7 @@ fn reservations_of(
     reservations: &Reservations,
     inode: InodeId,
 ) -> impl Iterator<Item = (InodeId, SessionId, ReserveReason)> + '_ {
-    let first = (inode, SessionId(0), ReserveReason::Mapped);
+    let first = (inode, SessionId::SHARED_FS, ReserveReason::Mapped);
     reservations.range(first..).take_while(move |(reserved, ..)| *reserved == inode).copied()
 }
 

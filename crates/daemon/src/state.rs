@@ -20,11 +20,6 @@ use crate::session::{Control, ServedSession};
 use crate::validate::{RecordRefusal, Violation};
 use crate::ways::Ways;
 
-/// The session number under which SharedFS itself applies updates.
-///
-/// It frees orphans.
-pub const OWN_SESSION: SessionId = SessionId(0);
-
 /// How long a sole mount keeps its kernel from caching names.
 ///
 /// The time counts from the end of the last other session. Where programs start and end all the time, each would
@@ -203,7 +198,7 @@ impl State {
         let others = || self.sessions.values().filter(|other| other.id != id && other.fenced.is_none());
         // Recovery sees handles as they are now. The logs are of a time when a session may still have had the inode
         // open and written to it. The inode may be freed when all logs are applied.
-        let keeps_all = self.phase != RecoveryPhase::Running && id != OWN_SESSION && others().next().is_some();
+        let keeps_all = self.phase != RecoveryPhase::Running && id != SessionId::SHARED_FS && others().next().is_some();
         let may_free = |inode: InodeId| !keeps_all && !others().any(|other| other.has_opened(inode));
         let moves = Leasing::find_moves(&self.store, update)?;
         let applied = self.store.apply(id, end, update, &may_free)?;

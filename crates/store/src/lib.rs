@@ -48,7 +48,6 @@ mod quotas;
 mod store;
 mod tree;
 
-pub use blocks::allocator::NO_SESSION;
 pub use blocks::segment::StoreSegment;
 pub use checking::checker::Checker;
 pub use checking::problem::{CheckProgress, CheckReport, PROBLEMS_MAX, Problem, TreeCounts};

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ashlar_pmem::{Arena, ArenaOptions};
-use ashlar_store::{NO_SESSION, Problem, Store, StoreError};
+use ashlar_store::{Problem, Store, StoreError};
 use ashlar_types::{BlockAddress, Contents, FileKind, InodeId, LogGeneration, LogPosition, SessionId, Timestamp};
 use ashlar_update::{Allocation, Create, Invalid, Update};
 
@@ -458,7 +458,7 @@ fn a_forgotten_session_stays_forgotten_and_pins_nothing() {
     assert_eq!(node.store.space().blocks_pinned, 0);
     let node = node.restart();
     assert_eq!(node.store.sessions(), []);
-    assert_ne!(SESSION, NO_SESSION);
+    assert_ne!(SESSION, SessionId::SHARED_FS);
 }
 
 /// Earlier versions stored attributes without end.

@@ -87,6 +87,11 @@ impl QuotaId {
     }
 }
 
+impl SessionId {
+    /// SharedFS itself, in place of a session: it has no log, and the updates that it applies depend on none.
+    pub const SHARED_FS: Self = Self(0);
+}
+
 impl InodeId {
     /// The root directory.
     pub const ROOT: Self = Self(1);
