@@ -14,7 +14,7 @@ use ashlar_node::digest::commit::{begin_commit, commit, finish_commit};
 use ashlar_node::sessions::session::LogRoom;
 use ashlar_pmem::{Mapping, MappingAccess};
 use ashlar_types::{Credentials, InodeId, SessionId, Timestamp};
-use ashlar_wire::{Need, ScopeKind};
+use ashlar_wire::Need;
 use std::sync::Arc;
 
 use crate::clock::boot_time;
@@ -55,7 +55,7 @@ fn commit_retry_persists_only_frozen_batch() {
     let ((writer, log), (reader, _)) = (session(&shared), session(&shared));
     let need = Need { entries: true, ..Need::default() };
     let acquire = |id, write| {
-        let want = LeaseRequest { inode: InodeId::ROOT, write, scope: ScopeKind::Node, need };
+        let want = LeaseRequest::on_inode(InodeId::ROOT, write, need);
         acquire_lease(&shared, id, want);
     };
     let change = |mode| {
@@ -99,7 +99,7 @@ fn only_what_the_audience_may_see_is_published() {
     let ((writer, log), (reader, _)) = (session(&shared), session(&shared));
     let need = Need { contents: true, entries: true, xattrs: true, children: false };
     let acquire = |id, inode, write| {
-        let want = LeaseRequest { inode, write, scope: ScopeKind::Node, need };
+        let want = LeaseRequest::on_inode(inode, write, need);
         acquire_lease(&shared, id, want);
     };
     let append = |update: &Update<'_>| {

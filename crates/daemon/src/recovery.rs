@@ -23,7 +23,6 @@ use ashlar_node::digest::commit::commit;
 use ashlar_node::leases::decisions::end_leases;
 use ashlar_node::leases::grant_cache::GrantPublisher;
 use ashlar_node::leases::kernel_notifier::KernelNotifier;
-use ashlar_node::node::OWN_SESSION;
 use ashlar_node::pending::NodeRequest;
 use ashlar_node::recovery::{RecoveryFailure, recover_logs as recover_logs_of};
 use ashlar_node::sessions::session::ServedSession;
@@ -204,7 +203,7 @@ fn take_up_sessions(
     let files = arena.sessions()?;
     let rows = state.store.sessions();
     for (id, _) in &rows {
-        if *id != OWN_SESSION && !files.contains(id) {
+        if *id != SessionId::SHARED_FS && !files.contains(id) {
             // Its files were removed first when it ended.
             state.store.remove_session(*id);
         }

@@ -44,7 +44,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ashlar_pmem::{Mapping, MappingAccess, Medium, Readable};
-use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
+use ashlar_types::{Errno, InodeId, LogPosition, SegmentVersion, SessionId};
 use ashlar_wire::{
     CONTROL_BYTES, ControlPage, GRANT_CACHE_BYTES, LEASE_TABLE_BYTES, LeaseTable, MountTerms, Reply, Request,
     SessionKind,
@@ -57,9 +57,10 @@ pub use api::{
 };
 #[cfg(target_arch = "x86_64")]
 pub use ashlar_pmem::processor;
+pub use ashlar_types::{ByteRange, LockAction, LockKind, LockMode, LockedRange};
 pub use ashlar_update::acl::Acl;
 pub use ashlar_update::{Allocation, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_QUOTA};
-pub use ashlar_wire::{LockKind, LockMode, ReserveReason, SpaceReply as Space};
+pub use ashlar_wire::{ReserveReason, SpaceReply as Space};
 pub use client::own_descriptors::DescriptorPolicy;
 pub use client::sharedfs_client::WakeReason;
 pub use files::dax::{MappedFile, MappedPiece};
@@ -314,7 +315,7 @@ impl LibFs {
     ///
     /// Other sessions may ask for the mount's locks, or for inodes that its kernel caches. SharedFS does not wait long
     /// for a mount. A restarted SharedFS begins a new segment version, which shows here.
-    fn register_again(&self, known: &mut u64) {
+    fn register_again(&self, known: &mut SegmentVersion) {
         let version = self.control.segment_version();
         // Any request will do: the client sends device and locks before it.
         if version != *known && self.call(&Request::SyncDependencies(Vec::new())).is_ok() {

@@ -21,11 +21,6 @@ use crate::sessions::identity::ProcessTable;
 use crate::sessions::session::{Control, ServedSession};
 use crate::time::NodeTime;
 
-/// The session number under which SharedFS itself applies updates.
-///
-/// It frees orphans.
-pub const OWN_SESSION: SessionId = SessionId(0);
-
 /// How long a sole mount keeps its kernel from caching names.
 ///
 /// The time counts from the end of the last other session. Where programs start and end all the time, each would

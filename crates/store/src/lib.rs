@@ -48,14 +48,13 @@ mod quotas;
 mod store;
 mod tree;
 
-pub use blocks::allocator::NO_SESSION;
 pub use blocks::segment::StoreSegment;
 pub use checking::checker::Checker;
 pub use checking::problem::{CheckProgress, CheckReport, PROBLEMS_MAX, Problem, TreeCounts};
 pub use commit::{CommitDone, CommitJob};
 pub use error::StoreError;
 pub use memory::MemoryStore;
-pub use model::{ArenaSpace, Committed, MapBlocks, MappedRun, SessionState, StoredContents, StoredExtent, Xattrs};
+pub use model::{ArenaSpace, Committed, MapBlocks, MappedRun, SessionState, Xattrs};
 pub use quotas::Move;
 pub use store::Store;
 

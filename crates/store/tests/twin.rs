@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ashlar_pmem::{Arena, ArenaOptions};
-use ashlar_store::{CommitDone, MemoryStore, Store, StoreError, StoredContents};
-use ashlar_types::{FileKind, InodeId, LogGeneration, LogPosition, QuotaId, SessionId, Timestamp};
+use ashlar_store::{CommitDone, MemoryStore, Store, StoreError};
+use ashlar_types::{Contents, FileKind, InodeId, LogGeneration, LogPosition, QuotaId, SessionId, Timestamp};
 use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update, Whiteout};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -293,8 +293,8 @@ fn compare_entries(store: &Store, model: &MemoryStore, directory: InodeId) {
 fn compare_content(store: &Store, model: &MemoryStore, id: InodeId) {
     let expected = model.blocks(id);
     let found: Vec<(u64, bool)> = match store.contents(id).unwrap() {
-        StoredContents::Inline(_) => vec![(0, true)],
-        StoredContents::Extents(extents) => extents
+        Contents::Inline(_) => vec![(0, true)],
+        Contents::Extents(extents) | Contents::Withheld(extents) => extents
             .iter()
             .flat_map(|extent| {
                 let logical = extent.logical_block..extent.logical_block + extent.blocks;
@@ -371,7 +371,7 @@ fn run(directory: tempfile::TempDir, steps: Vec<Step>, check: bool) {
         let settled = twins.store().space();
         assert_eq!(settled.blocks_pinned, 0);
         let written = twins.model.inodes().flat_map(|(id, inode)| {
-            let is_inline = matches!(twins.store.as_ref().unwrap().contents(id).unwrap(), StoredContents::Inline(_));
+            let is_inline = matches!(twins.store.as_ref().unwrap().contents(id).unwrap(), Contents::Inline(_));
             (!is_inline).then_some(inode.blocks)
         });
         // Every block is free, pinned, reserved or in a file.

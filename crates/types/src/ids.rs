@@ -46,6 +46,17 @@ number! {
 }
 
 number! {
+    /// How often SharedFS has taken extents from a session. Extents that were granted under another count are invalid.
+    ExtentVersion(u64)
+}
+
+number! {
+    /// How often the segments of a session may have changed. A segment that was mapped under an earlier count may be
+    /// another segment now.
+    SegmentVersion(u64)
+}
+
+number! {
     /// A block in the arena: the segment's number in the upper 32 bits, the block's number in the segment in the lower.
     BlockAddress(u64)
 }
@@ -76,6 +87,11 @@ impl QuotaId {
     }
 }
 
+impl SessionId {
+    /// SharedFS itself, in place of a session: it has no log, and the updates that it applies depend on none.
+    pub const SHARED_FS: Self = Self(0);
+}
+
 impl InodeId {
     /// The root directory.
     pub const ROOT: Self = Self(1);
@@ -83,6 +99,24 @@ impl InodeId {
     pub const RENAME: Self = Self(2);
     /// The first number that a file may have.
     pub const FIRST_FREE: Self = Self(16);
+}
+
+impl ExtentVersion {
+    /// Returns the version that follows.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        // The session can write the word that this is read from, so any number is possible.
+        Self(self.0.wrapping_add(1))
+    }
+}
+
+impl SegmentVersion {
+    /// Returns the version that follows.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        // The session can write the word that this is read from, so any number is possible.
+        Self(self.0.wrapping_add(1))
+    }
 }
 
 impl LogPosition {

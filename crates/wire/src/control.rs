@@ -31,14 +31,14 @@ use std::borrow::Borrow;
 use std::ops::Range;
 
 use ashlar_pmem::{CheckedMemory, Mapping, PartAt, Persistent, Readable, RowsAt, WordAt, Writable};
-use ashlar_types::{InodeId, LogPosition, SessionId};
+use ashlar_types::{
+    ExtentVersion, InodeId, LeaseScope, LockedRange, LogPosition, QuotaVersion, SegmentVersion, SessionId,
+};
 
 pub use self::open_handles::HandleSlot;
-use crate::lock_slots::{LOCK_SLOTS_BYTES, LockChange, LockList, LockSlotState, LockSlots, LockedRange};
+use crate::lock_slots::{LOCK_SLOTS_BYTES, LockChange, LockList, LockSlotState, LockSlots};
 use crate::request_slot::{REQUEST_SLOT_BYTES, RequestSlot};
-use crate::{
-    Credit, LATENCY_BUCKETS, LockSlot, OperationCounts, OperationKind, QuotaVersion, ScopeKind, latency_bucket,
-};
+use crate::{Credit, LATENCY_BUCKETS, LockSlot, OperationCounts, OperationKind, latency_bucket};
 
 /// Slots in the table of open handles, which limit the different inodes that a session may have open.
 pub const HANDLE_SLOTS: u64 = 65_536;
@@ -304,15 +304,15 @@ impl<M: Persistent> ControlPage<M> {
     ///
     /// A version ends with a life of SharedFS, which may have put data into blocks and died before the commit. It ends
     /// too when SharedFS takes away blocks that the session might still read.
-    pub fn extent_version(&self) -> u64 {
-        self.0.load(EXTENT_VERSION)
+    pub fn extent_version(&self) -> ExtentVersion {
+        ExtentVersion(self.0.load(EXTENT_VERSION))
     }
 
     /// Begins an extent version.
     ///
     /// All sessions see it before any block is written that the program writes later.
     pub fn raise_extent_version(&self) {
-        self.0.store(EXTENT_VERSION, self.extent_version().wrapping_add(1));
+        self.0.store(EXTENT_VERSION, self.extent_version().next().0);
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
@@ -320,13 +320,13 @@ impl<M: Persistent> ControlPage<M> {
     ///
     /// A segment that was mapped under an earlier version may be another segment now: the number of a removed segment
     /// is used again.
-    pub fn segment_version(&self) -> u64 {
-        self.0.load(SEGMENT_VERSION)
+    pub fn segment_version(&self) -> SegmentVersion {
+        SegmentVersion(self.0.load(SEGMENT_VERSION))
     }
 
     /// Begins a segment version, and with it an extent version.
     pub fn raise_segment_version(&self) {
-        self.0.store(SEGMENT_VERSION, self.segment_version().wrapping_add(1));
+        self.0.store(SEGMENT_VERSION, self.segment_version().next().0);
         self.raise_extent_version();
     }
 
@@ -583,11 +583,11 @@ pub struct LeaseWord(pub u64);
 impl LeaseWord {
     /// Makes the word of a lease.
     #[must_use]
-    pub fn new(generation: u64, scope: ScopeKind, write: bool) -> Self {
+    pub fn new(generation: u64, scope: LeaseScope, write: bool) -> Self {
         let scope: u64 = match scope {
-            ScopeKind::Node => 0,
-            ScopeKind::Subtree => 1,
-            ScopeKind::Files => 2,
+            LeaseScope::Node => 0,
+            LeaseScope::Subtree => 1,
+            LeaseScope::Files => 2,
         };
         Self(generation << 16 | scope << 8 | if write { 2 } else { 1 })
     }
@@ -618,11 +618,11 @@ impl LeaseWord {
 
     /// Returns the scope that the lease covers.
     #[must_use]
-    pub fn scope(self) -> ScopeKind {
+    pub fn scope(self) -> LeaseScope {
         match self.0 >> 8 & 0xff {
-            1 => ScopeKind::Subtree,
-            2 => ScopeKind::Files,
-            _ => ScopeKind::Node,
+            1 => LeaseScope::Subtree,
+            2 => LeaseScope::Files,
+            _ => LeaseScope::Node,
         }
     }
 }

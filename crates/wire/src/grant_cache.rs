@@ -315,10 +315,9 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use ashlar_pmem::{Mapping, MappingAccess, Medium};
-    use ashlar_types::Timestamp;
+    use ashlar_types::{LeaseScope, Timestamp};
 
     use super::*;
-    use crate::ScopeKind;
 
     fn grant_caches() -> (GrantCacheWriter<Arc<Mapping>>, GrantCache<Arc<Mapping>>) {
         let file = tempfile::tempfile().expect("a file");
@@ -346,7 +345,7 @@ mod tests {
     const XATTRS: Need = Need { contents: false, entries: false, children: false, xattrs: true };
 
     fn word(generation: u64) -> LeaseWord {
-        LeaseWord::new(generation, ScopeKind::Node, false)
+        LeaseWord::new(generation, LeaseScope::Node, false)
     }
 
     fn publish(

@@ -27,9 +27,9 @@
 //! notes where no session can write ([`LockNotes`]), and a restarted SharedFS believes the notes alone.
 
 use ashlar_pmem::{CheckedMemory, PartAt, Persistent, RowsAt, WordAt};
-use ashlar_types::InodeId;
+use ashlar_types::{ByteRange, InodeId, LockAction, LockMode, LockedRange};
 
-use crate::{LockMode, LockSlot};
+use crate::LockSlot;
 
 /// Slots of one session: files that it locks at the same time without messages. Databases use two or three.
 pub const LOCK_SLOTS: u32 = 16;
@@ -109,25 +109,6 @@ impl Word {
     }
 }
 
-/// A locked range of bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LockedRange {
-    /// The first byte.
-    pub first: u64,
-    /// The last byte.
-    pub last: u64,
-    /// Whether it is a write lock.
-    pub write: bool,
-}
-
-impl LockedRange {
-    /// Returns the mode of the lock.
-    #[must_use]
-    pub fn mode(self) -> LockMode {
-        if self.write { LockMode::Write } else { LockMode::Read }
-    }
-}
-
 /// A process's record locks on one file.
 ///
 /// The ranges are sorted and disjoint. Adjacent ranges of one mode are merged.
@@ -158,32 +139,31 @@ impl LockList {
 
     /// Whether any byte of a range is locked.
     #[must_use]
-    pub fn overlaps(&self, first: u64, last: u64) -> bool {
-        self.ranges().iter().any(|range| range.first <= last && range.last >= first)
+    pub fn overlaps(&self, range: ByteRange) -> bool {
+        self.ranges().iter().any(|held| held.range.overlaps(range))
     }
 
     /// Locks or unlocks a range; `false` if the list has no room for the result, and then it stays unchanged.
     #[must_use]
-    pub fn set(&mut self, first: u64, last: u64, mode: LockMode) -> bool {
+    pub fn set(&mut self, range: ByteRange, action: LockAction) -> bool {
         let mut new = Self::default();
-        let mut is_placed = mode == LockMode::Unlock;
         let mut has_room = true;
-        let asked = LockedRange { first, last, write: mode == LockMode::Write };
-        for range in self.ranges() {
-            if range.first < first {
-                has_room &= new.push(LockedRange { last: range.last.min(first - 1), ..*range });
+        let mut asked = action.mode().map(|mode| LockedRange { mode, range });
+        for held in self.ranges() {
+            let ByteRange { first, last } = held.range;
+            if first < range.first {
+                let range = ByteRange { first, last: last.min(range.first - 1) };
+                has_room &= new.push(LockedRange { range, ..*held });
             }
-            if range.last >= first && !is_placed {
-                is_placed = true;
-                has_room &= new.push(asked);
+            if last >= range.first {
+                has_room &= asked.take().is_none_or(|asked| new.push(asked));
             }
-            if range.last > last {
-                has_room &= new.push(LockedRange { first: range.first.max(last + 1), ..*range });
+            if last > range.last {
+                let range = ByteRange { first: first.max(range.last + 1), last };
+                has_room &= new.push(LockedRange { range, ..*held });
             }
         }
-        if !is_placed {
-            has_room &= new.push(asked);
-        }
+        has_room &= asked.is_none_or(|asked| new.push(asked));
         if has_room {
             *self = new;
         }
@@ -191,15 +171,15 @@ impl LockList {
     }
 
     /// Appends a range behind all others; `false` if the list has no room.
-    fn push(&mut self, range: LockedRange) -> bool {
+    fn push(&mut self, held: LockedRange) -> bool {
         if let Some(before) = self.ranges[..self.count].last_mut() {
-            if before.write == range.write && before.last.checked_add(1) == Some(range.first) {
-                before.last = range.last;
+            if before.mode == held.mode && before.range.last.checked_add(1) == Some(held.range.first) {
+                before.range.last = held.range.last;
                 return true;
             }
         }
         let Some(place) = self.ranges.get_mut(self.count) else { return false };
-        *place = range;
+        *place = held;
         self.count += 1;
         true
     }
@@ -281,10 +261,10 @@ impl<M: Persistent, const BYTES: u64> LockSlots<'_, M, BYTES> {
 
     fn write(&self, slot: u32, which: u64, ranges: &[LockedRange]) {
         let list = self.list(slot, which);
-        for (number, range) in (0..RANGE_ROWS.rows()).zip(ranges) {
+        for (number, LockedRange { mode, range }) in (0..RANGE_ROWS.rows()).zip(ranges) {
             let row = list.part(RANGE_ROWS.row(number));
-            self.memory.store(row.word(FIRST), range.first | if range.write { WRITE } else { 0 });
-            self.memory.store(row.word(SECOND), range.last);
+            self.memory.store(row.word(FIRST), range.first | if *mode == LockMode::Write { WRITE } else { 0 });
+            self.memory.store(row.word(SECOND), range.last.min(LOCK_LAST));
         }
         self.memory.store(list.word(COUNT), ranges.len() as u64);
     }
@@ -296,9 +276,10 @@ impl<M: Persistent, const BYTES: u64> LockSlots<'_, M, BYTES> {
         let ranges = (0..count).map(move |number| {
             let row = list.part(RANGE_ROWS.row(number));
             let (first, last) = (self.memory.load(row.word(FIRST)), self.memory.load(row.word(SECOND)));
-            LockedRange { first: first & !WRITE, last: last.min(LOCK_LAST), write: first & WRITE != 0 }
+            let mode = if first & WRITE != 0 { LockMode::Write } else { LockMode::Read };
+            LockedRange { mode, range: ByteRange { first: first & !WRITE, last: last.min(LOCK_LAST) } }
         });
-        ranges.filter(|range| range.first <= range.last)
+        ranges.filter(|held| held.range.is_valid())
     }
 
     fn read_own(&self, slot: u32, which: u64) -> LockList {

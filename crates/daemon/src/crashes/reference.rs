@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ashlar_store::{MemoryStore, Store, StoreError, StoredContents, Xattrs};
-use ashlar_types::{Inode, InodeId};
+use ashlar_store::{MemoryStore, Store, StoreError, Xattrs};
+use ashlar_types::{Contents, Inode, InodeId};
 
 /// All that is known of an inode, with the numbers of a file's blocks.
 ///
@@ -41,8 +41,8 @@ impl TreePicture {
                 ahead.push((join(&path, name.as_bytes()), entry.inode));
             }
             let blocks = match store.contents(id)? {
-                StoredContents::Inline(_) => vec![0],
-                StoredContents::Extents(extents) => extents
+                Contents::Inline(_) => vec![0],
+                Contents::Extents(extents) | Contents::Withheld(extents) => extents
                     .iter()
                     .flat_map(|extent| extent.logical_block..extent.logical_block + extent.blocks)
                     .collect(),

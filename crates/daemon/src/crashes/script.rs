@@ -15,7 +15,7 @@ use ashlar_store::{CommitDone, CommitJob, MemoryStore};
 use ashlar_tests::random::Random;
 use ashlar_types::{FileKind, InodeId, LogPosition, SessionId, Timestamp};
 use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update, Whiteout};
-use ashlar_wire::{Credit, CreditKind, LeaseRequest, Need, Reply, ScopeKind, SessionKind};
+use ashlar_wire::{Credit, CreditKind, LeaseRequest, Need, Reply, SessionKind};
 
 use super::mirror::Mirror;
 use super::reference::TreePicture;
@@ -288,7 +288,7 @@ impl Live {
 
     fn acquire(&mut self, inode: InodeId) {
         let need = Need { contents: false, entries: false, children: false, xattrs: false };
-        let want = LeaseRequest { inode, write: true, scope: ScopeKind::Node, need };
+        let want = LeaseRequest::on_inode(inode, true, need);
         let reply = acquire(&self.shared, self.id, want);
         let Reply::Granted { grants, .. } = reply else { panic!("{reply:?}") };
         self.leased.insert(inode, (grants[0].slot, grants[0].word));

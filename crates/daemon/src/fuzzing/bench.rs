@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ashlar_lease::{LeaseScope, Mode, WantedLease};
+use ashlar_lease::RequestedLease;
 use ashlar_pmem::{Arena, ArenaOptions};
-use ashlar_store::{Store, StoredContents};
-use ashlar_types::{FileKind, Inode, InodeId, LogPosition, SessionId};
+use ashlar_store::Store;
+use ashlar_types::{Contents, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LogPosition, SessionId, WantedLease};
 use ashlar_wire::{Credit, CreditKind, SessionKind};
 use tempfile::TempDir;
 
@@ -40,7 +40,7 @@ pub struct ArenaBench {
     arena: Arc<Arena>,
     tree: TreeInodes,
     hidden: [Vec<InodeId>; 2],
-    contents: Vec<(InodeId, Inode, StoredContents)>,
+    contents: Vec<(InodeId, Inode, Contents)>,
     process: Process,
     /// The session of the super-user; its own records are none, so that no case changes it.
     bystander: Option<ServedSession>,
@@ -151,7 +151,7 @@ impl ArenaBench {
 
     /// Returns a file whose attributes are those of the tree and whose content is not.
     pub fn changed_content(&self, state: &Node) -> Option<InodeId> {
-        let is_changed = |(id, inode, contents): &&(InodeId, Inode, StoredContents)| {
+        let is_changed = |(id, inode, contents): &&(InodeId, Inode, Contents)| {
             let is_same = state.store.inode(*id).expect("a sound store").as_ref() == Some(inode);
             is_same && state.store.contents(*id).expect("a sound store") != *contents
         };
@@ -176,7 +176,8 @@ fn take_leases(state: &mut Node, tree: &TreeInodes, script: &mut RecordScript<'_
     let nodes = tree.known.iter().enumerate().filter(|(index, _)| is_chosen(*index)).map(|(_, inode)| *inode);
     let wants = nodes.map(|inode| (inode, LeaseScope::Node)).chain(subtree.map(|top| (top, LeaseScope::Subtree)));
     for (inode, scope) in wants {
-        let want = WantedLease { inode, mode: Mode::Write, scope, may_widen: false };
+        let lease = WantedLease { inode, mode: LeaseMode::Write, scope };
+        let want = RequestedLease { lease, may_widen: false };
         let ancestors = Ancestors(&state.store);
         state.leasing.manager.handle_request(1, WRITER, &[want], &ancestors).expect("a request like any other");
         while let Some(command) = state.leasing.manager.poll_command(1, &ancestors, &|_| false) {

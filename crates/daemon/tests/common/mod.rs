@@ -17,7 +17,7 @@ use ashlar_types::{Errno, FileKind, InodeId, LogPosition, SealCount, Timestamp};
 use ashlar_update::{Create, Update};
 use ashlar_wire::{
     CONTROL_BYTES, Connection, ControlPage, Credit, CreditKind, GrantReply, Hello, LEASE_TABLE_BYTES, LeaseRequest,
-    LeaseTable, Need, PROTOCOL_VERSION, Peer, Reply, Request, ScopeKind, SessionKind, Welcome, WireError,
+    LeaseTable, Need, PROTOCOL_VERSION, Peer, Reply, Request, SessionKind, Welcome, WireError,
 };
 use rustix::process::{Gid, Uid};
 
@@ -400,7 +400,7 @@ impl Client {
 
     pub fn want(inode: InodeId, write: bool) -> LeaseRequest {
         let need = Need { contents: true, entries: true, children: true, xattrs: true };
-        LeaseRequest { inode, write, scope: ScopeKind::Node, need }
+        LeaseRequest::on_inode(inode, write, need)
     }
 
     pub fn acquire(&mut self, wants: &[(InodeId, bool)]) -> Result<Vec<GrantReply>, Errno> {

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ashlar_libfs::{LockKind, LockMode};
+use ashlar_libfs::{ByteRange, LockAction, LockKind, LockedRange};
 use ashlar_types::Errno;
 
 use crate::connection::reply_buffer::ReplyBuffer;
@@ -52,21 +52,21 @@ fn lock_owner(asked: &LkIn) -> u64 {
     if asked.lk_flags & LK_FLOCK != 0 { asked.fh } else { asked.owner }
 }
 
-fn lock_mode(asked: &LkIn) -> Result<LockMode, Errno> {
+fn lock_action(asked: &LkIn) -> Result<LockAction, Errno> {
     match i32::try_from(asked.lk.kind).map_err(|_| Errno::EINVAL)? {
-        libc::F_RDLCK => Ok(LockMode::Read),
-        libc::F_WRLCK => Ok(LockMode::Write),
-        libc::F_UNLCK => Ok(LockMode::Unlock),
+        libc::F_RDLCK => Ok(LockAction::Read),
+        libc::F_WRLCK => Ok(LockAction::Write),
+        libc::F_UNLCK => Ok(LockAction::Unlock),
         _ => Err(Errno::EINVAL),
     }
 }
 
-/// Returns a mode as `fcntl` numbers it.
-fn fcntl_number(mode: LockMode) -> u32 {
-    let number = match mode {
-        LockMode::Read => libc::F_RDLCK,
-        LockMode::Write => libc::F_WRLCK,
-        LockMode::Unlock => libc::F_UNLCK,
+/// Returns an action as `fcntl` numbers it.
+fn fcntl_number(action: LockAction) -> u32 {
+    let number = match action {
+        LockAction::Read => libc::F_RDLCK,
+        LockAction::Write => libc::F_WRLCK,
+        LockAction::Unlock => libc::F_UNLCK,
     };
     number as u32
 }
@@ -75,12 +75,14 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     /// GETLK.
     pub(crate) fn getlk(mut self) -> RequestResult {
         let asked: LkIn = self.arguments.structure()?;
-        let range = (asked.lk.start, asked.lk.end);
+        let range = ByteRange::new(asked.lk.start, asked.lk.end);
         let found =
-            self.fs().query_lock(self.inode(), lock_kind(&asked), lock_owner(&asked), range, lock_mode(&asked)?)?;
+            self.fs().query_lock(self.inode(), lock_kind(&asked), lock_owner(&asked), range, lock_action(&asked)?)?;
         let lk = match found {
-            Some((mode, start, end, pid)) => FileLock { start, end, kind: fcntl_number(mode), pid },
-            None => FileLock { kind: fcntl_number(LockMode::Unlock), ..asked.lk },
+            Some((LockedRange { mode, range }, pid)) => {
+                FileLock { start: range.first, end: range.last, kind: fcntl_number(mode.into()), pid }
+            }
+            None => FileLock { kind: fcntl_number(LockAction::Unlock), ..asked.lk },
         };
         self.reply.structure(&LkOut { lk })?;
         Ok(ReplyAction::Send)
@@ -89,29 +91,29 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     /// SETLK, and SETLKW, which may wait.
     pub(crate) fn setlk(mut self, may_wait: bool) -> RequestResult {
         let asked: LkIn = self.arguments.structure()?;
-        let (inode, kind, mode) = (self.inode(), lock_kind(&asked), lock_mode(&asked)?);
-        if kind == LockKind::Record && mode != LockMode::Unlock {
+        let (inode, kind, action) = (self.inode(), lock_kind(&asked), lock_action(&asked)?);
+        if kind == LockKind::Record && action != LockAction::Unlock {
             // Recorded before the lock exists: a record in vain costs one message at close.
             self.mount.locks.record_owner(inode, asked.owner, asked.fh);
         }
-        let range = (asked.lk.start, asked.lk.end);
-        match self.fs().lock(inode, kind, lock_owner(&asked), asked.lk.pid, range, mode, None) {
-            Err(Errno::EAGAIN) if may_wait => self.wait_for_lock(&asked, kind, mode),
+        let range = ByteRange::new(asked.lk.start, asked.lk.end);
+        match self.fs().lock(inode, kind, lock_owner(&asked), asked.lk.pid, range, action, None) {
+            Err(Errno::EAGAIN) if may_wait => self.wait_for_lock(&asked, kind, action),
             result => result.map(|()| ReplyAction::Send),
         }
     }
 
     /// Waits on another thread, which answers the request.
-    fn wait_for_lock(&self, asked: &LkIn, kind: LockKind, mode: LockMode) -> RequestResult {
+    fn wait_for_lock(&self, asked: &LkIn, kind: LockKind, action: LockAction) -> RequestResult {
         let (unique, inode, asked) = (self.header.unique, self.inode(), *asked);
         self.mount.locks.begin_wait(unique)?;
         let (mount, route) = (Arc::clone(self.mount), self.route.clone());
         let thread = std::thread::Builder::new().name("ashlar-lock".into()).stack_size(STACK_BYTES);
         let spawned = thread.spawn(move || {
             mount.allowed_cores.unbind_thread();
-            let range = (asked.lk.start, asked.lk.end);
+            let range = ByteRange::new(asked.lk.start, asked.lk.end);
             let result =
-                mount.file_system.lock(inode, kind, lock_owner(&asked), asked.lk.pid, range, mode, Some(unique));
+                mount.file_system.lock(inode, kind, lock_owner(&asked), asked.lk.pid, range, action, Some(unique));
             mount.locks.end_wait(unique);
             let mut reply = ReplyBuffer::new(0);
             if let Err(errno) = route.send(&mount.device, reply.seal(unique, result)) {

@@ -2,11 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId, LogPosition, Name, SessionId, name_cookie};
-use ashlar_update::Entry;
-use ashlar_wire::{
-    Credit, GrantReply, InodeState, LeaseRequest, LeaseWord, Need, QuotaRequest, Reply, Request, ScopeKind,
+use ashlar_types::{
+    Access, Credentials, Errno, FileKind, InodeId, LeaseMode, LeaseScope, LogPosition, Name, SessionId, WantedLease,
+    name_cookie,
 };
+use ashlar_update::Entry;
+use ashlar_wire::{Credit, GrantReply, InodeState, LeaseRequest, LeaseWord, Need, QuotaRequest, Reply, Request};
 use smallvec::SmallVec;
 
 use crate::LibFs;
@@ -95,7 +96,7 @@ fn lease_of_grant(grant: &GrantReply) -> Lease {
 
 /// Returns whether a granted lease is one to write, if that was wanted.
 fn gives(want: &LeaseRequest, grant: &GrantReply) -> bool {
-    !want.write || LeaseWord(grant.word).may_write()
+    !want.lease.mode.is_write() || LeaseWord(grant.word).may_write()
 }
 
 /// Why an operation must unlock its nodes, and the remedy before it tries again.
@@ -259,7 +260,7 @@ impl LibFs {
     /// Returns the parts of a claim that a node's state lacks; `None` if it has all.
     pub(crate) fn find_missing(&self, state: &NodeState, claim: &Claim) -> Option<LeaseRequest> {
         let held = state.inode.is_some() && self.holds_lease(state, claim.write);
-        let covered = !claim.subtree || state.lease.is_some_and(|lease| lease.word.scope() == ScopeKind::Subtree);
+        let covered = !claim.subtree || state.lease.is_some_and(|lease| lease.word.scope() == LeaseScope::Subtree);
         let is_directory = state.inode.as_ref().is_none_or(ashlar_types::Inode::is_directory);
         let complete = state.children.is_complete()
             || state.hides_entries
@@ -279,9 +280,11 @@ impl LibFs {
             return self.find_missing(state, &Claim { write: true, ..*claim });
         }
         Some(LeaseRequest {
-            inode: claim.id,
-            write: claim.write,
-            scope: if claim.subtree { ScopeKind::Subtree } else { ScopeKind::Node },
+            lease: WantedLease {
+                inode: claim.id,
+                mode: LeaseMode::new(claim.write),
+                scope: if claim.subtree { LeaseScope::Subtree } else { LeaseScope::Node },
+            },
             need: Need { contents, entries, children: entries, xattrs: xattrs || !held },
         })
     }
@@ -432,7 +435,7 @@ impl LibFs {
             Ok(Reply::Granted { grants, applied, dependencies }) => (grants, applied, dependencies),
             Ok(_) => return Err(Errno::EIO),
             // SharedFS may not have seen yet that this session made the inode.
-            Err(Errno::ESTALE) if wants.iter().any(|(want, _)| self.has_changes(want.inode)) => {
+            Err(Errno::ESTALE) if wants.iter().any(|(want, _)| self.has_changes(want.lease.inode)) => {
                 return self.make_room().map(|()| true);
             }
             Err(errno) => return Err(errno),
@@ -569,8 +572,7 @@ impl LibFs {
                 None => {
                     // The lease that is there becomes a lease to write, if the operation needs one.
                     let need = Need { xattrs: true, ..Need::default() };
-                    let again =
-                        LeaseRequest { inode: claim.id, write: claim.soon_written, scope: ScopeKind::Node, need };
+                    let again = LeaseRequest::on_inode(claim.id, claim.soon_written, need);
                     let changes = claim.soon_written || claim.makes;
                     self.request_entry(&claim, found, name, changes.then_some(again), revision).map(drop)?;
                 }
@@ -610,7 +612,7 @@ impl LibFs {
         let directory = claim.id;
         // The inode's state is requested as for a session that knows nothing of it.
         let want = self.find_missing(&NodeState::default(), &found(directory)).ok_or(Errno::EIO)?;
-        let (write, need) = (want.write, want.need);
+        let (write, need) = (want.lease.mode.is_write(), want.need);
         let request = Request::Lookup { directory, name: name.to_vec(), within, makes: claim.makes, write, need };
         let (entry, granted, grants, applied, dependencies) = match self.call(&request) {
             Ok(Reply::Entry { entry, directory, grants, applied, dependencies }) => {

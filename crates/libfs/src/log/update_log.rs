@@ -17,9 +17,9 @@ use std::ops::Range;
 
 use ashlar_log::{AppendError, Appended, Corrupt, Log, LogOpenError, Pin};
 use ashlar_pmem::{Mapping, OutOfBounds};
-use ashlar_types::{InodeId, LogPosition, SealCount, SessionId};
+use ashlar_types::{InodeId, LogPosition, QuotaVersion, SealCount, SessionId};
 use ashlar_update::Update;
-use ashlar_wire::{LeaseRequest, QuotaVersion};
+use ashlar_wire::LeaseRequest;
 
 use crate::LibFs;
 use crate::cache::node::{NodeState, NodeWriteGuard};

@@ -6,7 +6,7 @@ use ashlar_store::{CommitDone, CommitJob, Committed, StoreError};
 use ashlar_types::SessionId;
 
 use crate::effects::NodeEffect;
-use crate::node::{Node, OWN_SESSION};
+use crate::node::Node;
 use crate::sessions::session::ServedSession;
 
 /// The part of a log that may wait before the log is digested.
@@ -73,7 +73,7 @@ pub fn release_blocks(state: &mut Node) {
         // A word about positions to come would count as the word of the session that gets this number next.
         state.store.release(id, position.min(state.store.applied(id)));
     }
-    state.store.release_all(OWN_SESSION);
+    state.store.release_all(SessionId::SHARED_FS);
 }
 
 /// Takes freed blocks from sessions that might still read them.

@@ -1,9 +1,9 @@
 //! Inodes without a name: freed when no session has them open.
 
-use ashlar_types::InodeId;
+use ashlar_types::{InodeId, SessionId};
 use ashlar_update::Update;
 
-use crate::node::{Node, OWN_SESSION};
+use crate::node::Node;
 
 /// Returns the orphans that no session has open.
 #[must_use]
@@ -20,8 +20,8 @@ pub fn free_orphans(state: &mut Node) {
 
 /// Frees one orphan that no session has open.
 pub fn free_orphan(state: &mut Node, inode: InodeId) {
-    let end = state.store.applied(OWN_SESSION).plus(1);
-    match state.apply_update(OWN_SESSION, end, &Update::Release { inode }) {
+    let end = state.store.applied(SessionId::SHARED_FS).plus(1);
+    match state.apply_update(SessionId::SHARED_FS, end, &Update::Release { inode }) {
         Ok(applied) => {
             state.counters.orphans_freed += u64::from(applied.freed.is_some());
             // It has a name again, or is gone: no orphan either way.

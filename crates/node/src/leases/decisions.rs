@@ -3,9 +3,9 @@
 use std::io;
 use std::time::Duration;
 
-use ashlar_lease::{Command, LeaseScope, Mode, RevokeReason, SlotWord};
-use ashlar_types::{InodeId, SessionId};
-use ashlar_wire::{LeaseWord, ScopeKind};
+use ashlar_lease::{Command, RevokeReason, SlotWord};
+use ashlar_types::{InodeId, LeaseScope, SessionId};
+use ashlar_wire::LeaseWord;
 
 use crate::effects::NodeEffect;
 use crate::leases::invalidation;
@@ -143,14 +143,9 @@ pub fn write_attached(state: &mut Node) {
 
 /// Returns the lease word for a slot word.
 pub fn lease_word(word: &SlotWord) -> LeaseWord {
-    let scope = match word.scope {
-        LeaseScope::Node => ScopeKind::Node,
-        LeaseScope::Files => ScopeKind::Files,
-        LeaseScope::Subtree => ScopeKind::Subtree,
-    };
     match word.mode {
         None => LeaseWord::revoked(word.generation),
-        Some(mode) => LeaseWord::new(word.generation, scope, mode == Mode::Write),
+        Some(mode) => LeaseWord::new(word.generation, word.scope, mode.is_write()),
     }
 }
 

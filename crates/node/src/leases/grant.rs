@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_store::StoreError;
-use ashlar_types::{Access, Errno, InodeId, LogPosition, Name, SessionId};
-use ashlar_wire::{DirectoryEntry, GrantReply, LeaseRequest, Need, Reply, ScopeKind};
+use ashlar_types::{Access, Errno, InodeId, LeaseMode, LeaseScope, LogPosition, Name, SessionId, WantedLease};
+use ashlar_wire::{DirectoryEntry, GrantReply, LeaseRequest, Need, Reply};
 
 use crate::leases::kernel_notifier::{KernelNotifier, KernelTicket};
 use crate::leases::leasing::{Dependencies, WantedLeases, home_of};
@@ -90,14 +90,14 @@ pub fn is_extent_request(state: &mut Node, id: SessionId, wants: &[LeaseRequest]
     // A session that knows nothing of an inode wants its extended attributes, too.
     let is_of_bytes = |want: &LeaseRequest| {
         let Need { contents, entries, xattrs, .. } = want.need;
-        contents && !entries && !xattrs && want.scope == ScopeKind::Node
+        contents && !entries && !xattrs && want.lease.scope == LeaseScope::Node
     };
     state.live(id).is_some()
         && wants.iter().all(is_of_bytes)
         && check_exists(state, wants).is_ok()
-        && wants
-            .iter()
-            .all(|want| state.covering_lease(state.now.since_boot_us(), id, want.inode, want.write).is_some())
+        && wants.iter().all(|want| {
+            state.covering_lease(state.now.since_boot_us(), id, want.lease.inode, want.lease.mode).is_some()
+        })
 }
 
 /// Fails unless a session reaches a directory and has an access to it.
@@ -141,8 +141,8 @@ pub fn report_store_error(error: &StoreError) -> Errno {
 /// Fails if a session asks for an inode that does not exist.
 pub fn check_exists(state: &Node, wants: &[LeaseRequest]) -> Result<(), Errno> {
     for want in wants {
-        let exists = want.inode == InodeId::RENAME
-            || state.store.inode(want.inode).map_err(|error| report_store_error(&error))?.is_some();
+        let exists = want.lease.inode == InodeId::RENAME
+            || state.store.inode(want.lease.inode).map_err(|error| report_store_error(&error))?.is_some();
         if !exists {
             return Err(Errno::ESTALE);
         }
@@ -155,11 +155,11 @@ pub fn check_exists(state: &Node, wants: &[LeaseRequest]) -> Result<(), Errno> {
 /// Only SharedFS grants the files of a directory at once, and only directories have something below them.
 pub fn check_scopes(state: &Node, wants: &[LeaseRequest]) -> Result<(), Errno> {
     for want in wants {
-        let is_odd = match want.scope {
-            ScopeKind::Node => false,
-            ScopeKind::Files => true,
-            ScopeKind::Subtree => {
-                let found = state.store.inode(want.inode).map_err(|error| report_store_error(&error))?;
+        let is_odd = match want.lease.scope {
+            LeaseScope::Node => false,
+            LeaseScope::Files => true,
+            LeaseScope::Subtree => {
+                let found = state.store.inode(want.lease.inode).map_err(|error| report_store_error(&error))?;
                 found.is_none_or(|found| !found.is_directory())
             }
         };
@@ -179,39 +179,40 @@ pub fn refusal(state: &Node, id: SessionId) -> Errno {
 ///
 /// Without a right to change anything of the inode, it gets a lease to read: LibFS asks before it knows the rights.
 pub fn check_want(state: &Node, id: SessionId, want: &LeaseRequest) -> Result<Option<LeaseRequest>, StoreError> {
-    let (Some(session), Some(found)) = (state.ordinary_session(id), state.store.inode(want.inode)?) else {
+    let (Some(session), Some(found)) = (state.ordinary_session(id), state.store.inode(want.lease.inode)?) else {
         return Ok(Some(*want));
     };
-    if !state.reaches(session, (want.inode, &found))? {
+    if !state.reaches(session, (want.lease.inode, &found))? {
         return Ok(None);
     }
-    let write = want.write && state.may_change(session, (want.inode, &found))?;
-    let scope = if write || want.scope == ScopeKind::Files { want.scope } else { ScopeKind::Node };
-    Ok(Some(LeaseRequest { write, scope, ..*want }))
+    let write = want.lease.mode.is_write() && state.may_change(session, (want.lease.inode, &found))?;
+    let scope = if write || want.lease.scope == LeaseScope::Files { want.lease.scope } else { LeaseScope::Node };
+    let lease = WantedLease { inode: want.lease.inode, mode: LeaseMode::new(write), scope };
+    Ok(Some(LeaseRequest { lease, ..*want }))
 }
 
 /// Widens a want to what the session is likely to access next.
 pub fn widen_want(state: &mut Node, id: SessionId, want: &LeaseRequest) -> LeaseRequest {
     // If no state is to be sent, no further state is sent either.
-    if want.write || want.scope != ScopeKind::Node || want.need == Need::default() {
+    if want.lease.mode.is_write() || want.lease.scope != LeaseScope::Node || want.need == Need::default() {
         return *want;
     }
     let inode = |inode| state.store.inode(inode).ok().flatten();
-    let Some(found) = inode(want.inode) else { return *want };
+    let Some(found) = inode(want.lease.inode) else { return *want };
     if found.is_directory() && found.entries <= scan_detection::LISTED_ENTRIES_MAX {
         return LeaseRequest { need: Need { entries: true, children: true, ..want.need }, ..*want };
     }
-    let directory = home_of(want.inode, &found).as_file();
+    let directory = home_of(want.lease.inode, &found).as_file();
     let entries = directory.and_then(inode).map(|found| found.entries);
     let (Some(directory), Some(entries), Some(session)) = (directory, entries, state.sessions.get_mut(&id)) else {
         return *want;
     };
     let scope = if session.scans.record_access(directory, entries, want.need.contents) {
-        ScopeKind::Files
+        LeaseScope::Files
     } else {
-        ScopeKind::Node
+        LeaseScope::Node
     };
-    LeaseRequest { scope, ..*want }
+    LeaseRequest { lease: WantedLease { scope, ..want.lease }, ..*want }
 }
 
 /// Answers a want that the session's leases cover, ahead of waiting sessions.
@@ -219,10 +220,10 @@ pub fn answer_covered(state: &mut Node, id: SessionId, wanted: &WantedLeases) ->
     let (mut grants, mut dependencies) = (Vec::with_capacity(wanted.wants.len()), Vec::new());
     for want in &wanted.wants {
         // Other sessions may hold leases below a directory that a session's lease covers: only the manager takes those.
-        if want.scope == ScopeKind::Subtree {
+        if want.lease.scope == LeaseScope::Subtree {
             return None;
         }
-        let (grant, shown) = state.covering_lease(state.now.since_boot_us(), id, want.inode, want.write)?;
+        let (grant, shown) = state.covering_lease(state.now.since_boot_us(), id, want.lease.inode, want.lease.mode)?;
         grants.push(grant);
         dependencies.extend(shown);
     }

@@ -29,8 +29,8 @@ use std::sync::Arc;
 use ashlar_lease::SlotWord;
 use ashlar_pmem::Mapping;
 use ashlar_store::{Store, StoreError};
-use ashlar_types::{Credentials, InodeId, SessionId, Timestamp};
-use ashlar_wire::{Contents, GrantCache, GrantCacheWriter, GrantReply, LeaseWord, Need, PublishedGrant, ScopeKind};
+use ashlar_types::{Contents, Credentials, InodeId, LeaseScope, SessionId, Timestamp};
+use ashlar_wire::{GrantCache, GrantCacheWriter, GrantReply, LeaseWord, Need, PublishedGrant};
 
 use crate::access::ways::{TRUSTED_PREFIX, USER_PREFIX, Viewer, Visibility};
 use crate::leases::decisions::lease_word;
@@ -192,7 +192,7 @@ pub fn publish(state: &mut Node, replies: &[GrantReply]) {
             continue;
         }
         let is_under_it = |joined: &(LeaseWord, u32, SlotWord)| (joined.0, joined.1) == (word, reply.slot);
-        let lease = match joined.filter(|joined| word.scope() == ScopeKind::Files && is_under_it(joined)) {
+        let lease = match joined.filter(|joined| word.scope() == LeaseScope::Files && is_under_it(joined)) {
             Some((_, _, lease)) => lease,
             None => match leasing.manager.join_readers(now_us, grant_cache.session, reply.inode, &Ancestors(store)) {
                 Some(lease) => lease.word,
@@ -237,7 +237,7 @@ fn may_be_published(reply: &GrantReply) -> bool {
         (_, Some(Contents::Extents(extents))) => extents.len() > EXTENTS_MAX,
         _ => false,
     };
-    let is_read = !word.may_write() && word.scope() != ScopeKind::Subtree;
+    let is_read = !word.may_write() && word.scope() != LeaseScope::Subtree;
     // An inode without a name may be freed under leases that do not cover it.
     is_read && reply.inode != InodeId::RENAME && state_sent.attributes.links > 0 && !is_long
 }

@@ -1,7 +1,7 @@
 //! Queues what a mount's kernel must forget when a lease is taken from the mount.
 
-use ashlar_lease::{Ancestry, LeaseScope};
-use ashlar_types::{InodeId, SessionId};
+use ashlar_lease::Ancestry;
+use ashlar_types::{InodeId, LeaseScope, SessionId};
 
 use crate::leases::kernel_notifier::StaleCache;
 use crate::leases::leasing::Ancestors;

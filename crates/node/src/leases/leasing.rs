@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ashlar_lease::{Ancestry, InodeHome, LeaseManager, LeaseScope, Limits, Mode, RequestError, RequestId, SlotWord};
+use ashlar_lease::{Ancestry, InodeHome, LeaseManager, Limits, RequestError, RequestId, RequestedLease, SlotWord};
 use ashlar_store::{Store, StoreError};
-use ashlar_types::{Errno, Inode, InodeId, LogPosition, SessionId};
+use ashlar_types::{Errno, Inode, InodeId, LeaseMode, LogPosition, SessionId};
 use ashlar_update::{Applied, Update};
-use ashlar_wire::{LEASE_SLOTS, LeaseRequest, LeaseWord, ScopeKind, SessionKind};
+use ashlar_wire::{LEASE_SLOTS, LeaseRequest, LeaseWord, SessionKind};
 
 use crate::leases::grant::GrantAnswer;
 use crate::leases::kernel_notifier::KernelTicket;
@@ -76,18 +76,6 @@ pub struct SessionLeases<'a> {
 impl Leases for SessionLeases<'_> {
     fn may_write(&self, inode: InodeId) -> bool {
         self.manager.may_write(self.session, inode, &Ancestors(self.store))
-    }
-}
-
-fn to_mode(write: bool) -> Mode {
-    if write { Mode::Write } else { Mode::Read }
-}
-
-fn to_scope(scope: ScopeKind) -> LeaseScope {
-    match scope {
-        ScopeKind::Node => LeaseScope::Node,
-        ScopeKind::Files => LeaseScope::Files,
-        ScopeKind::Subtree => LeaseScope::Subtree,
     }
 }
 
@@ -227,8 +215,8 @@ fn restore_word(session: &ServedSession, slot: u32) -> Option<SlotWord> {
         slot,
         inode: session.leases.inode(slot),
         generation: word.generation(),
-        mode: word.may_read().then(|| to_mode(word.may_write())),
-        scope: to_scope(word.scope()),
+        mode: word.may_read().then(|| LeaseMode::new(word.may_write())),
+        scope: word.scope(),
     })
 }
 
@@ -237,13 +225,7 @@ impl Node {
     ///
     /// The lease would cover it, and the session is not a mount's.
     pub fn is_refused(&self, id: SessionId, want: &LeaseRequest) -> bool {
-        let lease = ashlar_lease::WantedLease {
-            inode: want.inode,
-            mode: to_mode(want.write),
-            scope: to_scope(want.scope),
-            may_widen: false,
-        };
-        self.leasing.manager.refuses(id, &lease, &Ancestors(&self.store))
+        self.leasing.manager.refuses(id, &want.lease, &Ancestors(&self.store))
     }
 
     /// Queues a session's request for leases.
@@ -254,11 +236,9 @@ impl Node {
         // A kernel that goes through a tree has no grant cache. It would have to be notified of each lease that is
         // taken back.
         let is_mount = self.sessions.get(&id).is_some_and(|session| session.identity.kind == SessionKind::Mount);
-        let lease = |want: &LeaseRequest| ashlar_lease::WantedLease {
-            inode: want.inode,
-            mode: to_mode(want.write),
-            scope: to_scope(want.scope),
-            may_widen: want.write || is_mount,
+        let lease = |want: &LeaseRequest| RequestedLease {
+            lease: want.lease,
+            may_widen: want.lease.mode.is_write() || is_mount,
         };
         let asked: Vec<_> = wanted.wants.iter().map(lease).collect();
         let request = self.leasing.manager.handle_request(now_us, id, &asked, &Ancestors(&self.store));
@@ -279,8 +259,8 @@ impl Node {
         now_us: u64,
         id: SessionId,
         inode: InodeId,
-        write: bool,
+        mode: LeaseMode,
     ) -> Option<(ashlar_lease::Grant, Vec<(SessionId, LogPosition)>)> {
-        self.leasing.manager.find_covering(now_us, id, inode, to_mode(write), &Ancestors(&self.store))
+        self.leasing.manager.find_covering(now_us, id, inode, mode, &Ancestors(&self.store))
     }
 }

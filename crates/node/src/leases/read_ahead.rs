@@ -9,8 +9,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use ashlar_store::{Store, StoreError};
-use ashlar_types::{FileKind, InodeId, SessionId};
-use ashlar_wire::{LeaseRequest, Need, ScopeKind, SessionKind};
+use ashlar_types::{FileKind, InodeId, LeaseMode, LeaseScope, SessionId, WantedLease};
+use ashlar_wire::{LeaseRequest, Need, SessionKind};
 
 use crate::leases::leasing::{Ancestors, home_of};
 use crate::leases::scan_detection;
@@ -161,18 +161,19 @@ pub fn add_read_ahead(state: &mut Node, id: SessionId, wants: &mut Vec<LeaseRequ
         let is_first = *granted == directory;
         if !is_first {
             let need = Need { entries: true, children: true, xattrs: true, contents: false };
-            wants.push(LeaseRequest { inode: *granted, write: false, scope: ScopeKind::Node, need });
+            wants.push(LeaseRequest::on_inode(*granted, false, need));
         }
-        let asked = Some(wants[place].inode).filter(|asked| is_first && *asked != directory);
+        let asked = Some(wants[place].lease.inode).filter(|asked| is_first && *asked != directory);
         let Some((file, entries)) = representative_file(state, id, *granted, asked) else { continue };
         if let Some(session) = state.sessions.get_mut(&id) {
             session.scans.expect_scan(*granted, entries);
         }
         if asked.is_some() {
-            wants[place].scope = ScopeKind::Files;
+            wants[place].lease.scope = LeaseScope::Files;
         } else {
             let need = Need { xattrs: true, contents: reads, ..Need::default() };
-            wants.push(LeaseRequest { inode: file, write: false, scope: ScopeKind::Files, need });
+            let lease = WantedLease { inode: file, mode: LeaseMode::Read, scope: LeaseScope::Files };
+            wants.push(LeaseRequest { lease, need });
         }
     }
     if let Some(session) = state.sessions.get_mut(&id) {
@@ -184,14 +185,14 @@ pub fn add_read_ahead(state: &mut Node, id: SessionId, wants: &mut Vec<LeaseRequ
 ///
 /// It is the wanted one, or a wanted file's.
 fn directory_of_want(state: &Node, want: &LeaseRequest) -> Option<InodeId> {
-    if want.write || want.scope == ScopeKind::Subtree || want.need == Need::default() {
+    if want.lease.mode.is_write() || want.lease.scope == LeaseScope::Subtree || want.need == Need::default() {
         return None;
     }
     if want.need.children {
-        return Some(want.inode);
+        return Some(want.lease.inode);
     }
-    let found = state.store.inode(want.inode).ok()??;
-    home_of(want.inode, &found).as_file()
+    let found = state.store.inode(want.lease.inode).ok()??;
+    home_of(want.lease.inode, &found).as_file()
 }
 
 /// Continues a walk with a directory that is asked for.

@@ -12,8 +12,8 @@
 use std::collections::BTreeSet;
 
 use ashlar_lease::Reach;
-use ashlar_types::{Errno, InodeId, SessionId};
-use ashlar_wire::{LeaseRequest, Need, ReserveReason, ScopeKind, SessionKind};
+use ashlar_types::{Errno, InodeId, LeaseMode, LeaseScope, SessionId, WantedLease};
+use ashlar_wire::{LeaseRequest, Need, ReserveReason, SessionKind};
 
 use crate::leases::grant::report_store_error;
 use crate::leases::leasing::Ancestors;
@@ -48,9 +48,9 @@ pub fn reserve(state: &mut Node, id: SessionId, inode: InodeId, reason: ReserveR
     state.reservations.insert((inode, id, reason));
     update_reach(state, inode, found.is_directory());
     let is_whole = reach_of(reason, found.is_directory()) != Reach::Inode;
-    let scope = if is_whole { ScopeKind::Subtree } else { ScopeKind::Node };
+    let scope = if is_whole { LeaseScope::Subtree } else { LeaseScope::Node };
     // The mount holds the leases from now on. It asks for the state when it needs it.
-    Ok(LeaseRequest { inode, write: true, scope, need: Need::default() })
+    Ok(LeaseRequest { lease: WantedLease { inode, mode: LeaseMode::Write, scope }, need: Need::default() })
 }
 
 /// Ends one reason for a reservation.
@@ -83,7 +83,7 @@ fn reservations_of(
     reservations: &Reservations,
     inode: InodeId,
 ) -> impl Iterator<Item = (InodeId, SessionId, ReserveReason)> + '_ {
-    let first = (inode, SessionId(0), ReserveReason::Mapped);
+    let first = (inode, SessionId::SHARED_FS, ReserveReason::Mapped);
     reservations.range(first..).take_while(move |(reserved, ..)| *reserved == inode).copied()
 }
 

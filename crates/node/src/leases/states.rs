@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
-use ashlar_lease::{Grant, LeaseScope, RequestId};
+use ashlar_lease::{Grant, RequestId};
 use ashlar_store::StoreError;
-use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, SessionId, blocks_for};
+use ashlar_types::{
+    Access, Contents, Credentials, Errno, Extent, FileKind, Inode, InodeId, LeaseMode, LeaseScope, SessionId,
+    blocks_for,
+};
 use ashlar_update::acl::Acl;
 use ashlar_update::permission::allows;
 use ashlar_update::xattr_size::attribute_bytes;
 use ashlar_update::{XATTR_ACL_ACCESS, XATTR_HIDDEN};
-use ashlar_wire::{Contents, DirectoryEntry, Extent, GrantReply, InodeState, LeaseRequest, Need, SessionKind};
+use ashlar_wire::{DirectoryEntry, GrantReply, InodeState, LeaseRequest, Need, SessionKind};
 
 use crate::access::ways::{TRUSTED_PREFIX, USER_PREFIX};
 use crate::leases::decisions::{lease_word, write_word};
@@ -113,7 +116,7 @@ fn find_pages_to_drop(state: &Node, id: SessionId, wanted: &WantedLeases) -> Vec
     }
     let notifiers = state.sessions.values().filter_map(|session| Some((session, session.notifier.as_ref()?)));
     let notifiers: Vec<_> = notifiers.collect();
-    let written = wanted.wants.iter().filter(|want| want.write).map(|want| want.inode);
+    let written = wanted.wants.iter().filter(|want| want.lease.mode.is_write()).map(|want| want.lease.inode);
     let owed = written.flat_map(|inode| {
         let owes = move |(session, notifier): &&(&ServedSession, &Arc<dyn KernelNotifier>)| {
             session.control.has_open(inode) && notifier.owes_pages(inode)
@@ -149,7 +152,7 @@ fn grant_replies(
     for (index, (want, grant)) in wanted.wants.iter().zip(grants).enumerate() {
         let is_asked = index < wanted.asked;
         // The state of an inode is sent once, however often the session asks for it.
-        let is_sent = |earlier: &LeaseRequest| earlier.inode == want.inode && earlier.need == want.need;
+        let is_sent = |earlier: &LeaseRequest| earlier.lease.inode == want.lease.inode && earlier.need == want.need;
         let want = &if wanted.wants[..index].iter().any(is_sent) {
             LeaseRequest { need: Need::default(), ..*want }
         } else {
@@ -177,7 +180,7 @@ fn grant_replies(
         let sends_contents =
             !is_asked && want.need.contents && unasked.content_bytes < scan_detection::CONTENT_BYTES_MAX;
         if (sends_contents || is_short_first_access(want, &described)) && may_send_contents(state, id, &described) {
-            let contents = load_contents(state, grant.inode).map_err(|error| report_store_error(&error))?;
+            let contents = state.store.contents(grant.inode).map_err(|error| report_store_error(&error))?;
             unasked.content_bytes += content_bytes(&contents);
             described.contents = Some(contents);
         }
@@ -191,7 +194,7 @@ fn grant_replies(
             add_children(state, id, &reply, grant, &mut unasked, &mut children, dependencies)
                 .map_err(|error| report_store_error(&error))?;
         }
-        if !want.write && grant.word.scope != LeaseScope::Node {
+        if !want.lease.mode.is_write() && grant.word.scope != LeaseScope::Node {
             let reads = want.need.contents;
             add_siblings(state, id, (&reply, reads), grant, &mut unasked, &mut children, dependencies)
                 .map_err(|error| report_store_error(&error))?;
@@ -229,7 +232,8 @@ fn add_children(
         return Ok(());
     }
     for entry in directory.state.entries.iter().flatten() {
-        let Some((found, seen)) = state.covering_lease(state.now.since_boot_us(), id, entry.inode, false) else {
+        let Some((found, seen)) = state.covering_lease(state.now.since_boot_us(), id, entry.inode, LeaseMode::Read)
+        else {
             continue;
         };
         if found.word != grant.word {
@@ -300,7 +304,7 @@ fn add_siblings(
         }
         let mut described = complete_state(state, entry.inode, found, Need { xattrs: true, ..Need::default() })?;
         if sends_contents && may_send_contents(state, id, &described) {
-            let contents = load_contents(state, entry.inode)?;
+            let contents = state.store.contents(entry.inode)?;
             unasked.content_bytes += content_bytes(&contents);
             described.contents = Some(contents);
         } else if !grants_all {
@@ -324,7 +328,7 @@ fn add_siblings(
 fn is_short_first_access(want: &LeaseRequest, file: &InodeState) -> bool {
     let is_short =
         file.attributes.kind == FileKind::Regular && file.attributes.blocks <= scan_detection::SHORT_FILE_BLOCKS;
-    is_short && !want.write && !want.need.contents && want.need.xattrs
+    is_short && !want.lease.mode.is_write() && !want.need.contents && want.need.xattrs
 }
 
 fn xattr_bytes(state: &InodeState) -> usize {
@@ -368,8 +372,7 @@ fn load_state(state: &Node, id: InodeId, need: Need) -> Result<Option<InodeState
 
 fn complete_state(state: &Node, id: InodeId, attributes: Inode, need: Need) -> Result<InodeState, StoreError> {
     let store = &state.store;
-    let contents =
-        if need.contents && attributes.kind == FileKind::Regular { Some(load_contents(state, id)?) } else { None };
+    let contents = if need.contents && attributes.kind == FileKind::Regular { Some(store.contents(id)?) } else { None };
     let entries = if need.entries && attributes.is_directory() && attributes.entries <= Need::ENTRIES_MAX {
         Some(store.entries(id, 0, usize::MAX)?.into_iter().map(directory_entry).collect())
     } else {
@@ -377,19 +380,6 @@ fn complete_state(state: &Node, id: InodeId, attributes: Inode, need: Need) -> R
     };
     let xattrs = if need.xattrs { Some(store.xattrs(id)?) } else { None };
     Ok(InodeState { attributes, contents, entries, hides_entries: false, xattrs, is_followed: store.is_followed(id) })
-}
-
-fn load_contents(state: &Node, id: InodeId) -> Result<Contents, StoreError> {
-    Ok(match state.store.contents(id)? {
-        ashlar_store::StoredContents::Inline(bytes) => Contents::Inline(bytes),
-        ashlar_store::StoredContents::Extents(extents) => {
-            Contents::Extents(extents.into_iter().map(to_wire_extent).collect())
-        }
-    })
-}
-
-fn to_wire_extent(extent: ashlar_store::StoredExtent) -> Extent {
-    Extent { logical_block: extent.logical_block, blocks: extent.blocks, address: extent.address }
 }
 
 #[cfg(test)]

@@ -15,13 +15,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use ashlar_lease::locks::{
-    ByteRange, DelegationSlots, Delegations, HeldLock, HeldLockMode as Mode, LockAction, LockClass as Kind,
-    LockOutcome, LockOwner, LockRequest, LockTable, WaiterId,
+    DelegationSlots, Delegations, HeldLock, LockOutcome, LockOwner, LockRequest, LockTable, WaiterId,
 };
-use ashlar_types::{Access, Errno, InodeId, SessionId};
+use ashlar_types::{Access, Errno, InodeId, LockAction, LockKind, LockedRange, SessionId};
 use ashlar_wire::{
-    LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockKind, LockMode, LockSlot, LockSlotState, Reply, Request,
-    SessionKind,
+    LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockSlot, LockSlotState, Reply, Request, SessionKind,
 };
 
 use crate::access::open_rights;
@@ -30,7 +28,6 @@ use crate::effects::{NodeEffect, PendingEffects};
 use crate::leases::grant::report_store_error;
 use crate::node::Node;
 use crate::sessions::identity::ProcessTable;
-use crate::sessions::noted_locks::{from_locked_range, to_locked_range};
 use crate::sessions::session::ServedSession;
 
 /// How long a restarted SharedFS waits for sessions that do not return.
@@ -138,7 +135,6 @@ impl Locking {
         for session in &processes {
             let _blame = Blame::for_request(session);
             for (inode, ranges) in session.noted_locks.all() {
-                let ranges: Vec<_> = ranges.into_iter().map(from_locked_range).collect();
                 self.restore(session, (inode, 0), false, &ranges, sessions);
             }
         }
@@ -156,7 +152,7 @@ impl Locking {
                 }
                 (Some(inode), found) => {
                     // SharedFS was killed while it took them back, or the session gave the file up.
-                    let ranges = found.into_iter().flat_map(|(.., ranges)| ranges).copied().map(from_locked_range);
+                    let ranges = found.into_iter().flat_map(|(.., ranges)| ranges).copied();
                     session.noted_locks.set(inode, &ranges.collect::<Vec<_>>());
                     session.page.set_delegated(slot, None);
                 }
@@ -174,7 +170,7 @@ impl Locking {
         session: &ServedSession,
         (inode, slot): (InodeId, u32),
         is_delegated: bool,
-        ranges: &[(ByteRange, Mode)],
+        ranges: &[LockedRange],
         sessions: &BTreeMap<SessionId, ServedSession>,
     ) {
         let claim = (inode, process_owner(session.id), session.identity.process.pid, slot);
@@ -209,7 +205,7 @@ impl Locking {
         processes: &dyn ProcessTable,
         now: Duration,
     ) {
-        if request.kind == Kind::Record {
+        if request.kind == LockKind::Record {
             let now_ms = now.as_millis() as u64;
             let pages = &mut LockSlotPages { sessions, word: 0 };
             self.delegations.handle_request(now_ms, request.inode, request.owner, &mut self.table, pages);
@@ -254,7 +250,7 @@ impl Locking {
     ///
     /// If it is a mount's, its process no longer waits on that file as a session: it would wait for itself.
     fn handle_granted(&mut self, request: &LockRequest) {
-        if request.kind == Kind::Record && request.action != LockAction::Unlock && !is_own(request) {
+        if request.kind == LockKind::Record && request.action != LockAction::Unlock && !is_own(request) {
             let LockRequest { inode, owner, pid, .. } = *request;
             self.table.handle_lock_elsewhere(inode, owner.session, pid, LOCK_OWNER_PROCESS);
         }
@@ -269,16 +265,15 @@ struct LockSlotPages<'a> {
 }
 
 impl DelegationSlots for LockSlotPages<'_> {
-    fn delegate(&mut self, to: SessionId, slot: u32, inode: InodeId, locks: &[(ByteRange, Mode)]) -> bool {
+    fn delegate(&mut self, to: SessionId, slot: u32, inode: InodeId, locks: &[LockedRange]) -> bool {
         // If the slot is almost full, the next lock would recall it.
         if locks.len() > LOCK_RANGES_MAX / 2 {
             return false;
         }
         let Some(session) = self.sessions.get(&to) else { return false };
-        let ranges: Vec<_> = locks.iter().map(to_locked_range).collect();
         let before = session.page.delegated(slot);
         session.page.set_delegated(slot, Some(inode));
-        let is_delegated = session.control.delegate_locks(LockSlot { number: slot, word: self.word }, inode, &ranges);
+        let is_delegated = session.control.delegate_locks(LockSlot { number: slot, word: self.word }, inode, locks);
         if is_delegated {
             // The slot is the truth from here on.
             session.noted_locks.set(inode, &[]);
@@ -289,9 +284,9 @@ impl DelegationSlots for LockSlotPages<'_> {
         is_delegated
     }
 
-    fn recall(&mut self, from: SessionId, slot: u32, inode: InodeId) -> Vec<(ByteRange, Mode)> {
+    fn recall(&mut self, from: SessionId, slot: u32, inode: InodeId) -> Vec<LockedRange> {
         let Some(session) = self.sessions.get(&from) else { return Vec::new() };
-        let locks: Vec<_> = session.control.recall_locks(slot, inode).into_iter().map(from_locked_range).collect();
+        let locks = session.control.recall_locks(slot, inode);
         session.noted_locks.set(inode, &locks);
         session.page.set_delegated(slot, None);
         locks
@@ -304,44 +299,19 @@ fn process_owner(session: SessionId) -> LockOwner {
 }
 
 fn is_own(request: &LockRequest) -> bool {
-    request.kind == Kind::Record && request.owner.owner == LOCK_OWNER_PROCESS
-}
-
-fn to_kind(kind: LockKind) -> Kind {
-    match kind {
-        LockKind::Record => Kind::Record,
-        LockKind::Flock => Kind::Flock,
-    }
-}
-
-fn to_action(mode: LockMode) -> LockAction {
-    match mode {
-        LockMode::Read => LockAction::Lock(Mode::Read),
-        LockMode::Write => LockAction::Lock(Mode::Write),
-        LockMode::Unlock => LockAction::Unlock,
-    }
+    request.kind == LockKind::Record && request.owner.owner == LOCK_OWNER_PROCESS
 }
 
 fn decode_lock(session: SessionId, request: &Request) -> Option<LockRequest> {
-    let (inode, lock_kind, owner, pid, range, mode, wait) = match *request {
-        Request::Lock { inode, kind, owner, pid, start, end, mode, wait, .. } => {
-            (inode, kind, owner, pid, (start, end), mode, wait)
+    let (inode, kind, owner, pid, range, action, wait) = match *request {
+        Request::Lock { inode, kind, owner, pid, range, action, wait, .. } => {
+            (inode, kind, owner, pid, range, action, wait)
         }
-        Request::QueryLock { inode, kind, owner, start, end, mode } => {
-            (inode, kind, owner, 0, (start, end), mode, None)
-        }
+        Request::QueryLock { inode, kind, owner, range, action } => (inode, kind, owner, 0, range, action, None),
         _ => return None,
     };
-    let is_range = range.0 <= range.1;
-    is_range.then(|| LockRequest {
-        inode,
-        kind: to_kind(lock_kind),
-        owner: LockOwner { session, owner },
-        pid,
-        range: ByteRange { first: range.0, last: range.1 },
-        action: to_action(mode),
-        wait,
-    })
+    let owner = LockOwner { session, owner };
+    range.is_valid().then_some(LockRequest { inode, kind, owner, pid, range, action, wait })
 }
 
 /// Returns a request as the table takes it.
@@ -376,8 +346,8 @@ fn check_lock_rights(state: &Node, id: SessionId, request: &LockRequest, is_quer
     }
     let held = open_rights::held_access(state, session, (request.inode, &found))?;
     let is_allowed = match request.action {
-        LockAction::Lock(Mode::Read) if !is_query && request.kind == Kind::Record => held.contains(Access::READ),
-        LockAction::Lock(Mode::Write) if !is_query && request.kind == Kind::Record => held.contains(Access::WRITE),
+        LockAction::Read if !is_query && request.kind == LockKind::Record => held.contains(Access::READ),
+        LockAction::Write if !is_query && request.kind == LockKind::Record => held.contains(Access::WRITE),
         _ => held != Access::NONE,
     };
     if is_allowed { Ok(()) } else { Err(Errno::EACCES) }
@@ -516,7 +486,7 @@ fn prepare(state: &mut Node, request: &LockRequest) -> bool {
 /// The mount asks for them again in the process's name. They may have moved to the mount just before the restart, and
 /// still stand in the process's control page.
 fn take_over_moved(state: &mut Node, request: &LockRequest) {
-    if request.kind != Kind::Record || is_own(request) {
+    if request.kind != LockKind::Record || is_own(request) {
         return;
     }
     let Node { locking, sessions, .. } = state;
@@ -568,13 +538,8 @@ pub fn query_lock(state: &mut Node, checked: &CheckedLock) -> Reply {
     if !prepare(state, &request) {
         return Reply::LockedOnMount;
     }
-    let conflict = state.locking.table.query(&request).map(|HeldLock { mode, range, pid, .. }| {
-        let mode = match mode {
-            Mode::Read => LockMode::Read,
-            Mode::Write => LockMode::Write,
-        };
-        (mode, range.first, range.last, pid)
-    });
+    let conflict = state.locking.table.query(&request);
+    let conflict = conflict.map(|HeldLock { mode, range, pid, .. }| (LockedRange { mode, range }, pid));
     Reply::Conflict(conflict)
 }
 
@@ -589,11 +554,7 @@ pub fn yield_locks(state: &mut Node, id: SessionId, inode: InodeId, moves: bool)
         locking.table.handle_move(inode, process_owner(id));
         locking.wake_waiters(effects);
     }
-    let locks = locks.into_iter().map(|(range, mode)| {
-        let mode = if mode == Mode::Write { LockMode::Write } else { LockMode::Read };
-        (mode, range.first, range.last)
-    });
-    Reply::Locks(locks.collect())
+    Reply::Locks(locks)
 }
 
 /// Removes an owner's locks on a file.
@@ -603,7 +564,7 @@ pub fn release_locks(state: &mut Node, id: SessionId, inode: InodeId, owner: u64
     if is_of_process {
         locking.recall_own(inode, process_owner(id), sessions);
     }
-    locking.table.handle_close(LockOwner { session: id, owner }, inode, to_kind(lock_kind));
+    locking.table.handle_close(LockOwner { session: id, owner }, inode, lock_kind);
     if let Some(session) = sessions.get(&id).filter(|_| is_of_process) {
         session.noted_locks.set(inode, &[]);
     }

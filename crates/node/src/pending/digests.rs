@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use ashlar_pmem::MediumKind;
-use ashlar_store::MapBlocks;
+use ashlar_store::{MapBlocks, MappedRun};
 use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
 use ashlar_wire::{LEASE_SLOTS, Reply};
 
@@ -15,7 +15,7 @@ use crate::node::Node;
 use crate::pending::progress::{Progress, done, ok};
 use crate::pending::steps::{ApplyLogs, CommitAll, DigestWait};
 use crate::sessions::mapped_table::NUMBER_MAX;
-use crate::sessions::mapping::{check_shown, to_extent, try_to_map};
+use crate::sessions::mapping::{check_shown, try_to_map};
 use crate::sessions::session::ServedSession;
 
 /// Inode numbers in one range. A crash loses at most so many of them per session.
@@ -243,7 +243,7 @@ impl MapTask {
                     self.tries += 1;
                     match ok!(try_to_map(node, id, inode, (number, follows), first..end)) {
                         MapBlocks::Done(runs) => {
-                            return Progress::Done(Ok(Reply::Mapped(runs.iter().map(to_extent).collect())));
+                            return Progress::Done(Ok(Reply::Mapped(runs.iter().map(MappedRun::extent).collect())));
                         }
                         // A commit takes longer than a mapping by the kernel.
                         MapBlocks::CommitFirst if node.limits.medium == MediumKind::Disk => return nothing(),

@@ -2,9 +2,9 @@
 
 use ashlar_lease::RequestId;
 use ashlar_store::StoreError;
-use ashlar_types::{Access, Errno, FileKind, InodeId, Name, SessionId};
+use ashlar_types::{Access, Errno, FileKind, InodeId, LeaseMode, Name, SessionId};
 use ashlar_update::Entry;
-use ashlar_wire::{DirectoryEntry, LeaseRequest, Need, Reply, ReserveReason, ScopeKind};
+use ashlar_wire::{DirectoryEntry, LeaseRequest, Need, Reply, ReserveReason};
 
 use crate::leases::decisions::{end_leases, make_lease_room};
 use crate::leases::grant::{
@@ -59,7 +59,7 @@ impl ApplyOwn {
                         let may_be_made = |want: &LeaseRequest| {
                             node.sessions
                                 .values()
-                                .any(|session| session.id != id && session.ranges.contains(want.inode))
+                                .any(|session| session.id != id && session.ranges.contains(want.lease.inode))
                         };
                         if !wants.iter().any(may_be_made) {
                             return Progress::Done(Err(missing));
@@ -300,7 +300,7 @@ impl LookupTask {
             match &mut self.stage {
                 LookupStage::Begin => {
                     ok!(Name::check(&self.target.name).map_err(|_| Errno::EINVAL));
-                    if self.target.within.is_some_and(|within| within.inode != directory) {
+                    if self.target.within.is_some_and(|within| within.lease.inode != directory) {
                         return Progress::Done(Err(Errno::EINVAL));
                     }
                     self.stage = LookupStage::Apply(ApplyOwn::new(id));
@@ -360,15 +360,16 @@ impl LookupTask {
     fn wants(&self, node: &mut Node, id: SessionId, found: Option<&Entry>) -> Vec<LeaseRequest> {
         let LookupTarget { within, makes, write, need, .. } = self.target;
         let mut wants = Vec::with_capacity(2);
-        wants.extend(within.map(|within| LeaseRequest { write: within.write || makes && found.is_none(), ..within }));
+        let makes_entry = makes && found.is_none();
+        wants.extend(within.map(|within| if makes_entry { within.to_write() } else { within }));
         wants.extend(found.map(|found| {
             // A session that writes into a file follows a link to it, and does nothing to the link.
             let write = write && !(need.contents && found.kind == FileKind::Symlink);
             // A session that holds the lease already has asked for all the state that it wants.
             let now_us = node.now.since_boot_us();
-            let is_held = need.entries && node.covering_lease(now_us, id, found.inode, write).is_some();
+            let is_held = need.entries && node.covering_lease(now_us, id, found.inode, LeaseMode::new(write)).is_some();
             let need = Need { entries: need.entries && !is_held, children: need.children && !is_held, ..need };
-            LeaseRequest { inode: found.inode, write, scope: ScopeKind::Node, need }
+            LeaseRequest::on_inode(found.inode, write, need)
         }));
         wants
     }
@@ -425,8 +426,7 @@ impl ReserveTask {
             match &mut self.stage {
                 ReserveStage::Apply(apply) => {
                     // The log of the session that made it may not be applied yet.
-                    let scope = ScopeKind::Node;
-                    let want = LeaseRequest { inode: self.inode, write: true, scope, need: Need::default() };
+                    let want = LeaseRequest::on_inode(self.inode, true, Need::default());
                     ok!(done!(apply.advance(node, id, &[want], terms.patience)));
                     let want = ok!(reserved::reserve(node, id, self.inode, self.reason));
                     self.stage = ReserveStage::Take(GrantRequest::new(vec![want]));
@@ -478,7 +478,7 @@ impl TakeFromAll {
                     end_leases(node, taker);
                     return Progress::Done(Ok(()));
                 };
-                let want = LeaseRequest { inode, write: true, scope: ScopeKind::Node, need: Need::default() };
+                let want = LeaseRequest::on_inode(inode, true, Need::default());
                 let wanted = WantedLeases { wants: vec![want], asked: 1, bytes_max: usize::MAX };
                 self.request = Some(ok!(node.request_leases(node.now.since_boot_us(), taker, wanted)));
                 continue;

@@ -18,7 +18,7 @@ use crate::leases::decisions;
 use crate::leases::grant_cache;
 use crate::leases::leasing::Leasing;
 use crate::leases::reserved;
-use crate::node::{Node, OWN_SESSION, RecoveryPhase, UnmetDependency};
+use crate::node::{Node, RecoveryPhase, UnmetDependency};
 use crate::records::validate::{RecordRefusal, Validator, Violation, may_hold};
 use crate::sessions::session::{ServedSession, SessionLog};
 
@@ -407,7 +407,7 @@ impl Node {
         let others = || self.sessions.values().filter(|other| other.id != id && other.fenced.is_none());
         // Recovery sees handles as they are now. The logs are of a time when a session may still have had the inode
         // open and written to it. The inode may be freed when all logs are applied.
-        let keeps_all = self.phase != RecoveryPhase::Running && id != OWN_SESSION && others().next().is_some();
+        let keeps_all = self.phase != RecoveryPhase::Running && id != SessionId::SHARED_FS && others().next().is_some();
         let may_free = |inode: InodeId| !keeps_all && !others().any(|other| other.has_opened(inode));
         let moves = Leasing::find_moves(&self.store, update)?;
         let applied = self.store.apply(id, end, update, &may_free)?;

@@ -40,10 +40,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ashlar_lease::LeaseScope;
 use ashlar_pmem::{Mapping, OutOfBounds, Persistent};
 use ashlar_store::StoreError;
-use ashlar_types::{Access, Inode, InodeId, LogPosition, MODE_PERMISSIONS, SessionId};
+use ashlar_types::{Access, Inode, InodeId, LeaseScope, LogPosition, MODE_PERMISSIONS, SessionId};
 use ashlar_update::acl::Acl;
 use ashlar_update::permission::granted_access;
 use ashlar_update::{Update, XATTR_ACL_ACCESS};

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use ashlar_store::{MapBlocks, MappedRun, StoreError};
+use ashlar_store::{MapBlocks, StoreError};
 use ashlar_types::{Access, BLOCK_BYTES, Errno, Inode, InodeId, QuotaKey, SessionId};
-use ashlar_wire::{Extent, SessionKind};
+use ashlar_wire::SessionKind;
 
 use crate::access::open_rights;
 use crate::leases::grant::{LATER, report_store_error};
@@ -17,11 +17,6 @@ use crate::sessions::session::ServedSession;
 /// They stay taken when their files are deleted, and are counted again and again.
 const USER_PART: u64 = 4;
 const USER_BLOCKS_MAX: u64 = (4 << 30) / BLOCK_BYTES;
-
-/// Returns a mapped run as it is sent.
-pub fn to_extent(run: &MappedRun) -> Extent {
-    Extent { logical_block: run.logical_block, blocks: run.blocks, address: Some(run.address) }
-}
 
 /// Maps blocks of a file for a session, if no commit must come first.
 ///

@@ -10,10 +10,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ashlar_lease::locks::{ByteRange, HeldLockMode};
 use ashlar_pmem::Mapping;
-use ashlar_types::InodeId;
-use ashlar_wire::{LOCK_LAST, LOCK_SLOTS_BYTES, LockNotes, LockedRange};
+use ashlar_types::{InodeId, LockedRange};
+use ashlar_wire::{LOCK_SLOTS_BYTES, LockNotes};
 
 use crate::sessions::kept_rights::RIGHTS_END;
 
@@ -39,8 +38,8 @@ impl NotedLocks {
     }
 
     /// Notes all locks that the process has on a file.
-    pub fn set(&self, inode: InodeId, locks: &[(ByteRange, HeldLockMode)]) {
-        let is_noted = self.make_room() && self.notes.set(inode, locks.iter().map(to_locked_range));
+    pub fn set(&self, inode: InodeId, locks: &[LockedRange]) {
+        let is_noted = self.make_room() && self.notes.set(inode, locks.iter().copied());
         if !is_noted && !locks.is_empty() {
             tracing::debug!(%inode, "no room to note record locks: they are lost if the daemon is killed");
         }
@@ -63,15 +62,4 @@ impl NotedLocks {
         }
         self.has_room.load(Ordering::Relaxed)
     }
-}
-
-/// Returns a lock as it stands in shared memory.
-pub fn to_locked_range((range, mode): &(ByteRange, HeldLockMode)) -> LockedRange {
-    LockedRange { first: range.first, last: range.last.min(LOCK_LAST), write: *mode == HeldLockMode::Write }
-}
-
-/// Returns a lock as the table takes it.
-pub fn from_locked_range(range: LockedRange) -> (ByteRange, HeldLockMode) {
-    let mode = if range.write { HeldLockMode::Write } else { HeldLockMode::Read };
-    (ByteRange { first: range.first, last: range.last }, mode)
 }

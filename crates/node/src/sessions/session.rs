@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use ashlar_log::Log;
 use ashlar_pmem::{HUGE_PAGE_BYTES, HugePages, Mapping, OutOfBounds};
-use ashlar_types::{Credentials, Errno, InodeId, LogPosition, SessionId};
+use ashlar_types::{Credentials, Errno, InodeId, LogPosition, QuotaVersion, SessionId};
 use ashlar_wire::{
     ADMITTED_MAX, CONTROL_ROOM_FAR, ControlPage, Credit, CreditKind, LEASE_SLOTS, LeaseTable, LeaseWord, MountTerms,
-    Question, QuotaVersion, Reply,
+    Question, Reply,
 };
 use thiserror::Error;
 

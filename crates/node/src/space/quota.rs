@@ -16,8 +16,8 @@
 use std::collections::BTreeMap;
 
 use ashlar_store::{Move, StoreError};
-use ashlar_types::{Errno, InodeId, Name, QuotaAmount, QuotaKey, QuotaLimits, SessionId};
-use ashlar_wire::{QuotaGrant, QuotaRequest, QuotaStatus, QuotaVersion};
+use ashlar_types::{Errno, InodeId, Name, QuotaAmount, QuotaKey, QuotaLimits, QuotaVersion, SessionId};
+use ashlar_wire::{QuotaGrant, QuotaRequest, QuotaStatus};
 
 use crate::node::Node;
 use crate::records::validate::Violation;

@@ -243,11 +243,10 @@ mod tests {
     use std::sync::Arc;
 
     use ashlar_pmem::{Arena, ArenaOptions};
-    use ashlar_types::{BlockAddress, LogPosition, QuotaKey, QuotaLimits};
+    use ashlar_types::{BlockAddress, LogPosition, QuotaKey, QuotaLimits, SessionId};
     use ashlar_update::{Create, Update};
 
     use super::*;
-    use crate::NO_SESSION;
     use crate::metadata::chunk::Run;
 
     const DIRECTORY: InodeId = InodeId(16);
@@ -293,7 +292,7 @@ mod tests {
             Update::SetXattr { inode: SMALL, name: b"user.x", value: b"y", mode: None, at },
         ];
         for update in &updates {
-            store.apply(NO_SESSION, LogPosition(0), update, &|_| true).unwrap();
+            store.apply(SessionId::SHARED_FS, LogPosition(0), update, &|_| true).unwrap();
         }
         store.commit().unwrap();
         assert!(store.check(&mut |_| {}).unwrap().is_clean());
@@ -322,7 +321,7 @@ mod tests {
         let mut store = Store::open(arena).unwrap();
         assert!(store.check(&mut |_| {}).unwrap().is_clean());
         let update = Update::Accessed { inode: InodeId::ROOT, at: Timestamp { seconds: 9, nanoseconds: 0 } };
-        store.apply(NO_SESSION, LogPosition(0), &update, &|_| true).unwrap();
+        store.apply(SessionId::SHARED_FS, LogPosition(0), &update, &|_| true).unwrap();
         store
     }
 
