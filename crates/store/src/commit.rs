@@ -12,8 +12,8 @@ use ashlar_pmem::{Mapping, MediumKind, Persistent};
 use ashlar_types::{BlockAddress, LogPosition, SessionId};
 
 use crate::blocks::segment::StoreSegment;
+use crate::database::{Database, WriteTransaction};
 use crate::metadata::batch::Batch;
-use crate::metadata::database::{Database, Writer};
 use crate::metadata::rows::{self, EntryKey, StoredCounters, kind};
 use crate::model::Committed;
 use crate::{Store, StoreError};
@@ -278,7 +278,7 @@ impl CommitJob {
     }
 }
 
-fn write_inodes_and_entries(writer: &mut Writer<'_>, batch: &Batch) -> Result<(), StoreError> {
+fn write_inodes_and_entries(writer: &mut WriteTransaction<'_>, batch: &Batch) -> Result<(), StoreError> {
     for (number, inode) in batch.sorted_inodes() {
         let key = rows::key1(kind::INODE, number);
         match inode {
@@ -299,7 +299,7 @@ fn write_inodes_and_entries(writer: &mut Writer<'_>, batch: &Batch) -> Result<()
     Ok(())
 }
 
-fn write(writer: &mut Writer<'_>, key: &[u8], value: Option<&[u8]>) -> Result<(), StoreError> {
+fn write(writer: &mut WriteTransaction<'_>, key: &[u8], value: Option<&[u8]>) -> Result<(), StoreError> {
     match value {
         Some(value) => writer.put(key, value),
         None => writer.delete(key),

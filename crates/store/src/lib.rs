@@ -30,7 +30,7 @@
 //!
 //! Not here: leases, permissions, logs, clocks, and threads: the daemon runs the jobs.
 //!
-//! `unsafe` is needed once, to open LMDB's environment (`metadata::database`), and denied everywhere else.
+//! `unsafe` is needed once, to open LMDB's environment (`database::lmdb`), and denied everywhere else.
 //!
 //! Source: `docs/design.md`, section "Data path"; Assise §3; the layout's measurements are in
 //! `docs/decisions/store-and-digest.md`.
@@ -39,6 +39,7 @@
 mod blocks;
 mod checking;
 mod commit;
+mod database;
 mod error;
 mod files;
 mod memory;
@@ -53,6 +54,7 @@ pub use blocks::segment::StoreSegment;
 pub use checking::checker::Checker;
 pub use checking::problem::{CheckProgress, CheckReport, PROBLEMS_MAX, Problem, TreeCounts};
 pub use commit::{CommitDone, CommitJob};
+pub use database::{CommitFault, DatabaseError, MemoryDatabase};
 pub use error::StoreError;
 pub use memory::MemoryStore;
 pub use model::{ArenaSpace, Committed, MapBlocks, MappedRun, SessionState, StoredContents, StoredExtent, Xattrs};

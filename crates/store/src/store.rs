@@ -16,10 +16,10 @@ use crate::StoreError;
 use crate::blocks::allocator::{Allocator, Freer, NO_SESSION};
 use crate::blocks::segment::StoreSegment;
 use crate::commit::Frozen;
+use crate::database::{Database, Snapshot};
 use crate::files::mapped::Mapped;
 use crate::metadata::batch::{Batch, LayerValue};
 use crate::metadata::chunk::ExtentChunk;
-use crate::metadata::database::{Database, Snapshot};
 use crate::metadata::inode_cache::InodeCache;
 use crate::metadata::rows::{self, EntryKey, StoredCounters, Superblock, kind};
 use crate::model::{ArenaSpace, SessionState, Xattrs};
@@ -96,7 +96,7 @@ impl Store {
     /// Makes an empty shared area, with a root directory of this time, in an arena that has none.
     ///
     /// # Errors
-    /// [`StoreError::Lmdb`], [`StoreError::Io`]. An area that is there already is left as it is.
+    /// [`StoreError::Database`], [`StoreError::Io`]. An area that is there already is left as it is.
     pub fn format(arena: &Arena, at: Timestamp) -> Result<(), StoreError> {
         let database = Database::open(arena)?;
         if database.snapshot()?.get(&[kind::SUPERBLOCK])?.is_some() {
@@ -122,7 +122,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::NotFormatted`], [`StoreError::WrongVersion`], [`StoreError::WrongArena`], [`StoreError::Corrupt`],
-    /// and those of the arena and of LMDB.
+    /// and those of the arena and of the database.
     pub fn open(arena: Arc<Arena>) -> Result<Self, StoreError> {
         if !Database::exists(&arena) {
             return Err(StoreError::NotFormatted);
@@ -334,7 +334,7 @@ impl Store {
     /// Returns inode numbers that were never used before and never will be again.
     ///
     /// # Errors
-    /// Those of LMDB: when the last numbers run out, more are set aside, which waits for a commit under way.
+    /// Those of the database: when the last numbers run out, more are set aside, which waits for a commit under way.
     pub fn allocate_inodes(&mut self, count: u64) -> Result<Range<u64>, StoreError> {
         self.check_sound()?;
         let first = self.counters.next_inode;
@@ -406,7 +406,7 @@ impl Store {
     /// An inode as applied, or `None`.
     ///
     /// # Errors
-    /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
+    /// [`StoreError::Corrupt`], [`StoreError::Database`].
     pub fn inode(&self, inode: InodeId) -> Result<Option<Inode>, StoreError> {
         if let Some(said) = self.find_in_batches(|batch| batch.inode(inode)) {
             return Ok(said.cloned());
@@ -459,7 +459,7 @@ impl Store {
     /// The entry called `name` in a directory, as applied, or `None`.
     ///
     /// # Errors
-    /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
+    /// [`StoreError::Corrupt`], [`StoreError::Database`].
     pub fn entry(&self, directory: InodeId, name: &[u8]) -> Result<Option<Entry>, StoreError> {
         let cookie = self.name_cookie(name);
         self.absent_entry.set(None);
@@ -483,7 +483,7 @@ impl Store {
     /// split, so there may be a few more than `limit`.
     ///
     /// # Errors
-    /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
+    /// [`StoreError::Corrupt`], [`StoreError::Database`].
     pub fn entries(&self, directory: InodeId, after: u64, limit: usize) -> Result<Vec<(u64, Name, Entry)>, StoreError> {
         let from = rows::key2(kind::ENTRY, directory.0, after.saturating_add(1));
         let mut stored = self
@@ -536,7 +536,7 @@ impl Store {
     /// An extended attribute as applied, or `None`.
     ///
     /// # Errors
-    /// [`StoreError::Lmdb`].
+    /// [`StoreError::Database`].
     pub fn xattr(&self, inode: InodeId, name: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         let key = rows::xattr_key(inode, name);
         Ok(match self.find_in_batches(|batch| batch.row(&key)) {
@@ -551,7 +551,7 @@ impl Store {
     /// grant must not grow without end. Access lists and capabilities stand before users' attributes.
     ///
     /// # Errors
-    /// [`StoreError::Lmdb`].
+    /// [`StoreError::Database`].
     pub fn xattrs(&self, inode: InodeId) -> Result<Xattrs, StoreError> {
         let mut bytes = 0;
         let found = self.xattr_rows(inode, 2 * XATTRS_BYTES_MAX, <[u8]>::to_vec)?.into_iter();
@@ -565,7 +565,7 @@ impl Store {
     /// Whether an inode may have this extended attribute beside its others.
     ///
     /// # Errors
-    /// [`StoreError::Lmdb`].
+    /// [`StoreError::Database`].
     pub fn xattr_fits(&self, inode: InodeId, name: &[u8], value: &[u8]) -> Result<bool, StoreError> {
         let replaced = self.xattr(inode, name)?.map_or(0, |old| attribute_bytes(name, &old));
         Ok(attribute_fits(self.xattr_bytes(inode)?, replaced, attribute_bytes(name, value)))
@@ -623,7 +623,7 @@ impl Store {
     /// The inodes without links that still exist.
     ///
     /// # Errors
-    /// [`StoreError::Lmdb`].
+    /// [`StoreError::Database`].
     pub fn orphans(&self) -> Result<Vec<InodeId>, StoreError> {
         let found = self.rows_with(&[kind::ORPHAN], true, usize::MAX, |_| ())?;
         Ok(found.keys().filter_map(|key| rows::split_key1(key)).map(|(number, _)| InodeId(number)).collect())

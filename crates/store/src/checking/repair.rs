@@ -11,8 +11,8 @@ use ashlar_update::Entry;
 
 use crate::blocks::allocator::{Allocator, PIECE_BLOCKS};
 use crate::checking::problem::{CheckReport, Problem};
+use crate::database::WriteTransaction;
 use crate::metadata::chunk::ExtentChunk;
-use crate::metadata::database::Writer;
 use crate::metadata::rows::{self, EntryKey, StoredCounters, kind};
 use crate::store::root_directory;
 use crate::{Store, StoreError};
@@ -27,7 +27,7 @@ impl Store {
     /// No session may be using the store: blocks and inodes change under it.
     ///
     /// # Errors
-    /// [`StoreError::CommitUnderWay`] while a commit or a checker is at work; those of LMDB.
+    /// [`StoreError::CommitUnderWay`] while a commit or a checker is at work; those of the database.
     pub fn repair(&mut self) -> Result<CheckReport, StoreError> {
         if !self.damaged {
             self.commit()?;
@@ -79,7 +79,7 @@ impl Store {
 }
 
 struct Remedy<'a> {
-    writer: Writer<'a>,
+    writer: WriteTransaction<'a>,
     hash_key: [u8; 16],
     used: &'a BTreeMap<u32, Vec<u64>>,
 }

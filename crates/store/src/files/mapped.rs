@@ -70,7 +70,7 @@ impl Store {
     /// Keeps blocks of a file in place, since a session maps them under this number of its own.
     ///
     /// # Errors
-    /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
+    /// [`StoreError::Corrupt`], [`StoreError::Database`].
     pub fn map_blocks(
         &mut self,
         session: SessionId,
