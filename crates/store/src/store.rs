@@ -18,6 +18,7 @@ use crate::blocks::segment::StoreSegment;
 use crate::commit::Frozen;
 use crate::database::{Database, Snapshot};
 use crate::files::mapped::Mapped;
+use crate::medium::{MemoryArena, StoreMedium};
 use crate::metadata::batch::{Batch, LayerValue};
 use crate::metadata::chunk::ExtentChunk;
 use crate::metadata::inode_cache::InodeCache;
@@ -43,7 +44,7 @@ const COUNTERS_UNKNOWN: StoredCounters =
 
 /// The shared area of one arena. See the crate's documentation.
 pub struct Store {
-    pub(crate) arena: Arc<Arena>,
+    pub(crate) medium: StoreMedium,
     pub(crate) snapshot: Snapshot,
     /// Decoded rows of it.
     pub(crate) seen: InodeCache,
@@ -98,24 +99,18 @@ impl Store {
     /// # Errors
     /// [`StoreError::Database`], [`StoreError::Io`]. An area that is there already is left as it is.
     pub fn format(arena: &Arena, at: Timestamp) -> Result<(), StoreError> {
-        let database = Database::open(arena)?;
-        if database.snapshot()?.get(&[kind::SUPERBLOCK])?.is_some() {
-            return Ok(());
-        }
         let mut hash_key = [0; 16];
         rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty())
             .map_err(|error| StoreError::Io { what: "no random numbers", source: error.into() })?;
-        let superblock = Superblock { version: rows::FORMAT_VERSION, arena: arena.summary().id, hash_key };
-        let counters = StoredCounters { next_inode: InodeId::FIRST_FREE.0, next_session: 1, reserved_blocks: 0 };
-        let mut writer = database.write(5, 1024)?;
-        writer.put(&[kind::SUPERBLOCK], &rows::encode_superblock(superblock))?;
-        writer.put(&[kind::COUNTERS], &rows::encode_counters(counters))?;
-        rows::encode_inode(&root_directory(at), &mut writer.value);
-        writer.put_inode(&rows::key1(kind::INODE, InodeId::ROOT.0))?;
-        for (key, value) in quotas::rows_of_new(&root_directory(at)) {
-            writer.put(&key, &value)?;
-        }
-        writer.commit()
+        format_database(&Database::open(arena)?, arena.summary().id, hash_key, at)
+    }
+
+    /// Makes an empty shared area like [`Self::format`], in memory, with this key of the name hash.
+    ///
+    /// # Errors
+    /// [`StoreError::Database`]. An area that is there already is left as it is.
+    pub fn format_in_memory(arena: &Arc<MemoryArena>, hash_key: [u8; 16], at: Timestamp) -> Result<(), StoreError> {
+        format_database(&StoreMedium::Memory(Arc::clone(arena)).open_database()?, arena.id(), hash_key, at)
     }
 
     /// Opens the shared area of an arena, as of the last commit.
@@ -124,18 +119,27 @@ impl Store {
     /// [`StoreError::NotFormatted`], [`StoreError::WrongVersion`], [`StoreError::WrongArena`], [`StoreError::Corrupt`],
     /// and those of the arena and of the database.
     pub fn open(arena: Arc<Arena>) -> Result<Self, StoreError> {
-        if !Database::exists(&arena) {
-            return Err(StoreError::NotFormatted);
-        }
-        let database = Arc::new(Database::open(&arena)?);
+        Self::open_on(StoreMedium::Arena(arena))
+    }
+
+    /// Opens the shared area of an arena in memory, as of the last commit.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_in_memory(arena: Arc<MemoryArena>) -> Result<Self, StoreError> {
+        Self::open_on(StoreMedium::Memory(arena))
+    }
+
+    fn open_on(medium: StoreMedium) -> Result<Self, StoreError> {
+        let database = Arc::new(medium.open_database()?);
         let snapshot = database.snapshot()?;
         let superblock = snapshot.get(&[kind::SUPERBLOCK])?.ok_or(StoreError::NotFormatted)?;
         let superblock = rows::decode_superblock(superblock).ok_or(StoreError::NotFormatted)?;
         if superblock.version != rows::FORMAT_VERSION {
             return Err(StoreError::WrongVersion { found: superblock.version, supported: rows::FORMAT_VERSION });
         }
-        if superblock.arena != arena.summary().id {
-            return Err(StoreError::WrongArena { found: superblock.arena, expected: arena.summary().id });
+        if superblock.arena != medium.id() {
+            return Err(StoreError::WrongArena { found: superblock.arena, expected: medium.id() });
         }
         let found = match read_counters(&snapshot) {
             Err(StoreError::Corrupt(_)) => None,
@@ -145,7 +149,7 @@ impl Store {
         let inode_end = snapshot.inode_end()?;
         let mut store = Self {
             committed_bytes: snapshot.used_bytes()?,
-            arena,
+            medium,
             snapshot,
             seen: InodeCache::default(),
             database,
@@ -174,7 +178,7 @@ impl Store {
             xattr_bytes: std::cell::RefCell::default(),
             inode_end,
         };
-        for info in store.arena.segments() {
+        for info in store.medium.segments() {
             store.add_segment(info)?;
         }
         store.load_rows()?;
@@ -747,7 +751,7 @@ impl Store {
         if self.segments.contains_key(&info.number) {
             return Err(StoreError::Segment(info.number));
         }
-        let segment = StoreSegment::open(&self.arena, info)?;
+        let segment = self.medium.open_segment(info)?;
         self.segments.insert(info.number, Arc::new(segment));
         self.allocator.add_segment(info.number, info.blocks);
         Ok(())
@@ -762,6 +766,24 @@ impl Store {
         let segment = self.segments.get(&address.segment());
         segment.map(|segment| &**segment).ok_or(StoreError::Corrupt("an extent lies in a segment that does not exist"))
     }
+}
+
+/// Writes the rows of an empty shared area into a database that has none.
+fn format_database(database: &Database, arena: u64, hash_key: [u8; 16], at: Timestamp) -> Result<(), StoreError> {
+    if database.snapshot()?.get(&[kind::SUPERBLOCK])?.is_some() {
+        return Ok(());
+    }
+    let superblock = Superblock { version: rows::FORMAT_VERSION, arena, hash_key };
+    let counters = StoredCounters { next_inode: InodeId::FIRST_FREE.0, next_session: 1, reserved_blocks: 0 };
+    let mut writer = database.write(5, 1024)?;
+    writer.put(&[kind::SUPERBLOCK], &rows::encode_superblock(superblock))?;
+    writer.put(&[kind::COUNTERS], &rows::encode_counters(counters))?;
+    rows::encode_inode(&root_directory(at), &mut writer.value);
+    writer.put_inode(&rows::key1(kind::INODE, InodeId::ROOT.0))?;
+    for (key, value) in quotas::rows_of_new(&root_directory(at)) {
+        writer.put(&key, &value)?;
+    }
+    writer.commit()
 }
 
 pub(crate) fn read_counters(snapshot: &Snapshot) -> Result<StoredCounters, StoreError> {

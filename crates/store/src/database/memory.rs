@@ -131,6 +131,10 @@ impl RowTables {
         }
     }
 
+    fn all(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.inodes.all().chain(self.entries.all()).chain(self.rows.all())
+    }
+
     fn used_bytes(&self) -> u64 {
         let pages = |table: &RowTable| table.bytes.div_ceil(PAGE_BYTES);
         (pages(&self.inodes) + pages(&self.entries) + pages(&self.rows)) * PAGE_BYTES
@@ -197,6 +201,13 @@ impl MemoryDatabase {
         lock(&self.state).is_crashed
     }
 
+    /// Returns all committed rows, keys and values: the tables one after the other, each in key order.
+    #[must_use]
+    pub fn rows(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let committed = Arc::clone(&lock(&self.state).committed);
+        committed.all().map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
+    }
+
     /// Returns the database that a crash at this moment leaves: what is committed, and no planned fault.
     #[must_use]
     pub fn after_crash(&self) -> Self {
@@ -248,7 +259,7 @@ impl MemorySnapshot {
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
-        self.tables.inodes.all().chain(self.tables.entries.all()).chain(self.tables.rows.all())
+        self.tables.all()
     }
 
     pub(super) fn last_inode(&self) -> Option<&[u8]> {
