@@ -12,8 +12,8 @@ use ashlar_pmem::{Mapping, MediumKind, Persistent};
 use ashlar_types::{BlockAddress, LogPosition, SessionId};
 
 use crate::blocks::segment::StoreSegment;
+use crate::database::{Database, WriteTransaction};
 use crate::metadata::batch::Batch;
-use crate::metadata::database::{Database, Writer};
 use crate::metadata::rows::{self, EntryKey, StoredCounters, kind};
 use crate::model::Committed;
 use crate::{Store, StoreError};
@@ -117,7 +117,7 @@ impl Store {
             None => return None,
         }
         let frozen = Arc::clone(self.frozen.as_ref()?);
-        let (database, medium) = (Arc::clone(&self.database), self.arena.medium().kind);
+        let (database, medium) = (Arc::clone(&self.database), self.medium.kind());
         Some(CommitJob { frozen, database, medium, memory: Vec::new() })
     }
 
@@ -278,7 +278,7 @@ impl CommitJob {
     }
 }
 
-fn write_inodes_and_entries(writer: &mut Writer<'_>, batch: &Batch) -> Result<(), StoreError> {
+fn write_inodes_and_entries(writer: &mut WriteTransaction<'_>, batch: &Batch) -> Result<(), StoreError> {
     for (number, inode) in batch.sorted_inodes() {
         let key = rows::key1(kind::INODE, number);
         match inode {
@@ -299,7 +299,7 @@ fn write_inodes_and_entries(writer: &mut Writer<'_>, batch: &Batch) -> Result<()
     Ok(())
 }
 
-fn write(writer: &mut Writer<'_>, key: &[u8], value: Option<&[u8]>) -> Result<(), StoreError> {
+fn write(writer: &mut WriteTransaction<'_>, key: &[u8], value: Option<&[u8]>) -> Result<(), StoreError> {
     match value {
         Some(value) => writer.put(key, value),
         None => writer.delete(key),
@@ -308,19 +308,15 @@ fn write(writer: &mut Writer<'_>, key: &[u8], value: Option<&[u8]>) -> Result<()
 
 #[cfg(test)]
 mod tests {
-    use ashlar_pmem::{Arena, ArenaOptions};
     use ashlar_types::{InodeId, LogGeneration, Timestamp};
     use ashlar_update::Update;
 
     use super::*;
+    use crate::test_media::{TestArena, TestMedium, on_both_databases};
 
-    #[test]
-    fn a_failed_commit_loses_nothing_and_is_tried_again() {
-        let directory = tempfile::tempdir().unwrap();
-        let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
-        let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).unwrap());
-        Store::format(&arena, Timestamp::default()).unwrap();
-        let mut store = Store::open(Arc::clone(&arena)).unwrap();
+    fn a_failed_commit_loses_nothing_and_is_tried_again(medium: TestMedium) {
+        let arena = TestArena::new(medium, 16 << 20);
+        let mut store = arena.open();
         let session = SessionId(1);
         store.set_session(session, LogGeneration(1), LogPosition(0));
         let at = Timestamp { seconds: 5, nanoseconds: 0 };
@@ -338,7 +334,9 @@ mod tests {
         assert_eq!(store.next_batch(), number + 1);
         assert_eq!(store.inode(InodeId::ROOT).unwrap().unwrap().accessed, at);
         drop(store);
-        let store = Store::open(arena).unwrap();
+        let store = arena.open();
         assert_eq!(store.inode(InodeId::ROOT).unwrap().unwrap().accessed.seconds, 5);
     }
+
+    on_both_databases!(a_failed_commit_loses_nothing_and_is_tried_again);
 }

@@ -6,6 +6,8 @@ use ashlar_types::{BlockAddress, InodeId};
 use ashlar_update::Invalid;
 use thiserror::Error;
 
+use crate::database::DatabaseError;
+
 /// Why an operation on the shared area failed.
 #[derive(Debug, Error)]
 pub enum StoreError {
@@ -77,7 +79,7 @@ pub enum StoreError {
     /// Processes have mapped blocks of the segment.
     #[error("programs have files mapped that are in segment {0}")]
     Mapped(u32),
-    /// An input or output error outside LMDB.
+    /// An input or output error outside the metadata database.
     #[error("{what}: {source}")]
     Io {
         /// The attempted operation.
@@ -85,9 +87,9 @@ pub enum StoreError {
         /// Why it failed.
         source: io::Error,
     },
-    /// LMDB failed.
+    /// The metadata database failed.
     #[error("metadata database: {0}")]
-    Lmdb(#[from] heed::Error),
+    Database(#[from] DatabaseError),
     /// The arena failed.
     #[error(transparent)]
     Arena(#[from] ashlar_pmem::ArenaError),

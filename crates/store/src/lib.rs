@@ -1,8 +1,7 @@
 //! The shared area: metadata in LMDB, data in the arena's segments.
 //!
 //! Purpose: hold the file system as the digested logs have made it, through any crash. [`Store`] is the tree that
-//! [`ashlar_update::apply`] works on; [`MemoryStore`] is its twin without I/O, and the two are checked against each
-//! other.
+//! [`ashlar_update::apply`] works on; tests check it against `ashlar_update::model::ModelTree`.
 //!
 //! # How it works
 //! * **Apply and commit are separate.** An update changes a batch in memory, which is read from at once; data goes to
@@ -13,6 +12,8 @@
 //!   each, so that a change needs no search for neighbours. Files of up to [`INLINE_BYTES_MAX`] bytes that never had
 //!   blocks are rows.
 //! * **Data** are blocks of 4 KiB with a CRC32C each, in the segment beside them.
+//! * **Files or memory.** [`Store::open`] works on an arena and LMDB, [`Store::open_in_memory`] on their twins
+//!   ([`MemoryArena`]), which crash and fail as planned. The modules `database` and `medium` hide the difference.
 //!
 //! # Invariants
 //! * A committed row never refers to a block that is not durable, and such a block is never overwritten. Blocks given
@@ -30,7 +31,7 @@
 //!
 //! Not here: leases, permissions, logs, clocks, and threads: the daemon runs the jobs.
 //!
-//! `unsafe` is needed once, to open LMDB's environment (`metadata::database`), and denied everywhere else.
+//! `unsafe` is needed once, to open LMDB's environment (`database::lmdb`), and denied everywhere else.
 //!
 //! Source: `docs/design.md`, section "Data path"; Assise §3; the layout's measurements are in
 //! `docs/decisions/store-and-digest.md`.
@@ -39,21 +40,31 @@
 mod blocks;
 mod checking;
 mod commit;
+mod database;
 mod error;
 mod files;
-mod memory;
+mod medium;
 mod metadata;
 mod model;
 mod quotas;
 mod store;
 mod tree;
 
+// The arenas that the crate's own tests and those in `tests/` share.
+#[cfg(test)]
+extern crate self as ashlar_store;
+#[cfg(test)]
+#[path = "../tests/store/media.rs"]
+#[allow(dead_code, reason = "the tests in `tests/store` use the rest")]
+mod test_media;
+
 pub use blocks::segment::StoreSegment;
 pub use checking::checker::Checker;
 pub use checking::problem::{CheckProgress, CheckReport, PROBLEMS_MAX, Problem, TreeCounts};
 pub use commit::{CommitDone, CommitJob};
+pub use database::{CommitFault, DatabaseError, MemoryDatabase};
 pub use error::StoreError;
-pub use memory::MemoryStore;
+pub use medium::{MemoryArena, MemoryArenaOptions, PersistObserver};
 pub use model::{ArenaSpace, Committed, MapBlocks, MappedRun, SessionState, Xattrs};
 pub use quotas::Move;
 pub use store::Store;

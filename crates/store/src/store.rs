@@ -16,10 +16,11 @@ use crate::StoreError;
 use crate::blocks::allocator::{Allocator, Freer};
 use crate::blocks::segment::StoreSegment;
 use crate::commit::Frozen;
+use crate::database::{Database, Snapshot};
 use crate::files::mapped::Mapped;
+use crate::medium::{MemoryArena, StoreMedium};
 use crate::metadata::batch::{Batch, LayerValue};
 use crate::metadata::chunk::ExtentChunk;
-use crate::metadata::database::{Database, Snapshot};
 use crate::metadata::inode_cache::InodeCache;
 use crate::metadata::rows::{self, EntryKey, StoredCounters, Superblock, kind};
 use crate::model::{ArenaSpace, SessionState, Xattrs};
@@ -43,7 +44,7 @@ const COUNTERS_UNKNOWN: StoredCounters =
 
 /// The shared area of one arena. See the crate's documentation.
 pub struct Store {
-    pub(crate) arena: Arc<Arena>,
+    pub(crate) medium: StoreMedium,
     pub(crate) snapshot: Snapshot,
     /// Decoded rows of it.
     pub(crate) seen: InodeCache,
@@ -96,46 +97,49 @@ impl Store {
     /// Makes an empty shared area, with a root directory of this time, in an arena that has none.
     ///
     /// # Errors
-    /// [`StoreError::Lmdb`], [`StoreError::Io`]. An area that is there already is left as it is.
+    /// [`StoreError::Database`], [`StoreError::Io`]. An area that is there already is left as it is.
     pub fn format(arena: &Arena, at: Timestamp) -> Result<(), StoreError> {
-        let database = Database::open(arena)?;
-        if database.snapshot()?.get(&[kind::SUPERBLOCK])?.is_some() {
-            return Ok(());
-        }
         let mut hash_key = [0; 16];
         rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty())
             .map_err(|error| StoreError::Io { what: "no random numbers", source: error.into() })?;
-        let superblock = Superblock { version: rows::FORMAT_VERSION, arena: arena.summary().id, hash_key };
-        let counters = StoredCounters { next_inode: InodeId::FIRST_FREE.0, next_session: 1, reserved_blocks: 0 };
-        let mut writer = database.write(5, 1024)?;
-        writer.put(&[kind::SUPERBLOCK], &rows::encode_superblock(superblock))?;
-        writer.put(&[kind::COUNTERS], &rows::encode_counters(counters))?;
-        rows::encode_inode(&root_directory(at), &mut writer.value);
-        writer.put_inode(&rows::key1(kind::INODE, InodeId::ROOT.0))?;
-        for (key, value) in quotas::rows_of_new(&root_directory(at)) {
-            writer.put(&key, &value)?;
-        }
-        writer.commit()
+        format_database(&Database::open(arena)?, arena.summary().id, hash_key, at)
+    }
+
+    /// Makes an empty shared area like [`Self::format`], in memory, with this key of the name hash.
+    ///
+    /// # Errors
+    /// [`StoreError::Database`]. An area that is there already is left as it is.
+    pub fn format_in_memory(arena: &Arc<MemoryArena>, hash_key: [u8; 16], at: Timestamp) -> Result<(), StoreError> {
+        format_database(&StoreMedium::Memory(Arc::clone(arena)).open_database()?, arena.id(), hash_key, at)
     }
 
     /// Opens the shared area of an arena, as of the last commit.
     ///
     /// # Errors
     /// [`StoreError::NotFormatted`], [`StoreError::WrongVersion`], [`StoreError::WrongArena`], [`StoreError::Corrupt`],
-    /// and those of the arena and of LMDB.
+    /// and those of the arena and of the database.
     pub fn open(arena: Arc<Arena>) -> Result<Self, StoreError> {
-        if !Database::exists(&arena) {
-            return Err(StoreError::NotFormatted);
-        }
-        let database = Arc::new(Database::open(&arena)?);
+        Self::open_on(StoreMedium::Arena(arena))
+    }
+
+    /// Opens the shared area of an arena in memory, as of the last commit.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_in_memory(arena: Arc<MemoryArena>) -> Result<Self, StoreError> {
+        Self::open_on(StoreMedium::Memory(arena))
+    }
+
+    fn open_on(medium: StoreMedium) -> Result<Self, StoreError> {
+        let database = Arc::new(medium.open_database()?);
         let snapshot = database.snapshot()?;
         let superblock = snapshot.get(&[kind::SUPERBLOCK])?.ok_or(StoreError::NotFormatted)?;
         let superblock = rows::decode_superblock(superblock).ok_or(StoreError::NotFormatted)?;
         if superblock.version != rows::FORMAT_VERSION {
             return Err(StoreError::WrongVersion { found: superblock.version, supported: rows::FORMAT_VERSION });
         }
-        if superblock.arena != arena.summary().id {
-            return Err(StoreError::WrongArena { found: superblock.arena, expected: arena.summary().id });
+        if superblock.arena != medium.id() {
+            return Err(StoreError::WrongArena { found: superblock.arena, expected: medium.id() });
         }
         let found = match read_counters(&snapshot) {
             Err(StoreError::Corrupt(_)) => None,
@@ -145,7 +149,7 @@ impl Store {
         let inode_end = snapshot.inode_end()?;
         let mut store = Self {
             committed_bytes: snapshot.used_bytes()?,
-            arena,
+            medium,
             snapshot,
             seen: InodeCache::default(),
             database,
@@ -174,7 +178,7 @@ impl Store {
             xattr_bytes: std::cell::RefCell::default(),
             inode_end,
         };
-        for info in store.arena.segments() {
+        for info in store.medium.segments() {
             store.add_segment(info)?;
         }
         store.load_rows()?;
@@ -334,7 +338,7 @@ impl Store {
     /// Returns inode numbers that were never used before and never will be again.
     ///
     /// # Errors
-    /// Those of LMDB: when the last numbers run out, more are set aside, which waits for a commit under way.
+    /// Those of the database: when the last numbers run out, more are set aside, which waits for a commit under way.
     pub fn allocate_inodes(&mut self, count: u64) -> Result<Range<u64>, StoreError> {
         self.check_sound()?;
         let first = self.counters.next_inode;
@@ -406,7 +410,7 @@ impl Store {
     /// An inode as applied, or `None`.
     ///
     /// # Errors
-    /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
+    /// [`StoreError::Corrupt`], [`StoreError::Database`].
     pub fn inode(&self, inode: InodeId) -> Result<Option<Inode>, StoreError> {
         if let Some(said) = self.find_in_batches(|batch| batch.inode(inode)) {
             return Ok(said.cloned());
@@ -459,7 +463,7 @@ impl Store {
     /// The entry called `name` in a directory, as applied, or `None`.
     ///
     /// # Errors
-    /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
+    /// [`StoreError::Corrupt`], [`StoreError::Database`].
     pub fn entry(&self, directory: InodeId, name: &[u8]) -> Result<Option<Entry>, StoreError> {
         let cookie = self.name_cookie(name);
         self.absent_entry.set(None);
@@ -483,7 +487,7 @@ impl Store {
     /// split, so there may be a few more than `limit`.
     ///
     /// # Errors
-    /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
+    /// [`StoreError::Corrupt`], [`StoreError::Database`].
     pub fn entries(&self, directory: InodeId, after: u64, limit: usize) -> Result<Vec<(u64, Name, Entry)>, StoreError> {
         let from = rows::key2(kind::ENTRY, directory.0, after.saturating_add(1));
         let mut stored = self
@@ -536,7 +540,7 @@ impl Store {
     /// An extended attribute as applied, or `None`.
     ///
     /// # Errors
-    /// [`StoreError::Lmdb`].
+    /// [`StoreError::Database`].
     pub fn xattr(&self, inode: InodeId, name: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         let key = rows::xattr_key(inode, name);
         Ok(match self.find_in_batches(|batch| batch.row(&key)) {
@@ -551,7 +555,7 @@ impl Store {
     /// grant must not grow without end. Access lists and capabilities stand before users' attributes.
     ///
     /// # Errors
-    /// [`StoreError::Lmdb`].
+    /// [`StoreError::Database`].
     pub fn xattrs(&self, inode: InodeId) -> Result<Xattrs, StoreError> {
         let mut bytes = 0;
         let found = self.xattr_rows(inode, 2 * XATTRS_BYTES_MAX, <[u8]>::to_vec)?.into_iter();
@@ -565,7 +569,7 @@ impl Store {
     /// Whether an inode may have this extended attribute beside its others.
     ///
     /// # Errors
-    /// [`StoreError::Lmdb`].
+    /// [`StoreError::Database`].
     pub fn xattr_fits(&self, inode: InodeId, name: &[u8], value: &[u8]) -> Result<bool, StoreError> {
         let replaced = self.xattr(inode, name)?.map_or(0, |old| attribute_bytes(name, &old));
         Ok(attribute_fits(self.xattr_bytes(inode)?, replaced, attribute_bytes(name, value)))
@@ -623,7 +627,7 @@ impl Store {
     /// The inodes without links that still exist.
     ///
     /// # Errors
-    /// [`StoreError::Lmdb`].
+    /// [`StoreError::Database`].
     pub fn orphans(&self) -> Result<Vec<InodeId>, StoreError> {
         let found = self.rows_with(&[kind::ORPHAN], true, usize::MAX, |_| ())?;
         Ok(found.keys().filter_map(|key| rows::split_key1(key)).map(|(number, _)| InodeId(number)).collect())
@@ -747,7 +751,7 @@ impl Store {
         if self.segments.contains_key(&info.number) {
             return Err(StoreError::Segment(info.number));
         }
-        let segment = StoreSegment::open(&self.arena, info)?;
+        let segment = self.medium.open_segment(info)?;
         self.segments.insert(info.number, Arc::new(segment));
         self.allocator.add_segment(info.number, info.blocks);
         Ok(())
@@ -762,6 +766,24 @@ impl Store {
         let segment = self.segments.get(&address.segment());
         segment.map(|segment| &**segment).ok_or(StoreError::Corrupt("an extent lies in a segment that does not exist"))
     }
+}
+
+/// Writes the rows of an empty shared area into a database that has none.
+fn format_database(database: &Database, arena: u64, hash_key: [u8; 16], at: Timestamp) -> Result<(), StoreError> {
+    if database.snapshot()?.get(&[kind::SUPERBLOCK])?.is_some() {
+        return Ok(());
+    }
+    let superblock = Superblock { version: rows::FORMAT_VERSION, arena, hash_key };
+    let counters = StoredCounters { next_inode: InodeId::FIRST_FREE.0, next_session: 1, reserved_blocks: 0 };
+    let mut writer = database.write(5, 1024)?;
+    writer.put(&[kind::SUPERBLOCK], &rows::encode_superblock(superblock))?;
+    writer.put(&[kind::COUNTERS], &rows::encode_counters(counters))?;
+    rows::encode_inode(&root_directory(at), &mut writer.value);
+    writer.put_inode(&rows::key1(kind::INODE, InodeId::ROOT.0))?;
+    for (key, value) in quotas::rows_of_new(&root_directory(at)) {
+        writer.put(&key, &value)?;
+    }
+    writer.commit()
 }
 
 pub(crate) fn read_counters(snapshot: &Snapshot) -> Result<StoredCounters, StoreError> {

@@ -64,10 +64,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::test_tree::{Choice, TestTree};
+    use crate::model::{ModelTree, UpdateChoice};
 
     /// The result of a batch when each stretch of it is joined.
-    fn applied(start: &TestTree, batch: &[Update<'_>]) -> TestTree {
+    fn applied(start: &ModelTree, batch: &[Update<'_>]) -> ModelTree {
         let (mut tree, mut data) = (start.clone(), Vec::new());
         let mut rest = batch;
         while !rest.is_empty() {
@@ -84,11 +84,11 @@ mod tests {
     proptest! {
         #[test]
         fn joined_writes_leave_the_same_state(
-            before in prop::collection::vec(any::<Choice>(), 0..15),
+            before in prop::collection::vec(any::<UpdateChoice>(), 0..15),
             offset in 0u64..9000,
             writes in prop::collection::vec((0usize..5000, 0u8..8, any::<u32>()), 1..40),
         ) {
-            let mut start = TestTree::new();
+            let mut start = ModelTree::new();
             let mut next = InodeId::FIRST_FREE.0;
             start.grow(&[(0, 0, 0, 0, 1)], &mut next);
             start.grow(&before, &mut next);
@@ -102,7 +102,7 @@ mod tests {
                 let inode = files[usize::from(*what == 0) % files.len()];
                 // Most go on where the last one has ended.
                 let offset = if *what == 1 { u64::from(number % 9000) } else { end };
-                let at = crate::test_tree::at(batch.len() as i64);
+                let at = crate::test_updates::at(batch.len() as i64);
                 batch.push(Update::Write { inode, offset, at, strip: *what == 2, data: &bytes[..*length] });
                 end = offset + *length as u64;
             }
@@ -119,7 +119,7 @@ mod tests {
         let write = |inode, offset, length: usize| Update::Write {
             inode: InodeId(inode),
             offset,
-            at: crate::test_tree::at(1),
+            at: crate::test_updates::at(1),
             strip: false,
             data: &[7; 8192][..length],
         };

@@ -2,8 +2,8 @@
 //!
 //! Purpose: LibFS and SharedFS must agree to the bit on the meaning of an update: link counts, sizes, times, orphans.
 //! So the meaning is written once, as [`apply()`] over the [`Tree`] trait. LibFS runs it on its cached objects when it
-//! appends a record. SharedFS runs it on the shared area when it digests the same record. Tests run it on the in-memory
-//! twin.
+//! appends a record. SharedFS runs it on the shared area when it digests the same record. Tests run it on
+//! `model::ModelTree`, which the feature `model` compiles.
 //!
 //! Invariants:
 //! - `apply` is deterministic: no clock, no randomness; times stand in the record.
@@ -24,9 +24,11 @@ mod body;
 pub mod coalesce;
 mod codec;
 pub mod join;
+#[cfg(any(test, feature = "model"))]
+pub mod model;
 pub mod permission;
 #[cfg(test)]
-mod test_tree;
+mod test_updates;
 mod tree;
 pub mod xattr_size;
 

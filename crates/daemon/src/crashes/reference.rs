@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ashlar_store::{MemoryStore, Store, StoreError, Xattrs};
+use ashlar_store::{Store, StoreError, Xattrs};
 use ashlar_types::{Contents, Inode, InodeId};
+use ashlar_update::model::ModelTree;
 
 /// All that is known of an inode, with the numbers of a file's blocks.
 ///
@@ -58,7 +59,7 @@ impl TreePicture {
     /// Reads the model's tree.
     ///
     /// Nodes that have not changed since `before` come from there: every update leaves a time of its own.
-    pub fn of_model(model: &MemoryStore, before: &Self) -> Self {
+    pub fn of_model(model: &ModelTree, before: &Self) -> Self {
         let inodes: BTreeMap<InodeId, &Inode> = model.inodes().collect();
         let known: BTreeMap<InodeId, &Rc<TreeNode>> = before.0.values().map(|node| (node.id, node)).collect();
         let mut tree = Self::default();

@@ -11,9 +11,10 @@ use std::sync::Arc;
 
 use ashlar_log::{AppendError, Log};
 use ashlar_pmem::{Mapping, MappingAccess, MediumKind, Persistent, SessionFile};
-use ashlar_store::{CommitDone, CommitJob, MemoryStore};
+use ashlar_store::{CommitDone, CommitJob};
 use ashlar_tests::random::Random;
 use ashlar_types::{FileKind, InodeId, LogPosition, SessionId, Timestamp};
+use ashlar_update::model::ModelTree;
 use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update, Whiteout};
 use ashlar_wire::{Credit, CreditKind, LeaseRequest, Need, Reply, SessionKind};
 
@@ -74,7 +75,7 @@ pub struct Live {
     pub random: Random,
     /// How many of four chances to go on with a commit are taken.
     haste: u64,
-    model: MemoryStore,
+    model: ModelTree,
     /// The encoded updates.
     pub records: Vec<(u8, Vec<u8>)>,
     ends: Vec<(LogPosition, u64)>,
@@ -103,13 +104,13 @@ impl Story {
 /// Returns the model of a tree that was recovered after these updates.
 ///
 /// Its orphans are gone.
-fn replayed(records: &[(u8, Vec<u8>)]) -> MemoryStore {
-    let mut model = MemoryStore::new();
+fn replayed(records: &[(u8, Vec<u8>)]) -> ModelTree {
+    let mut model = ModelTree::new();
     for (kind, body) in records {
-        model.apply(&Update::decode(*kind, body).expect("encoded"), &|_| true).expect("valid");
+        model.apply(&Update::decode(*kind, body).expect("encoded")).expect("valid");
     }
     for inode in model.orphans() {
-        model.apply(&Update::Release { inode }, &|_| true).expect("valid");
+        model.apply(&Update::Release { inode }).expect("valid");
     }
     model
 }
@@ -347,7 +348,7 @@ impl Live {
             .flatten()
             .filter(|&id| (shared(id) || is_link) && !self.holds(id))
             .collect();
-        if self.model.apply(update, &|_| true).is_err() {
+        if self.model.apply(update).is_err() {
             return;
         }
         for id in needs_own {

@@ -15,9 +15,9 @@ use ashlar_update::xattr_size::attribute_bytes;
 use crate::blocks::allocator::{PIECE_BLOCKS, PIECE_BYTES};
 use crate::blocks::segment::{Block, StoreSegment};
 use crate::checking::problem::{CheckProgress, CheckReport, Problem};
+use crate::database::Snapshot;
 use crate::metadata::batch::InodeMap;
 use crate::metadata::chunk::{CHUNK_BLOCKS, ExtentChunk};
-use crate::metadata::database::Snapshot;
 use crate::metadata::rows::{self, kind};
 use crate::store::read_counters;
 use crate::{INLINE_BYTES_MAX, Store, StoreError};
@@ -37,7 +37,7 @@ impl Store {
     /// Makes a check of the last committed state. Later applied updates are not checked.
     ///
     /// # Errors
-    /// [`StoreError::Lmdb`].
+    /// [`StoreError::Database`].
     pub fn checker(&self) -> Result<Checker, StoreError> {
         Ok(Checker {
             snapshot: self.database.snapshot()?,
@@ -95,7 +95,7 @@ impl Checker {
     /// Runs the check.
     ///
     /// # Errors
-    /// [`StoreError::Lmdb`]; faults of the state itself are in the report.
+    /// [`StoreError::Database`]; faults of the state itself are in the report.
     pub fn run(self, progress: &mut dyn FnMut(CheckProgress)) -> Result<CheckReport, StoreError> {
         Ok(self.scan(true, progress)?.report)
     }

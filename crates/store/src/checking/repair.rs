@@ -11,8 +11,8 @@ use ashlar_update::Entry;
 
 use crate::blocks::allocator::{Allocator, PIECE_BLOCKS};
 use crate::checking::problem::{CheckReport, Problem};
+use crate::database::WriteTransaction;
 use crate::metadata::chunk::ExtentChunk;
-use crate::metadata::database::Writer;
 use crate::metadata::rows::{self, EntryKey, StoredCounters, kind};
 use crate::store::root_directory;
 use crate::{Store, StoreError};
@@ -27,7 +27,7 @@ impl Store {
     /// No session may be using the store: blocks and inodes change under it.
     ///
     /// # Errors
-    /// [`StoreError::CommitUnderWay`] while a commit or a checker is at work; those of LMDB.
+    /// [`StoreError::CommitUnderWay`] while a commit or a checker is at work; those of the database.
     pub fn repair(&mut self) -> Result<CheckReport, StoreError> {
         if !self.damaged {
             self.commit()?;
@@ -79,7 +79,7 @@ impl Store {
 }
 
 struct Remedy<'a> {
-    writer: Writer<'a>,
+    writer: WriteTransaction<'a>,
     hash_key: [u8; 16],
     used: &'a BTreeMap<u32, Vec<u64>>,
 }
@@ -240,26 +240,21 @@ impl Remedy<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use ashlar_pmem::{Arena, ArenaOptions};
     use ashlar_types::{BlockAddress, LogPosition, QuotaKey, QuotaLimits, SessionId};
     use ashlar_update::{Create, Update};
 
     use super::*;
     use crate::metadata::chunk::Run;
+    use crate::test_media::{TestArena, TestMedium, on_both_databases};
 
     const DIRECTORY: InodeId = InodeId(16);
     const FILE: InodeId = InodeId(17);
     const SMALL: InodeId = InodeId(18);
 
     /// `/d/`, `/d/file` with three blocks in two chunks, `/d/small` with inline bytes and an attribute, `/e/`.
-    fn sample() -> (tempfile::TempDir, Arc<Arena>, Store) {
-        let directory = tempfile::tempdir().unwrap();
-        let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
-        let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).unwrap());
-        Store::format(&arena, Timestamp::default()).unwrap();
-        let mut store = Store::open(Arc::clone(&arena)).unwrap();
+    fn sample(medium: TestMedium) -> (TestArena, Store) {
+        let arena = TestArena::new(medium, 16 << 20);
+        let mut store = arena.open();
         assert_eq!(store.allocate_inodes(8).unwrap().start, InodeId::FIRST_FREE.0);
         let at = Timestamp::default();
         let make = |inode, parent, name: &'static [u8], kind| {
@@ -296,12 +291,21 @@ mod tests {
         }
         store.commit().unwrap();
         assert!(store.check(&mut |_| {}).unwrap().is_clean());
-        (directory, arena, store)
+        (arena, store)
     }
 
     /// Damages the rows of the sample, and checks that the check finds `expected` and that repair leaves nothing.
-    fn damage(change: impl FnOnce(&mut Remedy<'_>), expected: impl Fn(&[Problem]) -> bool) -> Store {
-        let (_directory, arena, store) = sample();
+    fn damage(change: impl Fn(&mut Remedy<'_>), expected: impl Fn(&[Problem]) -> bool) -> Store {
+        damage_on(TestMedium::Memory, &change, &expected);
+        damage_on(TestMedium::Lmdb, &change, &expected)
+    }
+
+    fn damage_on(
+        medium: TestMedium,
+        change: &impl Fn(&mut Remedy<'_>),
+        expected: &impl Fn(&[Problem]) -> bool,
+    ) -> Store {
+        let (arena, store) = sample(medium);
         let used = BTreeMap::new();
         {
             let writer = store.database.write(8, 4096).unwrap();
@@ -310,7 +314,7 @@ mod tests {
             remedy.writer.commit().unwrap();
         }
         drop(store);
-        let mut store = Store::open(Arc::clone(&arena)).unwrap();
+        let mut store = arena.open();
         let found = store.check(&mut |_| {}).unwrap().problems;
         assert!(expected(&found), "{found:#?}");
         assert!(found.iter().all(Problem::is_repairable));
@@ -318,7 +322,7 @@ mod tests {
         let left = store.repair().unwrap();
         assert!(left.is_clean(), "{:#?}", left.problems);
         drop(store);
-        let mut store = Store::open(arena).unwrap();
+        let mut store = arena.open();
         assert!(store.check(&mut |_| {}).unwrap().is_clean());
         let update = Update::Accessed { inode: InodeId::ROOT, at: Timestamp { seconds: 9, nanoseconds: 0 } };
         store.apply(SessionId::SHARED_FS, LogPosition(0), &update, &|_| true).unwrap();
@@ -511,16 +515,15 @@ mod tests {
         assert!(store.allocate_inodes(1).unwrap().start >= 1 << 40);
     }
 
-    #[test]
-    fn a_shared_block_is_reported_and_left() {
-        let (_directory, arena, store) = sample();
+    fn a_shared_block_is_reported_and_left(medium: TestMedium) {
+        let (arena, store) = sample(medium);
         let mut writer = store.database.write(1, 100).unwrap();
         let key = rows::key2(kind::CHUNK, FILE.0, 0);
         let value = writer.get(&key).unwrap().unwrap().to_vec();
         writer.put(&rows::key2(kind::CHUNK, FILE.0, 5), &value).unwrap();
         writer.commit().unwrap();
         drop(store);
-        let mut store = Store::open(arena).unwrap();
+        let mut store = arena.open();
         let is_shared = |p: &&Problem| matches!(p, Problem::SharedBlock { inode: FILE, block: 640 | 641, .. });
         let found = store.check(&mut |_| {}).unwrap().problems;
         // With it, the file's count and the usage of its owner and its group are wrong.
@@ -528,4 +531,6 @@ mod tests {
         let left = store.repair().unwrap().problems;
         assert_eq!((left.len(), left.iter().filter(is_shared).count()), (2, 2), "{left:#?}");
     }
+
+    on_both_databases!(a_shared_block_is_reported_and_left);
 }

@@ -70,7 +70,7 @@ impl Store {
     /// Keeps blocks of a file in place, since a session maps them under this number of its own.
     ///
     /// # Errors
-    /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
+    /// [`StoreError::Corrupt`], [`StoreError::Database`].
     pub fn map_blocks(
         &mut self,
         session: SessionId,
@@ -320,11 +320,11 @@ impl Store {
 mod tests {
     use std::sync::Arc;
 
-    use ashlar_pmem::{Arena, ArenaOptions};
     use ashlar_types::{FileKind, LogPosition, Timestamp};
     use ashlar_update::Create;
 
     use super::*;
+    use crate::test_media::{TestArena, TestMedium, on_both_databases};
 
     const FILE: InodeId = InodeId(100);
     const MAPPER: SessionId = SessionId(7);
@@ -332,19 +332,16 @@ mod tests {
     const BLOCK: usize = BLOCK_BYTES as usize;
 
     struct Bench {
+        arena: TestArena,
         store: Store,
         end: u64,
-        _directory: tempfile::TempDir,
     }
 
     impl Bench {
         /// A store with a file of eight blocks, of ones, committed.
-        fn new() -> Self {
-            let directory = tempfile::tempdir().unwrap();
-            let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
-            let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).unwrap());
-            Store::format(&arena, Timestamp::default()).unwrap();
-            let mut bench = Self { store: Store::open(arena).unwrap(), end: 0, _directory: directory };
+        fn new(medium: TestMedium) -> Self {
+            let arena = TestArena::new(medium, 16 << 20);
+            let mut bench = Self { store: arena.open(), arena, end: 0 };
             bench.apply(&Update::Create(Create {
                 inode: FILE,
                 parent: InodeId::ROOT,
@@ -399,9 +396,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn mapping_that_does_not_follow_keeps_its_content() {
-        let mut bench = Bench::new();
+    fn mapping_that_does_not_follow_keeps_its_content(medium: TestMedium) {
+        let mut bench = Bench::new(medium);
         let runs = bench.map(1, false);
         for round in 0..4 {
             bench.write(0, &[2 + round; 8 * BLOCK]);
@@ -414,9 +410,8 @@ mod tests {
         assert_eq!(bench.store.space().blocks_free, free + 8, "and is free afterwards");
     }
 
-    #[test]
-    fn mapped_blocks_that_no_file_has_are_counted() {
-        let mut bench = Bench::new();
+    fn mapped_blocks_that_no_file_has_are_counted(medium: TestMedium) {
+        let mut bench = Bench::new(medium);
         bench.map(1, false);
         bench.map(2, true);
         assert_eq!(bench.store.mapped_blocks(MAPPER), (16, 0));
@@ -438,9 +433,8 @@ mod tests {
         assert_eq!(bench.store.mapped_blocks(MAPPER), (0, 0));
     }
 
-    #[test]
-    fn follower_sees_writes_once_no_committed_row_refers() {
-        let mut bench = Bench::new();
+    fn follower_sees_writes_once_no_committed_row_refers(medium: TestMedium) {
+        let mut bench = Bench::new(medium);
         let runs = bench.map(1, true);
         assert!(bench.store.is_followed(FILE) && !bench.store.lags(FILE));
         bench.write(3 * BLOCK_BYTES, &[2; BLOCK]);
@@ -458,9 +452,8 @@ mod tests {
         assert!(!bench.store.is_followed(FILE) && bench.store.mapped.by_session.is_empty());
     }
 
-    #[test]
-    fn all_of_a_long_file_is_followed() {
-        let mut bench = Bench::new();
+    fn all_of_a_long_file_is_followed(medium: TestMedium) {
+        let mut bench = Bench::new(medium);
         let runs = bench.map_some(1, true, 0..200);
         for block in [0, 127, 128, 199] {
             bench.write(block * BLOCK_BYTES + 5, &[2; BLOCK]);
@@ -471,9 +464,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_checker_sees_no_block_change() {
-        let mut bench = Bench::new();
+    fn a_checker_sees_no_block_change(medium: TestMedium) {
+        let mut bench = Bench::new(medium);
         let runs = bench.map(1, true);
         let checker = Arc::clone(&bench.store.hold);
         bench.write(0, &[2; 8 * BLOCK]);
@@ -486,9 +478,8 @@ mod tests {
         assert!(!bench.store.lags(FILE));
     }
 
-    #[test]
-    fn equal_mappings_count_once_and_others_are_limited() {
-        let mut bench = Bench::new();
+    fn equal_mappings_count_once_and_others_are_limited(medium: TestMedium) {
+        let mut bench = Bench::new(medium);
         let runs: Vec<_> = (0..100).flat_map(|number| bench.map(number, true)).collect();
         bench.write(0, &[2; BLOCK]);
         bench.store.commit().unwrap();
@@ -506,9 +497,8 @@ mod tests {
         assert!((FOLLOWERS_MAX / 2..=FOLLOWERS_MAX).contains(&count), "{count}");
     }
 
-    #[test]
-    fn blocks_moved_within_a_file_are_no_longer_followed() {
-        let mut bench = Bench::new();
+    fn blocks_moved_within_a_file_are_no_longer_followed(medium: TestMedium) {
+        let mut bench = Bench::new(medium);
         let runs = bench.map(1, true);
         let (at, how) = (Timestamp::default(), Allocation::Collapse);
         let (offset, length) = (0, BLOCK_BYTES);
@@ -525,9 +515,8 @@ mod tests {
         assert!(!bench.store.is_followed(FILE));
     }
 
-    #[test]
-    fn uncommitted_blocks_are_not_mapped() {
-        let mut bench = Bench::new();
+    fn uncommitted_blocks_are_not_mapped(medium: TestMedium) {
+        let mut bench = Bench::new(medium);
         bench.write(0, &[2; 8 * BLOCK]);
         let job = bench.store.begin_commit().expect("a job");
         let try_to = |bench: &mut Bench| bench.store.map_blocks(MAPPER, (1, false), FILE, 0..8).unwrap();
@@ -549,9 +538,8 @@ mod tests {
         assert!((0..100).all(|block| mapped.lagging[&FILE].iter().any(|one| one.contains(&(1000 * block)))));
     }
 
-    #[test]
-    fn holes_inline_files_and_leaving_segments_are_not_mapped() {
-        let mut bench = Bench::new();
+    fn holes_inline_files_and_leaving_segments_are_not_mapped(medium: TestMedium) {
+        let mut bench = Bench::new(medium);
         let try_to = |bench: &mut Bench, blocks| bench.store.map_blocks(MAPPER, (1, false), FILE, blocks).unwrap();
         assert_eq!(try_to(&mut bench, 190..201), MapBlocks::Impossible, "there are 200");
         bench.write(0, &[5; 1]);
@@ -564,15 +552,13 @@ mod tests {
         assert_eq!(try_to(&mut bench, 0..1), MapBlocks::Impossible);
     }
 
-    #[test]
-    fn reopened_store_keeps_mapped_blocks() {
-        let mut bench = Bench::new();
+    fn reopened_store_keeps_mapped_blocks(medium: TestMedium) {
+        let mut bench = Bench::new(medium);
         let runs = bench.map(1, true);
         bench.write(0, &[2; 8 * BLOCK]);
-        let Bench { store, _directory, .. } = bench;
-        let arena = Arc::clone(&store.arena);
+        let Bench { store, arena, .. } = bench;
         drop(store);
-        let mut bench = Bench { store: Store::open(arena).unwrap(), end: 0, _directory };
+        let mut bench = Bench { store: arena.open(), arena, end: 0 };
         assert!(runs.iter().all(|run| bench.store.take_up_mapped(MAPPER, run)));
         bench.write(0, &[2; 8 * BLOCK]);
         bench.store.commit().unwrap();
@@ -580,4 +566,17 @@ mod tests {
         bench.write(0, &[3; BLOCK]);
         assert_eq!(bench.seen(&runs), [3, 2, 2, 2, 2, 2, 2, 2]);
     }
+
+    on_both_databases!(
+        mapping_that_does_not_follow_keeps_its_content,
+        mapped_blocks_that_no_file_has_are_counted,
+        follower_sees_writes_once_no_committed_row_refers,
+        all_of_a_long_file_is_followed,
+        a_checker_sees_no_block_change,
+        equal_mappings_count_once_and_others_are_limited,
+        blocks_moved_within_a_file_are_no_longer_followed,
+        uncommitted_blocks_are_not_mapped,
+        holes_inline_files_and_leaving_segments_are_not_mapped,
+        reopened_store_keeps_mapped_blocks,
+    );
 }

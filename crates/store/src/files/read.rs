@@ -14,7 +14,7 @@ impl Store {
     /// Returns a file's applied content, which is empty for a missing file.
     ///
     /// # Errors
-    /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
+    /// [`StoreError::Corrupt`], [`StoreError::Database`].
     pub fn contents(&self, inode: InodeId) -> Result<Contents, StoreError> {
         self.contents_range(inode, 0..u64::MAX)
     }
@@ -22,7 +22,7 @@ impl Store {
     /// A range of a file's content in blocks; a small file comes whole.
     ///
     /// # Errors
-    /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
+    /// [`StoreError::Corrupt`], [`StoreError::Database`].
     pub fn contents_range(&self, id: InodeId, blocks: Range<u64>) -> Result<Contents, StoreError> {
         let mut extents: Vec<Extent> = Vec::new();
         let Some(inode) = self.inode(id)?.filter(|inode| inode.blocks > 0) else {

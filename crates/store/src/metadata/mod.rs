@@ -1,7 +1,6 @@
-//! The metadata: rows of LMDB, their forms in memory, and the database.
+//! The metadata: rows of the database, and their forms in memory.
 
 pub(crate) mod batch;
 pub(crate) mod chunk;
-pub(crate) mod database;
 pub(crate) mod inode_cache;
 pub(crate) mod rows;

@@ -2,7 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::Whiteout;
-use crate::test_tree::{Choice, TestTree, at, rename};
+use crate::model::{ModelTree, UpdateChoice};
+use crate::test_updates::{at, rename};
 
 const ROOT: InodeId = InodeId::ROOT;
 const A: InodeId = InodeId(20);
@@ -86,8 +87,8 @@ fn allocate(how: Allocation, offset: u64, length: u64) -> Update<'static> {
 }
 
 /// A tree after these updates, which must all fit, and is sound.
-fn tree(updates: &[Update<'_>]) -> TestTree {
-    let mut tree = TestTree::new();
+fn tree(updates: &[Update<'_>]) -> ModelTree {
+    let mut tree = ModelTree::new();
     for update in updates {
         tree.apply(update).unwrap_or_else(|invalid| panic!("{update:?}: {invalid}"));
         tree.check();
@@ -95,18 +96,18 @@ fn tree(updates: &[Update<'_>]) -> TestTree {
     tree
 }
 
-fn links(tree: &TestTree, inode: InodeId) -> u32 {
+fn links(tree: &ModelTree, inode: InodeId) -> u32 {
     tree.inodes[&inode].links
 }
 
 /// The times of changes according to `stat`: modified, changed.
-fn times(tree: &TestTree, inode: InodeId) -> (i64, i64) {
+fn times(tree: &ModelTree, inode: InodeId) -> (i64, i64) {
     let inode = &tree.inodes[&inode];
     (inode.modified.seconds, inode.changed.seconds)
 }
 
 #[track_caller]
-fn is_refused(tree: &mut TestTree, update: &Update<'_>, expected: Invalid) {
+fn is_refused(tree: &mut ModelTree, update: &Update<'_>, expected: Invalid) {
     let before = tree.clone();
     assert_eq!(tree.apply(update), Err(expected), "{update:?}");
     assert!(*tree == before, "{update:?} was refused and changed something");
@@ -129,7 +130,7 @@ fn created_inode_has_links_and_times() {
     made.check();
     assert_eq!((links(&made, D), times(&made, D), times(&made, A)), (1, (1, 5), (5, 5)));
     // It has had a name now, and gets no other once that is removed.
-    made.open_elsewhere.insert(D);
+    made.open.insert(D);
     made.apply(&unlink(D, A, b"d")).expect("it is there");
     is_refused(&mut made, &link(D, A, b"d"), Invalid::Removed(D));
 }
@@ -137,7 +138,7 @@ fn created_inode_has_links_and_times() {
 #[test]
 fn impossible_creation_is_refused() {
     let mut made = tree(&[file(A, ROOT, b"a"), directory(B, ROOT, b"b"), directory(C, ROOT, b"c")]);
-    made.open_elsewhere.insert(C);
+    made.open.insert(C);
     made.apply(&remove(C, ROOT, b"c")).expect("it is empty");
     is_refused(&mut made, &file(D, ROOT, b"a"), Invalid::EntryExists);
     is_refused(&mut made, &file(A, ROOT, b"x"), Invalid::InodeExists(A));
@@ -160,7 +161,7 @@ fn impossible_creation_is_refused() {
 /// be taken for ones without a lease.
 #[test]
 fn file_keeps_a_parent_when_its_removed_link_s_directory_goes() {
-    let place = |tree: &TestTree| tree.inodes[&A].parent;
+    let place = |tree: &ModelTree| tree.inodes[&A].parent;
     let mut linked = tree(&[file(A, ROOT, b"a"), directory(B, ROOT, b"b"), link(A, B, b"a")]);
     assert_eq!(place(&linked), B);
     let mut replaced = linked.clone();
@@ -187,12 +188,12 @@ fn the_last_link_frees_or_leaves_an_orphan() {
     left.check();
     assert!(!left.inodes.contains_key(&A));
     // Another session has it open: it is not the writer's to free, until that session says so.
-    held.open_elsewhere.insert(A);
+    held.open.insert(A);
     assert_eq!(held.apply(&unlink(A, ROOT, b"b")), Ok(Applied { orphaned: Some(A), freed: None }));
     assert_eq!(held.apply(&Update::Release { inode: A }), Ok(Applied::default()));
     is_refused(&mut held, &link(A, ROOT, b"again"), Invalid::Removed(A));
     held.check();
-    held.open_elsewhere.clear();
+    held.open.clear();
     assert_eq!(held.apply(&Update::Release { inode: A }), Ok(Applied { orphaned: None, freed: Some(A) }));
     assert_eq!(held.apply(&Update::Release { inode: A }), Ok(Applied::default()));
     held.check();
@@ -213,7 +214,7 @@ fn impossible_removal_is_refused() {
 fn a_removed_directory_has_no_links() {
     let mut made = tree(&[directory(A, ROOT, b"a"), directory(B, A, b"b")]);
     assert_eq!(links(&made, A), 3);
-    made.open_elsewhere.insert(B);
+    made.open.insert(B);
     assert_eq!(made.apply(&remove(B, A, b"b")), Ok(Applied { orphaned: Some(B), freed: None }));
     made.check();
     assert_eq!((links(&made, A), links(&made, B), made.inodes[&A].entries), (2, 0, 0));
@@ -260,7 +261,7 @@ fn a_directory_replaces_an_empty_one() {
     let mut within = made.clone();
     within.apply(&moved(C, (A, b"c"), (B, b"x"), None)).expect("the name is free");
     within.check();
-    within.open_elsewhere.insert(D);
+    within.open.insert(D);
     let orphaned = Applied { orphaned: Some(D), freed: None };
     assert_eq!(within.apply(&moved(C, (B, b"x"), (B, b"d"), Some(D))), Ok(orphaned));
     within.check();
@@ -310,7 +311,7 @@ fn a_rename_leaves_a_whiteout_where_the_old_name_was() {
         file(D, B, b"d"),
         link(D, A, b"e"),
     ]);
-    let whiteout = |tree: &TestTree, parent: InodeId, name: &[u8]| {
+    let whiteout = |tree: &ModelTree, parent: InodeId, name: &[u8]| {
         let entry = Entry { inode: LEFT, kind: FileKind::CharDevice };
         assert_eq!(tree.entries.get(&(parent, name.to_vec())), Some(&entry));
         let left = &tree.inodes[&LEFT];
@@ -398,7 +399,7 @@ fn an_exchange_swaps_whatever_the_kinds() {
 #[test]
 fn content_sets_size_blocks_times_and_strips() {
     let mut made = tree(&[file(A, ROOT, b"a")]);
-    let step = |made: &mut TestTree, update: Update<'_>, size: u64, blocks: u64| {
+    let step = |made: &mut ModelTree, update: Update<'_>, size: u64, blocks: u64| {
         made.apply(&update).unwrap_or_else(|invalid| panic!("{update:?}: {invalid}"));
         made.check();
         assert_eq!((made.inodes[&A].size, made.inodes[&A].blocks), (size, blocks), "{update:?}");
@@ -412,9 +413,10 @@ fn content_sets_size_blocks_times_and_strips() {
     step(&mut made, allocate(Allocation::Reserve, 4000, 200), 4200, 2);
     step(&mut made, allocate(Allocation::ReserveKeepSize, 8192, 1), 4200, 3);
     step(&mut made, allocate(Allocation::ZeroKeepSize, 0, 5000), 4200, 3);
-    assert_eq!(made.files[&A].bytes, []);
+    let mut bytes = [1; 4200];
+    assert_eq!((made.read(A, 0, &mut bytes), bytes), (4200, [0; 4200]));
     step(&mut made, allocate(Allocation::Insert, 4096, 8192), 12392, 3);
-    assert_eq!(made.files[&A].blocks, [0, 3, 4].into());
+    assert_eq!(made.blocks(A), [(0, false), (3, true), (4, false)]);
     step(&mut made, allocate(Allocation::Collapse, 0, 4096), 8296, 2);
     step(&mut made, allocate(Allocation::Punch, 8191, 4096), 8296, 2);
     step(&mut made, allocate(Allocation::Punch, 8191, 4097), 8296, 1);
@@ -541,7 +543,7 @@ fn inode_created_in_a_subtree_counts_and_stays_there() {
 
 #[test]
 fn a_cycle_is_seen_from_any_depth() {
-    let mut made = TestTree::new();
+    let mut made = ModelTree::new();
     let mut parent = ROOT;
     for n in 100..200 {
         made.apply(&directory(InodeId(n), parent, b"d")).expect("the name is free");
@@ -557,9 +559,9 @@ fn a_cycle_is_seen_from_any_depth() {
 proptest! {
     /// Random updates keep the tree sound, and those that do not fit change nothing.
     #[test]
-    fn a_tree_stays_sound(choices in prop::collection::vec(any::<Choice>(), 0..60), open in any::<u64>(), mix in any::<u64>()) {
-        let mut tree = TestTree::new();
-        tree.open_elsewhere = (16..80).filter(|n| open >> (n % 64) & 1 != 0).map(InodeId).collect();
+    fn a_tree_stays_sound(choices in prop::collection::vec(any::<UpdateChoice>(), 0..60), open in any::<u64>(), mix in any::<u64>()) {
+        let mut tree = ModelTree::new();
+        tree.set_open((16..80).filter(|n| open >> (n % 64) & 1 != 0).map(InodeId));
         let mut next = 16;
         for choice in choices {
             let Some(update) = tree.random_update(choice, InodeId(next)) else { continue };

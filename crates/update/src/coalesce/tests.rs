@@ -2,21 +2,23 @@ use ashlar_types::{LogPosition, SessionId};
 use proptest::prelude::*;
 
 use super::*;
-use crate::test_tree::{self, Choice, TestTree, at};
+use crate::model::{ModelTree, UpdateChoice};
+use crate::test_updates::{self, at};
 use crate::{Allocation, Create, Whiteout};
 
 /// A start, a batch that fits it, and the state in which the batch ends.
 struct Case {
-    start: TestTree,
+    start: ModelTree,
     batch: Vec<Update<'static>>,
-    end: TestTree,
+    end: ModelTree,
 }
 
-fn case(before: &[Choice], batch: &[Choice], open: u64) -> Case {
-    let mut start = TestTree::new();
+fn case(before: &[UpdateChoice], batch: &[UpdateChoice], open: u64) -> Case {
+    let mut start = ModelTree::new();
     let mut next = InodeId::FIRST_FREE.0;
     start.grow(before, &mut next);
-    start.open_elsewhere = start.inodes.keys().copied().filter(|id| open >> (id.0 % 64) & 1 != 0).collect();
+    let open: Vec<InodeId> = start.inodes.keys().copied().filter(|id| open >> (id.0 % 64) & 1 != 0).collect();
+    start.set_open(open);
     let mut end = start.clone();
     let batch = end.grow(batch, &mut next);
     end.check();
@@ -24,7 +26,7 @@ fn case(before: &[Choice], batch: &[Choice], open: u64) -> Case {
 }
 
 /// The state after the coalesced batch; `None` where a record does not fit.
-fn replay(case: &Case, coalesced: &Coalesced<'_>) -> Option<TestTree> {
+fn replay(case: &Case, coalesced: &Coalesced<'_>) -> Option<ModelTree> {
     let mut tree = case.start.clone();
     for update in coalesced.left(&case.batch).flatten() {
         tree.apply(update).ok()?;
@@ -48,7 +50,7 @@ impl Numbers {
         z ^ z >> 31
     }
 
-    fn choices(&mut self, count: usize) -> Vec<Choice> {
+    fn choices(&mut self, count: usize) -> Vec<UpdateChoice> {
         let mut choice = || {
             let n = self.next();
             (self.next() as u8, n as u16, (n >> 16) as u16, (n >> 32) as u16, (n >> 48) as u16)
@@ -62,7 +64,7 @@ impl Numbers {
         let (mut before, mut batch) = (self.choices(before), self.choices(batch));
         if self.next() % 3 == 0 {
             // Changes of one file's content only, after it was made; the first number of a choice is the kind.
-            let content = |choice: &mut Choice| (choice.0, choice.3) = (17 + choice.0 % 8, choice.3 / 16 * 16);
+            let content = |choice: &mut UpdateChoice| (choice.0, choice.3) = (17 + choice.0 % 8, choice.3 / 16 * 16);
             before.iter_mut().for_each(content);
             batch.iter_mut().for_each(content);
             before.insert(0, (0, 0, 0, 0, 1));
@@ -76,8 +78,8 @@ proptest! {
 
     #[test]
     fn a_coalesced_batch_ends_in_the_same_state(
-        before in prop::collection::vec(any::<Choice>(), 0..15),
-        batch in prop::collection::vec(any::<Choice>(), 0..60),
+        before in prop::collection::vec(any::<UpdateChoice>(), 0..15),
+        batch in prop::collection::vec(any::<UpdateChoice>(), 0..60),
         open in any::<u64>(),
         borders in prop::collection::vec(0usize..60, 0..3),
     ) {
@@ -95,7 +97,7 @@ proptest! {
 
     #[test]
     fn jumbled_batch_gets_an_action_for_each_record(
-        before in prop::collection::vec(any::<Choice>(), 0..40),
+        before in prop::collection::vec(any::<UpdateChoice>(), 0..40),
         order in prop::collection::vec(any::<prop::sample::Index>(), 0..60),
     ) {
         let batch = case(&[], &before, 0).batch;
@@ -178,7 +180,7 @@ fn write(inode: InodeId, offset: u64, data: &'static [u8], seconds: i64) -> Upda
 }
 
 fn rename(inode: InodeId, name: &'static [u8], new_name: &'static [u8], target: Option<InodeId>) -> Update<'static> {
-    let rename = test_tree::rename(inode, (DIRECTORY, name), (DIRECTORY, new_name), target);
+    let rename = test_updates::rename(inode, (DIRECTORY, name), (DIRECTORY, new_name), target);
     Update::Rename(Rename { at: at(9), ..rename })
 }
 

@@ -1,7 +1,4 @@
-//! The metadata database: LMDB, in three tables.
-//!
-//! Inodes and entries have tables of their own and everything else shares one: measured, two tables take creations a
-//! third faster than one, since new inodes are appended at their table's end (docs/decisions/store-and-digest.md).
+//! The metadata database in LMDB, in three tables.
 
 use std::fs::File;
 use std::ops::Bound;
@@ -10,29 +7,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ashlar_pmem::{Arena, MediumKind};
 use heed::types::Bytes;
-use heed::{CommitOrAbort, EnvFlags, EnvOpenOptions, PutFlags, RoTxn, RwTxn, WithoutTls};
+use heed::{CommitOrAbort, EnvFlags, EnvOpenOptions, MdbError, PutFlags, RoTxn, RwTxn, WithoutTls};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::StoreError;
-use crate::metadata::rows::kind;
+use crate::database::{DatabaseError, MAP_BYTES_MIN, PAGE_BYTES, Row, TableName};
 
 type Env = heed::Env<WithoutTls>;
-/// A row's key and value, as an iterator yields them.
-pub type Row<'a> = Result<(&'a [u8], &'a [u8]), StoreError>;
 type Table = heed::Database<'static, Bytes, Bytes>;
 
-/// LMDB's page size, which is that of the machines we run on.
-const PAGE_BYTES: u64 = 4096;
-/// Bytes of address space for the smallest arena's metadata.
-const MAP_BYTES_MIN: u64 = 256 << 20;
 /// Pages that a commit may take beside those of its rows: the free list and the tables' upper levels.
 const COMMIT_PAGES_SPARE: u64 = 1024;
-/// The part of the map that accounted metadata may fill.
-///
-/// A commit that rewrites every page needs the tree three times: the live pages, the pages that the last commit freed
-/// (not reusable yet), and the pages that it writes. The fourth part is for deletions and half-filled pages.
-const BUDGET_DIVISOR: u64 = 4;
-
 #[derive(Clone, Copy, Debug)]
 struct Tables {
     inodes: Table,
@@ -42,17 +27,17 @@ struct Tables {
 
 impl Tables {
     fn of(&self, key: &[u8]) -> Table {
-        match key.first() {
-            Some(&kind::INODE) => self.inodes,
-            Some(&kind::ENTRY) => self.entries,
-            _ => self.rows,
+        match TableName::of(key) {
+            TableName::Inodes => self.inodes,
+            TableName::Entries => self.entries,
+            TableName::Rows => self.rows,
         }
     }
 }
 
-/// The database's environment.
+/// LMDB's environment in an arena.
 #[derive(Debug)]
-pub struct Database {
+pub struct LmdbDatabase {
     env: Env,
     tables: Tables,
     map_bytes: u64,
@@ -63,7 +48,16 @@ pub struct Database {
     reserved: AtomicU64,
 }
 
-impl Database {
+impl From<heed::Error> for StoreError {
+    fn from(error: heed::Error) -> Self {
+        Self::Database(match error {
+            heed::Error::Mdb(MdbError::MapFull) => DatabaseError::Full,
+            other => DatabaseError::Lmdb(other),
+        })
+    }
+}
+
+impl LmdbDatabase {
     /// Opens the arena's metadata database, and creates it if it is missing.
     pub fn open(arena: &Arena) -> Result<Self, StoreError> {
         let directory = arena.metadata_dir();
@@ -102,20 +96,20 @@ impl Database {
         arena.metadata_dir().join("data.mdb").exists()
     }
 
-    /// Bytes of metadata that may be accounted.
-    pub fn budget_bytes(&self) -> u64 {
-        self.map_bytes / BUDGET_DIVISOR
+    /// Bytes of address space for the pages.
+    pub fn map_bytes(&self) -> u64 {
+        self.map_bytes
     }
 
     /// Returns a view of the committed state.
-    pub fn snapshot(&self) -> Result<Snapshot, StoreError> {
-        Ok(Snapshot { txn: self.env.clone().static_read_txn()?, tables: self.tables })
+    pub fn snapshot(&self) -> Result<LmdbSnapshot, StoreError> {
+        Ok(LmdbSnapshot { txn: self.env.clone().static_read_txn()?, tables: self.tables })
     }
 
     /// Begins a transaction that is going to write `rows` rows of `bytes` bytes in all.
-    pub fn write(&self, rows: u64, bytes: u64) -> Result<Writer<'_>, StoreError> {
+    pub fn write(&self, rows: u64, bytes: u64) -> Result<LmdbTransaction<'_>, StoreError> {
         let txn = self.env.write_txn()?;
-        let mut writer = Writer { txn, tables: self.tables, last_inode: None, value: Vec::new() };
+        let mut writer = LmdbTransaction { txn, tables: self.tables, last_inode: None };
         if let Some(file) = &self.reserve {
             let (pages, depth) = writer.tree_pages()?;
             let fresh = (2 * bytes + 64 * rows).div_ceil(PAGE_BYTES);
@@ -145,12 +139,12 @@ fn open_environment(directory: &Path, map_bytes: u64, flags: EnvFlags) -> Result
 }
 
 /// A view of the committed state at one moment.
-pub struct Snapshot {
+pub struct LmdbSnapshot {
     txn: RoTxn<'static, WithoutTls>,
     tables: Tables,
 }
 
-impl Snapshot {
+impl LmdbSnapshot {
     /// The row's value.
     #[inline]
     pub fn get(&self, key: &[u8]) -> Result<Option<&[u8]>, StoreError> {
@@ -168,10 +162,9 @@ impl Snapshot {
         Ok(self.tables.of(prefix).prefix_iter(&self.txn, prefix)?.map(|row| row.map_err(StoreError::from)))
     }
 
-    /// No inode with this number or a higher one has a row.
-    pub fn inode_end(&self) -> Result<u64, StoreError> {
-        let last = self.tables.inodes.last(&self.txn)?.and_then(|(key, _)| crate::metadata::rows::split_key1(key));
-        Ok(last.map_or(0, |(number, _)| number.saturating_add(1)))
+    /// The key of the last inode's row.
+    pub fn last_inode(&self) -> Result<Option<&[u8]>, StoreError> {
+        Ok(self.tables.inodes.last(&self.txn)?.map(|(key, _)| key))
     }
 
     /// All rows.
@@ -204,15 +197,14 @@ fn tree_pages(tables: &Tables, txn: &RoTxn<'_>) -> Result<(u64, u64), StoreError
 }
 
 /// A transaction that writes. Dropped without [`Self::commit`], it has done nothing.
-pub struct Writer<'a> {
+pub struct LmdbTransaction<'a> {
     txn: RwTxn<'a>,
     tables: Tables,
+    /// The key of the last inode's row when the transaction began.
     last_inode: Option<Vec<u8>>,
-    /// A buffer for values.
-    pub value: Vec<u8>,
 }
 
-impl Writer<'_> {
+impl LmdbTransaction<'_> {
     fn tree_pages(&self) -> Result<(u64, u64), StoreError> {
         tree_pages(&self.tables, &self.txn)
     }
@@ -227,13 +219,11 @@ impl Writer<'_> {
         Ok(self.tables.of(key).put(&mut self.txn, key, value)?)
     }
 
-    /// Writes a row with the value in [`Self::value`], and empties that. Inodes must be written in order.
-    pub fn put_inode(&mut self, key: &[u8]) -> Result<(), StoreError> {
+    /// Writes an inode's row. Inodes must be written in order.
+    pub fn put_inode(&mut self, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
         let appends = self.last_inode.as_deref().is_none_or(|last| key > last);
         let flags = if appends { PutFlags::APPEND } else { PutFlags::empty() };
-        self.tables.inodes.put_with_flags(&mut self.txn, flags, key, &self.value)?;
-        self.value.clear();
-        Ok(())
+        Ok(self.tables.inodes.put_with_flags(&mut self.txn, flags, key, value)?)
     }
 
     /// Deletes a row; one that isn't there is no error.
@@ -244,15 +234,6 @@ impl Writer<'_> {
 
     /// Commits the transaction, as durably as the medium allows.
     pub fn commit(self) -> Result<(), StoreError> {
-        #[cfg(feature = "witness")]
-        if ashlar_pmem::witness::refuses_transactions() {
-            return Err(StoreError::Corrupt("planted"));
-        }
-        #[cfg(feature = "witness")]
-        ashlar_pmem::witness::report_deed(&ashlar_pmem::witness::Deed::TransactionBegins);
-        self.txn.commit()?;
-        #[cfg(feature = "witness")]
-        ashlar_pmem::witness::report_deed(&ashlar_pmem::witness::Deed::TransactionEnds);
-        Ok(())
+        Ok(self.txn.commit()?)
     }
 }

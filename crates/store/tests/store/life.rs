@@ -1,8 +1,8 @@
 //! The store's promises through crashes, failures, damage and growth, one story per test.
 
-use std::path::Path;
 use std::sync::Arc;
 
+use crate::media::{TestArena, TestMedium, on_both_databases};
 use ashlar_pmem::{Arena, ArenaOptions};
 use ashlar_store::{Problem, Store, StoreError};
 use ashlar_types::{BlockAddress, Contents, FileKind, InodeId, LogGeneration, LogPosition, SessionId, Timestamp};
@@ -12,32 +12,26 @@ const SESSION: SessionId = SessionId(1);
 const MIB: u64 = 1 << 20;
 
 struct Node {
-    directory: tempfile::TempDir,
-    arena: Arc<Arena>,
+    arena: TestArena,
     store: Store,
     position: u64,
 }
 
 impl Node {
-    fn new(size_bytes: u64) -> Self {
-        let memory = Path::new("/dev/shm");
-        let directory =
-            if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() };
-        let options = ArenaOptions { size_bytes, emulate_pmem: false };
-        let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).unwrap());
-        Store::format(&arena, Timestamp::default()).unwrap();
-        let mut store = Store::open(Arc::clone(&arena)).unwrap();
+    fn new(medium: TestMedium, size_bytes: u64) -> Self {
+        let arena = TestArena::new(medium, size_bytes);
+        let mut store = arena.open();
         store.set_session(SESSION, LogGeneration(3), LogPosition(0));
         store.commit().unwrap();
-        Self { directory, arena, store, position: 0 }
+        Self { arena, store, position: 0 }
     }
 
     /// The process dies and comes back.
     fn restart(self) -> Self {
-        let Self { directory, arena, store, position } = self;
+        let Self { arena, store, position } = self;
         drop(store);
-        let store = Store::open(Arc::clone(&arena)).unwrap();
-        Self { directory, arena, store, position }
+        let store = arena.open();
+        Self { arena, store, position }
     }
 
     fn try_apply(&mut self, update: &Update<'_>) -> Result<ashlar_update::Applied, StoreError> {
@@ -89,24 +83,13 @@ impl Node {
         Some(extent.address?.plus(block - extent.logical_block))
     }
 
-    /// Flips a byte of a block behind the store's back.
-    fn damage(&self, address: BlockAddress, within: u64) {
-        use std::os::unix::fs::FileExt;
-        let info = self.arena.segments().into_iter().find(|info| info.number == address.segment()).unwrap();
-        let file = self.arena.segment_file(address.segment(), true).unwrap();
-        let (at, mut byte) = (info.block_offset(address.block()) + within, [0]);
-        file.read_exact_at(&mut byte, at).unwrap();
-        file.write_all_at(&[!byte[0]], at).unwrap();
-    }
-
     fn check(&mut self) -> Vec<Problem> {
         self.store.check(&mut |_| {}).unwrap().problems
     }
 }
 
-#[test]
-fn uncommitted_updates_are_gone_after_a_crash() {
-    let mut node = Node::new(16 * MIB);
+fn uncommitted_updates_are_gone_after_a_crash(medium: TestMedium) {
+    let mut node = Node::new(medium, 16 * MIB);
     node.create(16, 1, b"kept", FileKind::Regular);
     node.write(16, 0, &[5; 10_000]);
     node.store.commit().unwrap();
@@ -120,9 +103,8 @@ fn uncommitted_updates_are_gone_after_a_crash() {
     assert_eq!(node.check(), []);
 }
 
-#[test]
-fn numbers_are_never_given_out_twice() {
-    let mut node = Node::new(16 * MIB);
+fn numbers_are_never_given_out_twice(medium: TestMedium) {
+    let mut node = Node::new(medium, 16 * MIB);
     let (mut inodes, mut sessions) = (0, 0);
     for round in 0..4 {
         let range = node.store.allocate_inodes(1 << 19).unwrap();
@@ -146,9 +128,8 @@ fn numbers_are_never_given_out_twice() {
     assert!(node.store.allocate_inodes(1).unwrap().start >= range.end);
 }
 
-#[test]
-fn the_store_goes_on_while_a_commit_runs() {
-    let mut node = Node::new(16 * MIB);
+fn the_store_goes_on_while_a_commit_runs(medium: TestMedium) {
+    let mut node = Node::new(medium, 16 * MIB);
     node.create(16, 1, b"a", FileKind::Regular);
     node.write(16, 0, &[1; 5000]);
     let job = node.store.begin_commit().unwrap();
@@ -168,9 +149,8 @@ fn the_store_goes_on_while_a_commit_runs() {
     assert_eq!(node.read(16, 9000).unwrap(), [1; 5000]);
 }
 
-#[test]
-fn lost_commit_is_tried_again() {
-    let mut node = Node::new(16 * MIB);
+fn lost_commit_is_tried_again(medium: TestMedium) {
+    let mut node = Node::new(medium, 16 * MIB);
     node.create(16, 1, b"a", FileKind::Regular);
     drop(node.store.begin_commit().unwrap());
     node.create(17, 1, b"b", FileKind::Regular);
@@ -180,9 +160,8 @@ fn lost_commit_is_tried_again() {
     assert_eq!(node.store.inode(InodeId::ROOT).unwrap().unwrap().entries, 2);
 }
 
-#[test]
-fn made_and_deleted_in_one_batch_leaves_no_trace() {
-    let mut node = Node::new(16 * MIB);
+fn made_and_deleted_in_one_batch_leaves_no_trace(medium: TestMedium) {
+    let mut node = Node::new(medium, 16 * MIB);
     node.create(16, 1, b"a", FileKind::Regular);
     node.write(16, 0, &[1; 9000]);
     node.create(17, 1, b"b", FileKind::Regular);
@@ -198,9 +177,8 @@ fn made_and_deleted_in_one_batch_leaves_no_trace() {
     assert_eq!(node.check(), []);
 }
 
-#[test]
-fn small_appends_to_one_block_take_one_block() {
-    let mut node = Node::new(16 * MIB);
+fn small_appends_to_one_block_take_one_block(medium: TestMedium) {
+    let mut node = Node::new(medium, 16 * MIB);
     node.create(16, 1, b"a", FileKind::Regular);
     node.write(16, 0, &[1; 2000]);
     let before = node.store.space();
@@ -218,9 +196,8 @@ fn small_appends_to_one_block_take_one_block() {
     assert_eq!(node.store.space().blocks_free, before.blocks_free - 1);
 }
 
-#[test]
-fn partly_replaced_block_waits_for_its_session() {
-    let mut node = Node::new(16 * MIB);
+fn partly_replaced_block_waits_for_its_session(medium: TestMedium) {
+    let mut node = Node::new(medium, 16 * MIB);
     let total = node.store.space().blocks_total;
     node.create(16, 1, b"a", FileKind::Regular);
     node.write(16, 0, &[1; 5 * 4096]);
@@ -235,9 +212,8 @@ fn partly_replaced_block_waits_for_its_session() {
     assert_eq!((space.blocks_free, space.blocks_pinned), (total - 5, 0));
 }
 
-#[test]
-fn a_full_arena_changes_nothing_and_frees_after_commit() {
-    let mut node = Node::new(16 * MIB);
+fn a_full_arena_changes_nothing_and_frees_after_commit(medium: TestMedium) {
+    let mut node = Node::new(medium, 16 * MIB);
     let total = node.store.space().blocks_total;
     node.create(16, 1, b"a", FileKind::Regular);
     let at = Timestamp::default();
@@ -267,9 +243,8 @@ fn a_full_arena_changes_nothing_and_frees_after_commit() {
     assert_eq!(node.check(), []);
 }
 
-#[test]
-fn full_metadata_refuses_additions_and_allows_deletions() {
-    let mut node = Node::new(16 * MIB);
+fn full_metadata_refuses_additions_and_allows_deletions(medium: TestMedium) {
+    let mut node = Node::new(medium, 16 * MIB);
     let value = vec![7; 60_000];
     let mut last = 0;
     let full = loop {
@@ -298,10 +273,9 @@ fn full_metadata_refuses_additions_and_allows_deletions() {
     node.create(16, 1, b"a", FileKind::Regular);
 }
 
-#[test]
-fn uncommitted_deletions_take_no_promised_space() {
+fn uncommitted_deletions_take_no_promised_space(medium: TestMedium) {
     const FILES: u64 = 3000;
-    let mut node = Node::new(16 * MIB);
+    let mut node = Node::new(medium, 16 * MIB);
     let name = |number: u64| format!("f{number}");
     for number in 0..FILES {
         node.create(16 + number, 1, name(number).as_bytes(), FileKind::Regular);
@@ -331,14 +305,13 @@ fn uncommitted_deletions_take_no_promised_space() {
     assert!(node.store.space().metadata_bytes_used < before.metadata_bytes_used);
 }
 
-#[test]
-fn damage_survives_partial_overwrites_and_is_found() {
-    let mut node = Node::new(16 * MIB);
+fn damage_survives_partial_overwrites_and_is_found(medium: TestMedium) {
+    let mut node = Node::new(medium, 16 * MIB);
     node.create(16, 1, b"a", FileKind::Regular);
     node.write(16, 0, &[1; 8192]);
     node.store.commit().unwrap();
     let address = node.address(16, 1).unwrap();
-    node.damage(address, 4000);
+    node.arena.damage(address, 4000);
     let is_checksum = |result: Result<Vec<u8>, StoreError>| {
         matches!(result, Err(StoreError::Checksum { inode: InodeId(16), block: 1, .. }))
     };
@@ -359,10 +332,9 @@ fn damage_survives_partial_overwrites_and_is_found() {
     assert_eq!(node.check(), []);
 }
 
-#[test]
-fn zeroing_a_whole_small_file_leaves_a_reservation() {
+fn zeroing_a_whole_small_file_leaves_a_reservation(medium: TestMedium) {
     for length in [100, 5000u64] {
-        let mut node = Node::new(16 * MIB);
+        let mut node = Node::new(medium, 16 * MIB);
         node.create(16, 1, b"a", FileKind::Regular);
         node.write(16, 0, &vec![1; length as usize]);
         let at = Timestamp::default();
@@ -373,9 +345,9 @@ fn zeroing_a_whole_small_file_leaves_a_reservation() {
     }
 }
 
-#[test]
-fn segment_is_emptied_removed_and_replaced() {
-    let mut node = Node::new(600 * MIB);
+fn segment_is_emptied_removed_and_replaced(medium: TestMedium) {
+    // The twin needs no files of the largest size.
+    let mut node = Node::new(medium, if medium == TestMedium::Lmdb { 600 * MIB } else { 128 * MIB });
     let segments = node.arena.segments();
     assert!(segments.len() >= 2);
     for file in 0..40 {
@@ -399,9 +371,8 @@ fn segment_is_emptied_removed_and_replaced() {
     assert_eq!(node.check(), []);
 }
 
-#[test]
-fn a_checker_sees_its_state_while_the_store_goes_on() {
-    let mut node = Node::new(16 * MIB);
+fn a_checker_sees_its_state_while_the_store_goes_on(medium: TestMedium) {
+    let mut node = Node::new(medium, 16 * MIB);
     node.create(16, 1, b"a", FileKind::Regular);
     node.write(16, 0, &[1; 100_000]);
     node.store.commit().unwrap();
@@ -422,9 +393,8 @@ fn a_checker_sees_its_state_while_the_store_goes_on() {
     assert_eq!(node.store.space().blocks_pinned, 0);
 }
 
-#[test]
-fn an_invalid_update_changes_nothing_and_poisons_nothing() {
-    let mut node = Node::new(16 * MIB);
+fn an_invalid_update_changes_nothing_and_poisons_nothing(medium: TestMedium) {
+    let mut node = Node::new(medium, 16 * MIB);
     let inode = InodeId(99);
     let error = node.try_apply(&Update::Resize { inode, size: 1, strip: false, at: Timestamp::default() });
     assert!(matches!(error, Err(StoreError::Invalid(Invalid::NoInode(_)))));
@@ -434,12 +404,12 @@ fn an_invalid_update_changes_nothing_and_poisons_nothing() {
 
 #[test]
 fn opening_an_invalid_or_foreign_store_fails() {
-    let node = Node::new(16 * MIB);
+    let node = Node::new(TestMedium::Lmdb, 16 * MIB);
+    let TestArena::Files(arena, directory) = node.arena else { panic!("it has files") };
     let options = ArenaOptions { size_bytes: 16 * MIB, emulate_pmem: false };
-    let other = Arc::new(Arena::create(&node.directory.path().join("other"), &options).unwrap());
+    let other = Arc::new(Arena::create(&directory.path().join("other"), &options).unwrap());
     assert!(matches!(Store::open(Arc::clone(&other)), Err(StoreError::NotFormatted)));
-    let from = node.arena.metadata_dir();
-    let arena = Arc::clone(&node.arena);
+    let from = arena.metadata_dir();
     drop(node.store);
     std::fs::create_dir_all(other.metadata_dir()).unwrap();
     std::fs::copy(from.join("data.mdb"), other.metadata_dir().join("data.mdb")).unwrap();
@@ -447,9 +417,8 @@ fn opening_an_invalid_or_foreign_store_fails() {
     assert!(Store::open(arena).is_ok());
 }
 
-#[test]
-fn a_forgotten_session_stays_forgotten_and_pins_nothing() {
-    let mut node = Node::new(16 * MIB);
+fn a_forgotten_session_stays_forgotten_and_pins_nothing(medium: TestMedium) {
+    let mut node = Node::new(medium, 16 * MIB);
     node.create(16, 1, b"a", FileKind::Regular);
     node.write(16, 0, &[1; 8192]);
     node.unlink(16, 1, b"a");
@@ -462,9 +431,8 @@ fn a_forgotten_session_stays_forgotten_and_pins_nothing() {
 }
 
 /// Earlier versions stored attributes without end.
-#[test]
-fn inode_with_too_many_attributes_is_shown_in_part_and_removed() {
-    let mut node = Node::new(64 * MIB);
+fn inode_with_too_many_attributes_is_shown_in_part_and_removed(medium: TestMedium) {
+    let mut node = Node::new(medium, 64 * MIB);
     node.create(9, 1, b"file", FileKind::Regular);
     let (inode, at, value) = (InodeId(9), Timestamp::default(), vec![b'x'; 60_000]);
     let set = |node: &mut Node, name: &str, value: &[u8]| {
@@ -493,9 +461,8 @@ fn inode_with_too_many_attributes_is_shown_in_part_and_removed() {
     assert_eq!(node.check(), []);
 }
 
-#[test]
-fn size_of_attributes_is_followed() {
-    let mut node = Node::new(16 * MIB);
+fn size_of_attributes_is_followed(medium: TestMedium) {
+    let mut node = Node::new(medium, 16 * MIB);
     node.create(9, 1, b"file", FileKind::Regular);
     let (inode, at, value) = (InodeId(9), Timestamp::default(), vec![b'x'; 60_000]);
     let set = |name, value| Update::SetXattr { inode, name, value, mode: None, at };
@@ -510,3 +477,24 @@ fn size_of_attributes_is_followed() {
     node.apply(&Update::RemoveXattr { inode, name: b"user.b", mode: None, at });
     assert!(node.store.xattr_fits(inode, b"user.a", &value).unwrap());
 }
+
+on_both_databases!(
+    uncommitted_updates_are_gone_after_a_crash,
+    numbers_are_never_given_out_twice,
+    the_store_goes_on_while_a_commit_runs,
+    lost_commit_is_tried_again,
+    made_and_deleted_in_one_batch_leaves_no_trace,
+    small_appends_to_one_block_take_one_block,
+    partly_replaced_block_waits_for_its_session,
+    a_full_arena_changes_nothing_and_frees_after_commit,
+    full_metadata_refuses_additions_and_allows_deletions,
+    uncommitted_deletions_take_no_promised_space,
+    damage_survives_partial_overwrites_and_is_found,
+    zeroing_a_whole_small_file_leaves_a_reservation,
+    segment_is_emptied_removed_and_replaced,
+    a_checker_sees_its_state_while_the_store_goes_on,
+    an_invalid_update_changes_nothing_and_poisons_nothing,
+    a_forgotten_session_stays_forgotten_and_pins_nothing,
+    inode_with_too_many_attributes_is_shown_in_part_and_removed,
+    size_of_attributes_is_followed,
+);

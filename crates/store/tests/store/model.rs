@@ -1,12 +1,16 @@
-//! The store against its twin: random updates, valid and not, on both, with commits, crashes and releases in between;
-//! after each run everything that can be read is compared, and a full check must find nothing.
+//! The store against the model of a tree: random updates, valid and not, on both.
+//!
+//! Commits, crashes and releases come in between. After each run, everything that can be read is compared, and a full
+//! check must find nothing.
 
-use std::path::Path;
 use std::sync::Arc;
 
-use ashlar_pmem::{Arena, ArenaOptions};
-use ashlar_store::{CommitDone, MemoryStore, Store, StoreError};
+use crate::comparison::compare_trees;
+use crate::media::{TestArena, TestMedium, choose};
+use ashlar_pmem::CrashMedium;
+use ashlar_store::{CommitDone, Store, StoreError};
 use ashlar_types::{Contents, FileKind, InodeId, LogGeneration, LogPosition, QuotaId, SessionId, Timestamp};
+use ashlar_update::model::ModelTree;
 use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update, Whiteout};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -25,33 +29,24 @@ struct Record {
 }
 
 struct Twins {
-    _directory: tempfile::TempDir,
-    arena: Arc<Arena>,
+    arena: TestArena,
     store: Option<Store>,
-    model: MemoryStore,
+    model: ModelTree,
     log: Vec<Record>,
     next_inode: u64,
     /// A commit that was run and not yet finished.
     pending: Option<CommitDone>,
 }
 
-fn arena_directory() -> tempfile::TempDir {
-    let memory = Path::new("/dev/shm");
-    if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() }
-}
-
 impl Twins {
-    fn new(directory: tempfile::TempDir) -> Self {
-        let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
-        let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).unwrap());
-        Store::format(&arena, Timestamp::default()).unwrap();
-        let mut store = Store::open(Arc::clone(&arena)).unwrap();
+    fn new(arena: TestArena) -> Self {
+        let mut store = arena.open();
         for session in 1..=SESSIONS {
             store.set_session(SessionId(session), LogGeneration(1), LogPosition(0));
         }
         store.commit().unwrap();
-        let model = MemoryStore::new();
-        Self { _directory: directory, arena, store: Some(store), model, log: Vec::new(), next_inode: 16, pending: None }
+        let model = ModelTree::new();
+        Self { arena, store: Some(store), model, log: Vec::new(), next_inode: 16, pending: None }
     }
 
     fn store(&mut self) -> &mut Store {
@@ -69,7 +64,9 @@ impl Twins {
 
     fn update(&mut self, update: &Update<'_>, may_free: bool) {
         let body = update.encode().parts().concat();
-        let expected = self.model.apply(update, &|_| may_free);
+        let open: Vec<InodeId> = self.model.inodes().map(|(id, _)| id).filter(|_| !may_free).collect();
+        self.model.set_open(open);
+        let expected = self.model.apply(update);
         self.log.push(Record { kind: update.kind() as u8, body, may_free });
         match (self.replay(self.log.len() - 1), expected) {
             (Ok(applied), Ok(expected)) => assert_eq!(applied, expected, "{update:?}"),
@@ -82,11 +79,15 @@ impl Twins {
         }
     }
 
-    /// The process dies: what was not committed comes back from the logs.
+    /// The process dies, or the twin loses power: updates that were not committed come back from the logs.
     fn crash(&mut self) {
         self.pending = None;
         self.store = None;
-        self.store = Some(Store::open(Arc::clone(&self.arena)).unwrap());
+        if let TestArena::Memory(arena) = &self.arena {
+            let mut seed = self.log.len() as u64;
+            self.arena = TestArena::Memory(Arc::new(arena.after_crash(&mut |choices| choose(&mut seed, choices))));
+        }
+        self.store = Some(self.arena.open());
         for index in 0..self.log.len() {
             let session = SessionId(index as u64 % SESSIONS + 1);
             if self.store().committed(session) < LogPosition(index as u64 + 1) {
@@ -250,65 +251,7 @@ impl Twins {
 
     fn compare(&mut self) {
         let next = self.next_inode;
-        let model = self.model.clone();
-        let store = self.store();
-        let mut orphans = store.orphans().unwrap();
-        orphans.sort_unstable();
-        assert_eq!(orphans, model.orphans());
-        let used: Vec<_> = store.quotas().into_iter().map(|(key, used, _)| (key, used)).collect();
-        assert_eq!(used, model.quotas().into_iter().collect::<Vec<_>>());
-        for id in (1..next + 2).map(InodeId) {
-            let inode = model.inodes().find(|(found, _)| *found == id).map(|(_, inode)| inode);
-            assert_eq!(store.inode(id).unwrap().as_ref(), inode, "inode {id}");
-            assert_eq!(store.xattrs(id).unwrap(), model.xattrs(id), "attributes of {id}");
-            compare_entries(store, &model, id);
-            if inode.is_some() {
-                compare_content(store, &model, id);
-            }
-        }
-    }
-}
-
-fn compare_entries(store: &Store, model: &MemoryStore, directory: InodeId) {
-    let mut expected: Vec<_> =
-        model.entries(directory).map(|(name, entry)| (store.name_cookie(name), name.to_vec(), entry)).collect();
-    expected.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
-    let (mut found, mut after) = (Vec::new(), 0);
-    loop {
-        let page = store.entries(directory, after, 2).unwrap();
-        let Some(last) = page.last() else { break };
-        after = last.0;
-        found.extend(page.into_iter().map(|(cookie, name, entry)| (cookie, name.as_bytes().to_vec(), entry)));
-    }
-    assert_eq!(found, expected, "entries of {directory}");
-    for (_, name, entry) in &expected {
-        assert_eq!(store.entry(directory, name).unwrap(), Some(*entry));
-        assert_eq!(
-            store.xattr(directory, name).unwrap().is_some(),
-            model.xattrs(directory).iter().any(|x| x.0 == *name)
-        );
-    }
-}
-
-fn compare_content(store: &Store, model: &MemoryStore, id: InodeId) {
-    let expected = model.blocks(id);
-    let found: Vec<(u64, bool)> = match store.contents(id).unwrap() {
-        Contents::Inline(_) => vec![(0, true)],
-        Contents::Extents(extents) | Contents::Withheld(extents) => extents
-            .iter()
-            .flat_map(|extent| {
-                let logical = extent.logical_block..extent.logical_block + extent.blocks;
-                logical.map(move |block| (block, extent.address.is_some()))
-            })
-            .collect(),
-    };
-    assert_eq!(found, expected, "blocks of {id}");
-    let starts = expected.iter().map(|(block, _)| block * 4 * KIB).chain([0, 500, (1 << 62) - 1]);
-    for start in starts.take(80) {
-        let (mut got, mut wanted) = (vec![1; 6000], vec![2; 6000]);
-        let (length, wanted_length) = (store.read(id, start, &mut got).unwrap(), model.read(id, start, &mut wanted));
-        assert_eq!(length, wanted_length);
-        assert!(got[..length] == wanted[..length], "content of {id} at {start}");
+        compare_trees(self.store.as_ref().unwrap(), &self.model, next + 1);
     }
 }
 
@@ -347,8 +290,8 @@ fn allocation(b: u8, c: u8, d: u16) -> (Allocation, u64, u64) {
     }
 }
 
-fn run(directory: tempfile::TempDir, steps: Vec<Step>, check: bool) {
-    let mut twins = Twins::new(directory);
+fn run(arena: TestArena, steps: Vec<Step>) {
+    let mut twins = Twins::new(arena);
     for (index, step) in steps.into_iter().enumerate() {
         twins.step(step);
         if index % 40 == 39 {
@@ -359,24 +302,22 @@ fn run(directory: tempfile::TempDir, steps: Vec<Step>, check: bool) {
     twins.finish();
     twins.crash();
     twins.compare();
-    if check {
-        let report = twins.store().check(&mut |_| {}).unwrap();
-        assert!(report.is_clean(), "{:#?}", report.problems);
-        twins.compare();
-        let space = twins.store().space();
-        for session in 1..=SESSIONS {
-            twins.store().release_all(SessionId(session));
-        }
-        twins.store().commit().unwrap();
-        let settled = twins.store().space();
-        assert_eq!(settled.blocks_pinned, 0);
-        let written = twins.model.inodes().flat_map(|(id, inode)| {
-            let is_inline = matches!(twins.store.as_ref().unwrap().contents(id).unwrap(), Contents::Inline(_));
-            (!is_inline).then_some(inode.blocks)
-        });
-        // Every block is free, pinned, reserved or in a file.
-        assert_eq!(settled.blocks_free + written.sum::<u64>(), space.blocks_total);
+    let report = twins.store().check(&mut |_| {}).unwrap();
+    assert!(report.is_clean(), "{:#?}", report.problems);
+    twins.compare();
+    let space = twins.store().space();
+    for session in 1..=SESSIONS {
+        twins.store().release_all(SessionId(session));
     }
+    twins.store().commit().unwrap();
+    let settled = twins.store().space();
+    assert_eq!(settled.blocks_pinned, 0);
+    let written = twins.model.inodes().flat_map(|(id, inode)| {
+        let is_inline = matches!(twins.store.as_ref().unwrap().contents(id).unwrap(), Contents::Inline(_));
+        (!is_inline).then_some(inode.blocks)
+    });
+    // Every block is free, pinned, reserved or in a file.
+    assert_eq!(settled.blocks_free + written.sum::<u64>(), space.blocks_total);
 }
 
 fn steps(length: usize) -> impl Strategy<Value = Vec<Step>> {
@@ -387,17 +328,24 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn store_and_twin_agree(steps in steps(300)) {
-        run(arena_directory(), steps, true);
+    fn store_and_model_agree(steps in steps(300)) {
+        run(TestArena::new(TestMedium::Lmdb, 16 << 20), steps);
+    }
+
+    /// The same in memory, where crashes take unsettled words away.
+    #[test]
+    fn store_in_memory_and_model_agree(steps in steps(300), is_disk in any::<bool>()) {
+        let medium = if is_disk { CrashMedium::Pages } else { CrashMedium::Words };
+        run(TestArena::twin(medium, 64 << 20), steps);
     }
 }
 
 /// The same on a disk, where commits write and sync in another way.
 #[test]
-fn store_and_twin_agree_on_a_disk() {
+fn store_and_model_agree_on_a_disk() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     for _ in 0..2 {
         let steps = steps(300).new_tree(&mut runner).unwrap().current();
-        run(tempfile::tempdir().unwrap(), steps, true);
+        run(TestArena::in_directory(tempfile::tempdir().unwrap(), 16 << 20), steps);
     }
 }

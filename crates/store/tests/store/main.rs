@@ -1,0 +1,7 @@
+//! Tests of the store, over LMDB and over its twin in memory.
+
+mod comparison;
+mod life;
+mod media;
+mod memory_crashes;
+mod model;
