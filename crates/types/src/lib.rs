@@ -22,7 +22,10 @@ pub use attributes::{
 };
 pub use credentials::{Access, Credentials};
 pub use errno::Errno;
-pub use ids::{BlockAddress, InodeId, LogGeneration, LogPosition, QuotaId, SealCount, SessionId};
+pub use ids::{
+    BlockAddress, Epoch, FileSystemId, InodeId, JournalPosition, LogGeneration, LogPosition, NodeId, QuotaId,
+    SealCount, SessionId,
+};
 pub use inode_hasher::InodeHasher;
 pub use mountinfo::{MOUNT_SOURCE, MOUNT_TYPE, MountLine, RING_SWITCH, mount_lines, topmost_mount};
 pub use name::{
