@@ -15,6 +15,7 @@ LAYERS = {
     "types": [],
     "pmem": ["types"],
     "log": ["types", "pmem"],
+    "journal": ["types", "pmem"],
     "update": ["types"],
     "wire": ["types", "pmem", "update"],
     "lease": ["types"],
@@ -30,7 +31,7 @@ LAYERS = {
     "tests": ["types", "wire", "libfs"],
 }
 # Protocol logic without I/O: no clock, thread, socket, file or randomness, so nothing that brings one.
-SANS_IO = {"types", "update", "lease"}
+SANS_IO = {"types", "update", "lease", "journal"}
 SANS_IO_FORBIDDEN = {"rustix", "parking_lot", "tempfile", "rand", "tokio", "mio", "heed", "getrandom"}
 UNSAFE_ALLOWED = {"pmem", "log", "libfs", "preload", "capi"}
 # One exception each, named in the code: LMDB's environment can't be opened otherwise, a ring shares memory with the
