@@ -116,6 +116,9 @@ pub enum JournalError {
         /// The last one.
         last: Epoch,
     },
+    /// The journal was opened, and neither an epoch was begun nor the last one resumed.
+    #[error("the journal was opened, and no epoch has begun since")]
+    EpochNotBegun,
     /// The lineage does not agree with the frames that are to stay.
     #[error("the lineage does not agree with the frames before position {0}")]
     WrongLineage(JournalPosition),

@@ -31,6 +31,7 @@
 //!
 //! A page is written in the place of the older one. Of the whole pages, the one with the higher sequence is in force.
 
+use std::io;
 use std::ops::Range;
 
 use ashlar_pmem::{Crc32c, Persistent};
@@ -160,7 +161,7 @@ pub(crate) struct JournalState {
 
 impl JournalState {
     /// Stores the state in its page, durably.
-    pub(crate) fn write(&self, memory: &impl Persistent, origin: u32) -> std::io::Result<()> {
+    pub(crate) fn write(&self, memory: &impl Persistent, origin: u32) -> io::Result<()> {
         let entries = self.lineage.entries();
         let mut bytes = vec![0; ENTRIES_AT + entries.len() * ENTRY_BYTES];
         bytes[..8].copy_from_slice(&self.sequence.to_le_bytes());
@@ -179,7 +180,7 @@ impl JournalState {
         let crc = state_crc(&bytes, origin);
         bytes[STATE_CRC_AT..STATE_CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
         let at = page_at(self.sequence);
-        memory.store(at, &bytes).map_err(std::io::Error::other)?;
+        memory.store(at, &bytes).map_err(io::Error::other)?;
         persist_io(memory, std::iter::once(at..at + bytes.len() as u64))
     }
 
@@ -193,6 +194,16 @@ impl JournalState {
             newest = newest.into_iter().chain(found).max_by_key(|state| state.sequence);
         }
         newest.ok_or(JournalOpenError::DamagedHeader)
+    }
+
+    /// Makes the page in force durable, and clears the other one.
+    ///
+    /// The page may have been read from caches, and must not be lost for the older one. The other page may hold parts
+    /// of a state that a crash kept from being written. With words of the next state, they could become whole.
+    pub(crate) fn settle(&self, memory: &impl Persistent) -> io::Result<()> {
+        let page = |sequence| page_at(sequence)..page_at(sequence) + PAGE_BYTES;
+        persist_io(memory, std::iter::once(page(self.sequence)))?;
+        clear_bytes(memory, std::iter::once(page(self.sequence + 1)))
     }
 
     fn decode(bytes: &[u8], origin: u32) -> Option<Self> {
@@ -234,12 +245,29 @@ fn state_crc(bytes: &[u8], origin: u32) -> u32 {
 }
 
 /// Makes ranges of the memory durable.
-pub(crate) fn persist_io(memory: &impl Persistent, parts: impl Iterator<Item = Range<u64>>) -> std::io::Result<()> {
+pub(crate) fn persist_io(memory: &impl Persistent, parts: impl Iterator<Item = Range<u64>>) -> io::Result<()> {
     for part in parts {
-        memory.flush(part.start, part.end - part.start).map_err(std::io::Error::other)?;
+        memory.flush(part.start, part.end - part.start).map_err(io::Error::other)?;
     }
     memory.fence();
     memory.sync()
+}
+
+/// Writes zeros where there are other bytes, durably.
+pub(crate) fn clear_bytes(memory: &impl Persistent, parts: impl Iterator<Item = Range<u64>> + Clone) -> io::Result<()> {
+    const PIECE: usize = 4096;
+    let mut piece = [0; PIECE];
+    for part in parts.clone() {
+        for at in part.clone().step_by(PIECE) {
+            let piece = &mut piece[..(part.end - at).min(PIECE as u64) as usize];
+            memory.load(at, piece).map_err(io::Error::other)?;
+            if piece.iter().any(|byte| *byte != 0) {
+                piece.fill(0);
+                memory.store(at, piece).map_err(io::Error::other)?;
+            }
+        }
+    }
+    persist_io(memory, parts)
 }
 
 fn persist(memory: &impl Persistent, parts: impl Iterator<Item = Range<u64>>) -> Result<(), JournalOpenError> {

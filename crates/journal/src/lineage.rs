@@ -60,6 +60,13 @@ impl Lineage {
         Some(self.entries[following.checked_sub(1)?].epoch)
     }
 
+    /// Returns the epochs that begin at this position or before, `None` if there are none.
+    #[must_use]
+    pub fn upto(&self, position: JournalPosition) -> Option<Self> {
+        let kept = self.entries.partition_point(|entry| entry.begin <= position);
+        Self::from_entries(self.entries[..kept].to_vec())
+    }
+
     /// Adds an epoch, which begins at `begin`. Epochs that have no frame before that are dropped.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use ashlar_types::{Epoch, JournalPosition};
 use crate::encode::EncodedFrame;
 use crate::frame::{FRAME_BYTES_MAX, FRAME_HEADER_BYTES, FRAME_UNIT_BYTES, FrameHeader};
 use crate::layout::{
-    self, JournalIdentity, JournalState, POSITION_MAX, RING_AT, RING_BYTES_MIN, persist_io, ring_bytes,
+    self, JournalIdentity, JournalState, POSITION_MAX, RING_AT, RING_BYTES_MIN, clear_bytes, persist_io, ring_bytes,
 };
 use crate::lineage::Lineage;
 use crate::{CopyError, FrameBody, FrameFault, JournalError, JournalOpenError};
@@ -50,6 +50,8 @@ pub struct JournalRing<M> {
     cuts: u64,
     is_truncating: bool,
     has_failed: bool,
+    /// Whether frames may be appended in the last epoch: not if a loss of power may have taken some of its frames.
+    has_epoch: bool,
     #[cfg(test)]
     pub(crate) bug: PlantedBug,
 }
@@ -72,6 +74,8 @@ pub(crate) enum PlantedBug {
     SkipClear,
     /// Space is reused before the new head is durable.
     SkipHead,
+    /// Opening leaves the state pages as they are.
+    SkipSettle,
 }
 
 /// A flush that has begun: [`JournalRing::begin_flush`].
@@ -152,8 +156,8 @@ impl<M: Persistent> JournalRing<M> {
 
     /// Opens the journal that a process or the machine left when it died.
     ///
-    /// Its end is behind the last frame of the valid chain; all frames are durable when this returns. A writer that may
-    /// have lost its end by a loss of power must call [`Self::begin_epoch`] before it appends.
+    /// Its end is behind the last frame of the valid chain; all frames are durable when this returns. Before it appends,
+    /// a writer calls [`Self::begin_epoch`], or [`Self::resume_epoch`] if it knows that the machine lost nothing.
     ///
     /// # Errors
     /// [`JournalOpenError`].
@@ -187,13 +191,17 @@ impl<M: Persistent> JournalRing<M> {
             cuts: 0,
             is_truncating: false,
             has_failed: false,
+            has_epoch: true,
             #[cfg(test)]
             bug: PlantedBug::None,
         }
     }
 
-    /// Finds the end, completes a cut, and makes all frames durable.
+    /// Finds the end, completes a cut, and makes state and frames durable.
     fn recover(mut self) -> Result<Self, JournalOpenError> {
+        if !self.planted(PlantedBug::SkipSettle) {
+            self.state.settle(&self.memory)?;
+        }
         let lap = self.head().plus(self.capacity);
         let cut = self.state.cut.clone();
         if cut.as_ref().is_some_and(|cut| cut.end > lap) {
@@ -208,6 +216,7 @@ impl<M: Persistent> JournalRing<M> {
         let kept = self.parts(self.head(), self.end.position);
         persist_io(&self.memory, kept.into_iter())?;
         self.flushed = self.end.position;
+        self.has_epoch = false;
         if let Some(cut) = cut {
             clear_bytes(&self.memory, self.parts(cut.start, cut.end).into_iter())?;
             let state = JournalState { sequence: self.state.sequence + 1, cut: None, ..self.state.clone() };
@@ -286,7 +295,8 @@ impl<M: Persistent> JournalRing<M> {
     /// Appends a frame in the journal's last epoch. It is not durable until it is flushed.
     ///
     /// # Errors
-    /// [`JournalError::Full`], [`JournalError::TooLong`], [`JournalError::Frame`], [`JournalError::Failed`].
+    /// [`JournalError::Full`], [`JournalError::TooLong`], [`JournalError::Frame`], [`JournalError::Failed`];
+    /// [`JournalError::EpochNotBegun`] after opening; [`JournalError::WrongLineage`] if the last epoch begins behind the end: such a copy only receives frames.
     pub fn append(&mut self, body: &FrameBody<'_>) -> Result<AppendedFrame, JournalError> {
         self.append_encoded(&body.encode()?)
     }
@@ -301,8 +311,14 @@ impl<M: Persistent> JournalRing<M> {
         let [prefix, tail] = frame.parts();
         let zeros = [0; FRAME_UNIT_BYTES as usize];
         let zeros = &zeros[..(bytes - FRAME_HEADER_BYTES - frame.body_bytes()) as usize];
-        let position = self.end.position;
-        let epoch = self.state.lineage.epoch_at(position).unwrap_or(self.state.lineage.last().epoch);
+        let (position, last) = (self.end.position, self.state.lineage.last());
+        if !self.has_epoch {
+            return Err(JournalError::EpochNotBegun);
+        }
+        if last.begin > position {
+            // This copy follows another one, which has gone on to later epochs.
+            return Err(JournalError::WrongLineage(position));
+        }
         let mut header = FrameHeader {
             kind: frame.kind as u8,
             flags: frame.flags,
@@ -310,7 +326,7 @@ impl<M: Persistent> JournalRing<M> {
             length: frame.body_bytes() as u32,
             position,
             checksum: 0,
-            epoch: epoch.number,
+            epoch: last.epoch.number,
         };
         header.checksum = header.sum(self.seed(self.end), &[prefix, tail, zeros]);
         let mut at = position;
@@ -451,7 +467,17 @@ impl<M: Persistent> JournalRing<M> {
         let mut lineage = self.state.lineage.clone();
         lineage.make_room(self.head());
         lineage.begin_epoch(epoch, self.end.position)?;
-        self.write_state(None, lineage)
+        self.write_state(None, lineage)?;
+        self.has_epoch = true;
+        Ok(())
+    }
+
+    /// Goes on in the last epoch after opening: the machine has not lost power since a frame was appended.
+    ///
+    /// After a loss of power, the medium may hold parts of frames that were lost. A new frame in their place, of the
+    /// same epoch, and another loss of power could bring back such a lost frame.
+    pub fn resume_epoch(&mut self) {
+        self.has_epoch = true;
     }
 
     /// Cuts the journal at `at`, durably, and takes over the lineage of the copy that it is to follow.
@@ -559,21 +585,4 @@ impl<M: Persistent> JournalRing<M> {
     pub(crate) const fn planted(&self, _bug: PlantedBug) -> bool {
         false
     }
-}
-
-/// Writes zeros where there are other bytes, durably.
-fn clear_bytes(memory: &impl Persistent, parts: impl Iterator<Item = Range<u64>> + Clone) -> io::Result<()> {
-    const PIECE: usize = 4096;
-    let mut piece = [0; PIECE];
-    for part in parts.clone() {
-        for at in part.clone().step_by(PIECE) {
-            let piece = &mut piece[..(part.end - at).min(PIECE as u64) as usize];
-            memory.load(at, piece).map_err(io::Error::other)?;
-            if piece.iter().any(|byte| *byte != 0) {
-                piece.fill(0);
-                memory.store(at, piece).map_err(io::Error::other)?;
-            }
-        }
-    }
-    persist_io(memory, parts)
 }
