@@ -67,6 +67,50 @@ number! {
     QuotaId(u64)
 }
 
+number! {
+    /// A node of a cluster: a number that is given once to an arena, and never used twice.
+    NodeId(u16)
+}
+
+number! {
+    /// The file system's own random number, which the arenas of all its nodes share.
+    FileSystemId(u64)
+}
+
+number! {
+    /// A position in a node's journal: a count of bytes since the journal was made, which only grows. It means the same
+    /// on every copy.
+    JournalPosition(u64)
+}
+
+/// An epoch: a state of the cluster's membership. A higher number is a later one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Epoch {
+    /// The number; two nodes never make epochs of equal numbers unless the cluster manager fails.
+    pub number: u32,
+    /// The node that made the epoch.
+    pub node: NodeId,
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of node {}", self.number, self.node)
+    }
+}
+
+impl NodeId {
+    /// Bits of the largest number: the upper bits of ids that the node makes.
+    pub const BITS: u32 = 12;
+}
+
+impl JournalPosition {
+    /// Returns the position `bytes` further on.
+    #[must_use]
+    pub const fn plus(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+}
+
 impl QuotaId {
     /// No subtree.
     pub const NONE: Self = Self(0);
