@@ -39,6 +39,7 @@
 mod blocks;
 mod checking;
 mod commit;
+mod dump;
 mod error;
 mod files;
 mod memory;
@@ -53,6 +54,9 @@ pub use blocks::segment::StoreSegment;
 pub use checking::checker::Checker;
 pub use checking::problem::{CheckProgress, CheckReport, PROBLEMS_MAX, Problem, TreeCounts};
 pub use commit::{CommitDone, CommitJob};
+pub use dump::{
+    DumpComparison, DumpDifference, DumpError, DumpHash, DumpLines, DumpSubject, DumpSummary, InodePart, compare_dumps,
+};
 pub use error::StoreError;
 pub use memory::MemoryStore;
 pub use model::{ArenaSpace, Committed, MapBlocks, MappedRun, SessionState, StoredContents, StoredExtent, Xattrs};

@@ -248,6 +248,13 @@ impl Twins {
         (parent, name.to_vec(), if n % 16 == 14 { other } else { entry.inode })
     }
 
+    /// The canonical dump of the store.
+    fn dump(&mut self) -> String {
+        let mut text = Vec::new();
+        self.store().dump(&mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
     fn compare(&mut self) {
         let next = self.next_inode;
         let model = self.model.clone();
@@ -356,9 +363,12 @@ fn run(directory: tempfile::TempDir, steps: Vec<Step>, check: bool) {
         }
     }
     twins.compare();
+    let dump = twins.dump();
     twins.finish();
+    assert_eq!(twins.dump(), dump, "a commit changes no logical state");
     twins.crash();
     twins.compare();
+    assert_eq!(twins.dump(), dump, "the replayed logs give the same tree");
     if check {
         let report = twins.store().check(&mut |_| {}).unwrap();
         assert!(report.is_clean(), "{:#?}", report.problems);
