@@ -41,6 +41,7 @@ mod blocks;
 mod checking;
 mod commit;
 mod database;
+mod dump;
 mod error;
 mod files;
 mod medium;
@@ -63,6 +64,9 @@ pub use checking::checker::Checker;
 pub use checking::problem::{CheckProgress, CheckReport, PROBLEMS_MAX, Problem, TreeCounts};
 pub use commit::{CommitDone, CommitJob};
 pub use database::{CommitFault, DatabaseError, MemoryDatabase};
+pub use dump::{
+    DumpComparison, DumpDifference, DumpError, DumpHash, DumpLines, DumpSubject, DumpSummary, InodePart, compare_dumps,
+};
 pub use error::StoreError;
 pub use medium::{MemoryArena, MemoryArenaOptions, PersistObserver};
 pub use model::{ArenaSpace, Committed, MapBlocks, MappedRun, SessionState, Xattrs};

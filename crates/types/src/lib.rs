@@ -27,7 +27,8 @@ pub use contents::{Contents, Extent};
 pub use credentials::{Access, Credentials};
 pub use errno::Errno;
 pub use ids::{
-pub use ids::{BlockAddress, Epoch, ExtentVersion, FileSystemId, InodeId, JournalPosition, LogGeneration, LogPosition, NodeId, QuotaId, SealCount, SegmentVersion, SessionId};
+    BlockAddress, Epoch, ExtentVersion, FileSystemId, InodeId, JournalPosition, LogGeneration, LogPosition, NodeId,
+    QuotaId, SealCount, SegmentVersion, SessionId,
 };
 pub use inode_hasher::InodeHasher;
 pub use leases::{LeaseMode, LeaseScope, WantedLease};

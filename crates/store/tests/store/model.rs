@@ -249,6 +249,13 @@ impl Twins {
         (parent, name.to_vec(), if n % 16 == 14 { other } else { entry.inode })
     }
 
+    /// The canonical dump of the store.
+    fn dump(&mut self) -> String {
+        let mut text = Vec::new();
+        self.store().dump(&mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
     fn compare(&mut self) {
         let next = self.next_inode;
         compare_trees(self.store.as_ref().unwrap(), &self.model, next + 1);
@@ -299,9 +306,12 @@ fn run(arena: TestArena, steps: Vec<Step>) {
         }
     }
     twins.compare();
+    let dump = twins.dump();
     twins.finish();
+    assert_eq!(twins.dump(), dump, "a commit changes no logical state");
     twins.crash();
     twins.compare();
+    assert_eq!(twins.dump(), dump, "the replayed logs give the same tree");
     let report = twins.store().check(&mut |_| {}).unwrap();
     assert!(report.is_clean(), "{:#?}", report.problems);
     twins.compare();
