@@ -25,6 +25,7 @@ use ashlar_types::SessionId;
 use ashlar_wire::CONTROL_BYTES;
 use parking_lot::{Condvar, Mutex};
 
+use crate::session_files::mapping_of;
 use crate::shared_state::SharedState;
 use ashlar_node::records::validate::Violation;
 use ashlar_node::sessions::session::ServedSession;
@@ -68,8 +69,8 @@ impl FileGuard {
     /// # Errors
     /// Those of duplicating descriptors.
     pub fn watch(&self, session: &ServedSession) -> io::Result<()> {
-        let log = File::from(session.log_memory.file().try_clone_to_owned()?);
-        let control = session.control.memory().file().try_clone_to_owned()?.into();
+        let log = File::from(mapping_of(&session.log_memory)?.file().try_clone_to_owned()?);
+        let control = mapping_of(session.control.memory())?.file().try_clone_to_owned()?.into();
         let inode = log.metadata()?.ino();
         let guarded = GuardedFiles {
             session: session.id,

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use ashlar_pmem::{Mapping, MappingAccess, Medium};
+use ashlar_pmem::{Mapping, MappingAccess, Medium, SharedMemory};
 use ashlar_wire::GRANT_CACHE_BYTES;
 use rustix::fs::{MemfdFlags, SealFlags};
 
@@ -14,7 +14,7 @@ use crate::session_files::read_only;
 ///
 /// # Errors
 /// The system's, if it gives no memory or no address space for it.
-pub fn make_grant_memory() -> io::Result<(Arc<Mapping>, Arc<File>)> {
+pub fn make_grant_memory() -> io::Result<(Arc<SharedMemory>, Arc<File>)> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = File::from(rustix::fs::memfd_create("ashlar-grant-cache", flags)?);
     file.set_len(GRANT_CACHE_BYTES)?;
@@ -24,5 +24,5 @@ pub fn make_grant_memory() -> io::Result<(Arc<Mapping>, Arc<File>)> {
     // write.
     let seals = SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&file, seals)?;
-    Ok((Arc::new(memory), Arc::new(read_only(&file)?)))
+    Ok((Arc::new(SharedMemory::Mapped(memory)), Arc::new(read_only(&file)?)))
 }

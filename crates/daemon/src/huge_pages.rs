@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ashlar_pmem::{HugePages, Mapping, MediumKind, huge};
+use ashlar_pmem::{HugePages, MediumKind, SharedMemory, huge};
 use ashlar_store::StoreSegment;
 
 use crate::shared_state::SharedState;
@@ -45,7 +45,7 @@ pub fn huge_thread(shared: &SharedState) {
 
 /// The holder of memory that is worth a huge page.
 enum HugePageHolder {
-    Log(Arc<Mapping>, Arc<HugePages>),
+    Log(Arc<SharedMemory>, Arc<HugePages>),
     Segment(Arc<StoreSegment>),
 }
 
@@ -64,7 +64,7 @@ impl HugePageHolder {
 
     fn make_one(&self) -> Option<io::Result<()>> {
         match self {
-            Self::Log(memory, used) => used.make_one(memory),
+            Self::Log(memory, used) => used.make_one(memory.mapping()?),
             Self::Segment(segment) => segment.make_huge_page(),
         }
     }

@@ -22,7 +22,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ashlar_pmem::{Mapping, SessionFile};
+use ashlar_pmem::{SessionFile, SharedMemory};
 use ashlar_types::{Credentials, LogPosition, SessionId};
 use ashlar_wire::{CONTROL_BYTES, CONTROL_ROOM, LeaseTable, SessionKind};
 
@@ -47,13 +47,13 @@ pub struct RetiredSession {
     /// The log.
     pub log: Arc<SessionLog>,
     /// The log's memory.
-    pub log_memory: Arc<Mapping>,
+    pub log_memory: Arc<SharedMemory>,
     /// Bytes of the log's file.
     pub log_room: LogRoom,
     /// Its control page.
     pub control: Arc<Control>,
     /// Its lease table.
-    pub leases: LeaseTable<Arc<Mapping>>,
+    pub leases: LeaseTable<Arc<SharedMemory>>,
     /// The lease table's first page.
     pub page: SessionPage,
     /// The last slot of the lease table that was used.
@@ -113,17 +113,19 @@ impl RetiredSession {
     fn is_free(&self, shared: &SharedState) -> bool {
         let [near, locks] = CONTROL_ROOM;
         let room = near.end + (locks.end - locks.start);
-        let is_whole = |memory: &Mapping, bytes: u64, allocated: u64| {
-            let found = rustix::fs::fstat(memory.file());
-            found.is_ok_and(|file| file.st_size as u64 == bytes && file.st_blocks as u64 * 512 >= allocated)
+        let is_whole = |memory: &SharedMemory, bytes: u64, allocated: u64| {
+            let found = memory.mapping().map(|memory| rustix::fs::fstat(memory.file()));
+            found.is_some_and(|found| {
+                found.is_ok_and(|file| file.st_size as u64 == bytes && file.st_blocks as u64 * 512 >= allocated)
+            })
         };
         // A thread may have made a table of mapped segments while the session ended.
         shared.arena.open_session_file(self.id, SessionFile::Mapped).is_err()
             && Arc::strong_count(&self.control) == 1
             && Arc::strong_count(&self.log) == 1
-            && [&*self.log_memory, self.control.memory(), self.page.memory()]
+            && [&self.log_memory, self.control.memory(), self.page.memory()]
                 .into_iter()
-                .all(|memory| memory.is_alone().unwrap_or(false))
+                .all(|memory| memory.mapping().is_some_and(|memory| memory.is_alone().unwrap_or(false)))
             && is_whole(&self.log_memory, self.log_room.bytes, self.log_room.allocated)
             && is_whole(self.control.memory(), CONTROL_BYTES, room)
     }

@@ -13,7 +13,9 @@ use ashlar_node::sessions::mapped_table::{MappedTable, TABLE_BYTES};
 use ashlar_node::sessions::noted_locks::{LEASES_FILE_BYTES, NotedLocks};
 use ashlar_node::sessions::session::{Control, LogRoom, ServedSession, SessionLog, SessionMemory, SessionMemoryError};
 use ashlar_node::sessions::session_page::SessionPage;
-use ashlar_pmem::{Arena, ArenaError, MapError, Mapping, MappingAccess, MediumKind, OutOfBounds, SessionFile};
+use ashlar_pmem::{
+    Arena, ArenaError, MapError, Mapping, MappingAccess, MediumKind, OutOfBounds, SessionFile, SharedMemory,
+};
 use ashlar_store::MappedRun;
 use ashlar_types::{Credentials, LogGeneration, LogPosition, SessionId};
 use ashlar_wire::{
@@ -74,8 +76,8 @@ impl SessionFiles {
     /// Opens the files again for the session's process.
     ///
     /// SharedFS's own descriptions show whether any process has others.
-    fn new(log: &Mapping, control: &Mapping, leases: &Mapping) -> io::Result<Self> {
-        let open = |memory: &Mapping, access| open_again(memory.file(), access).map(Arc::new);
+    fn new(log: &SharedMemory, control: &SharedMemory, leases: &SharedMemory) -> io::Result<Self> {
+        let open = |memory, access| open_again(mapping_of(memory)?.file(), access).map(Arc::new);
         let (both, read) = (MappingAccess::ReadWrite, MappingAccess::ReadOnly);
         Ok(Self { log: open(log, both)?, control: open(control, both)?, leases: open(leases, read)? })
     }
@@ -88,9 +90,9 @@ pub struct PreparedSession {
     /// The user of the session that these files come from; no other user may take them.
     pub only_for: Option<Credentials>,
     token: u64,
-    log: (SessionLog, Arc<Mapping>, LogRoom),
+    log: (SessionLog, Arc<SharedMemory>, LogRoom),
     control: Control,
-    leases: (LeaseTable<Arc<Mapping>>, SessionPage),
+    leases: (LeaseTable<Arc<SharedMemory>>, SessionPage),
     files: SessionFiles,
 }
 
@@ -111,21 +113,20 @@ impl PreparedSession {
     }
 
     fn make_files(arena: &Arena, id: SessionId, log_room: LogRoom) -> Result<Self, SessionError> {
-        let medium = arena.medium();
         let [beginning, locks] = CONTROL_ROOM;
-        let room = LeaseTable::<Mapping>::bytes_of(LEASE_SLOTS_FIRST);
+        let room = LeaseTable::<SharedMemory>::bytes_of(LEASE_SLOTS_FIRST);
         // The lease table is first: without its entries, the other files mean nothing.
         let leases = (SessionFile::Leases, LEASES_FILE_BYTES, room);
         let log = (SessionFile::Log, log_room.bytes, log_room.allocated);
         let control = (SessionFile::Control, CONTROL_BYTES, beginning.end);
         let [leases_file, log_file, control_file] = arena.session_files(id, [leases, log, control])?;
         ashlar_pmem::allocate(&control_file, locks)?;
-        let log_memory = Arc::new(Mapping::map(&log_file, log_room.bytes, MappingAccess::ReadWrite, medium)?);
+        let log_memory = map_file(arena, &log_file, log_room.bytes)?;
         let control = map_control(arena, &control_file)?;
-        let table = Arc::new(Mapping::map(&leases_file, LEASES_FILE_BYTES, MappingAccess::ReadWrite, medium)?);
+        let table = map_file(arena, &leases_file, LEASES_FILE_BYTES)?;
         // None of them has content yet.
         let fresh = [&log_memory, control.memory(), &table];
-        fresh.iter().for_each(|memory| memory.set_read_ahead(false));
+        fresh.iter().filter_map(|memory| memory.mapping()).for_each(|memory| memory.set_read_ahead(false));
         let log = Log::format(Arc::clone(&log_memory), LogGeneration(1))?;
         control.format(id);
         let page = SessionPage::new(Arc::clone(&table))?;
@@ -134,7 +135,7 @@ impl PreparedSession {
         let leases = LeaseTable::new(table).ok_or(SessionError::Unfinished)?;
         let token = fresh_token(id)?;
         leases.format(id, token);
-        log_memory.set_read_ahead(true);
+        mapping_of(&log_memory)?.set_read_ahead(true);
         let files = SessionFiles::new(&log_memory, control.memory(), page.memory())?;
         let (log, leases) = ((log, log_memory, log_room), (leases, page));
         Ok(Self { id, only_for: None, token, log, control, leases, files })
@@ -227,7 +228,7 @@ pub fn take_up_session(
     now: Duration,
 ) -> Result<(ServedSession, SessionFiles), SessionError> {
     let medium = arena.medium();
-    let table = Arc::new(open_lease_table(arena, id)?);
+    let table = open_lease_table(arena, id)?;
     let page = SessionPage::new(Arc::clone(&table))?;
     let identity = SessionIdentity::load(&table).ok_or(SessionError::Unfinished)?;
     let leases = LeaseTable::new(table).ok_or(SessionError::Unfinished)?;
@@ -248,7 +249,7 @@ pub fn take_up_session(
     let found = log_file.metadata()?.len();
     let log_bytes = page.log_bytes().map_or(found, |made| made.min(found));
     cut_file(&log_file, log_bytes)?;
-    let log_memory = Arc::new(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, medium)?);
+    let log_memory = map_file(arena, &log_file, log_bytes)?;
     // A dead process's writes to a disk may be there in part. The machine need not have restarted since: the disk may have
     // been taken away under it. Its log then holds a valid prefix. Its lease table and page may be older than that, so they
     // validate only sessions whose user could exploit that.
@@ -286,7 +287,8 @@ pub fn remove_owner(session: &ServedSession) -> io::Result<()> {
 /// [`SessionError`].
 pub fn make_mapped_table(arena: &Arena, id: SessionId) -> Result<MappedTable, SessionError> {
     let [file] = arena.session_files(id, [(SessionFile::Mapped, TABLE_BYTES, TABLE_BYTES)])?;
-    Ok(MappedTable::empty(Mapping::map(&file, TABLE_BYTES, MappingAccess::ReadWrite, arena.medium())?))
+    let mapping = Mapping::map(&file, TABLE_BYTES, MappingAccess::ReadWrite, arena.medium())?;
+    Ok(MappedTable::empty(SharedMemory::Mapped(mapping)))
 }
 
 /// Returns the table of mapped files that an earlier SharedFS has left, with its mappings.
@@ -302,7 +304,21 @@ pub fn open_mapped_table(arena: &Arena, id: SessionId) -> Result<Option<(MappedT
         Err(error) => return Err(error.into()),
     };
     let memory = Mapping::map(&file, TABLE_BYTES, MappingAccess::ReadWrite, arena.medium())?;
-    Ok(Some(MappedTable::take_up(memory)?))
+    Ok(Some(MappedTable::take_up(SharedMemory::Mapped(memory))?))
+}
+
+/// Maps a session's file.
+fn map_file(arena: &Arena, file: &File, bytes: u64) -> Result<Arc<SharedMemory>, SessionError> {
+    let mapping = Mapping::map(file, bytes, MappingAccess::ReadWrite, arena.medium())?;
+    Ok(Arc::new(SharedMemory::Mapped(mapping)))
+}
+
+/// Returns the mapping of memory that this shell has mapped.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] for a twin, which no shell has.
+pub fn mapping_of(memory: &SharedMemory) -> io::Result<&Mapping> {
+    memory.mapping().ok_or_else(|| ErrorKind::Unsupported.into())
 }
 
 /// Returns a secret that proves that a connection belongs to a session.
@@ -317,7 +333,7 @@ pub fn fresh_token(session: SessionId) -> io::Result<u64> {
 ///
 /// # Errors
 /// [`SessionError::Unfinished`] if its making was cut short; others.
-pub fn open_lease_table(arena: &Arena, id: SessionId) -> Result<Mapping, SessionError> {
+pub fn open_lease_table(arena: &Arena, id: SessionId) -> Result<Arc<SharedMemory>, SessionError> {
     let file = arena.open_session_file(id, SessionFile::Leases)?;
     if file.metadata()?.len() == 0 {
         return Err(SessionError::Unfinished);
@@ -326,7 +342,7 @@ pub fn open_lease_table(arena: &Arena, id: SessionId) -> Result<Mapping, Session
     if (LEASE_TABLE_BYTES..LEASES_FILE_BYTES).contains(&file.metadata()?.len()) {
         file.set_len(LEASES_FILE_BYTES)?;
     }
-    Ok(Mapping::map(&file, LEASES_FILE_BYTES, MappingAccess::ReadWrite, arena.medium())?)
+    map_file(arena, &file, LEASES_FILE_BYTES)
 }
 
 /// Cuts a file that is longer than it should be.
@@ -335,8 +351,7 @@ fn cut_file(file: &File, bytes: u64) -> io::Result<()> {
 }
 
 fn map_control(arena: &Arena, file: &File) -> Result<Control, SessionError> {
-    let mapping = Mapping::map(file, CONTROL_BYTES, MappingAccess::ReadWrite, arena.medium())?;
-    ControlPage::new(Arc::new(mapping)).ok_or(SessionError::Unfinished)
+    ControlPage::new(map_file(arena, file, CONTROL_BYTES)?).ok_or(SessionError::Unfinished)
 }
 
 /// Opens the file again for reading only, whatever its path is by now.

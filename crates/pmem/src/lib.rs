@@ -45,6 +45,7 @@ mod private_directory;
 #[cfg(target_arch = "x86_64")]
 pub mod processor;
 mod read_ahead;
+mod shared_memory;
 pub mod sigbus;
 mod superblock;
 #[cfg(feature = "witness")]
@@ -65,4 +66,5 @@ pub use peer::{peer_groups, peer_process, set_descriptors_pass};
 pub use persistent::{OutOfBounds, Persistent};
 pub use private_directory::{DirectoryError, PrivateDirectory, UnsafeReason, resolve_directory};
 pub use read_ahead::FetchedAhead;
+pub use shared_memory::SharedMemory;
 pub use superblock::ArenaSummary;

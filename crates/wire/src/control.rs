@@ -29,8 +29,9 @@ mod open_handles;
 
 use std::borrow::Borrow;
 use std::ops::Range;
+use std::sync::Arc;
 
-use ashlar_pmem::{CheckedMemory, Mapping, PartAt, Persistent, Readable, RowsAt, WordAt, Writable};
+use ashlar_pmem::{CheckedMemory, Mapping, PartAt, Persistent, Readable, RowsAt, SharedMemory, WordAt, Writable};
 use ashlar_types::{
     ExtentVersion, InodeId, LeaseScope, LockedRange, LogPosition, QuotaVersion, SegmentVersion, SessionId,
 };
@@ -564,15 +565,17 @@ impl<M: Persistent + Borrow<Mapping>> ControlPage<M> {
     pub fn wait_programs(&self) {
         self.memory().borrow().wait(PROGRAMS.offset(), 0);
     }
+}
 
+impl ControlPage<Arc<SharedMemory>> {
     /// Wakes a thread that sleeps until sessions of programs exist.
     pub fn wake_programs(&self) {
-        self.memory().borrow().wake(PROGRAMS.offset());
+        self.memory().wake(PROGRAMS.offset());
     }
 
     /// Wakes the threads that sleep until the company changes.
     pub fn wake_company(&self) {
-        self.memory().borrow().wake(COMPANY.offset());
+        self.memory().wake(COMPANY.offset());
     }
 }
 

@@ -27,7 +27,7 @@
 use std::sync::Arc;
 
 use ashlar_lease::SlotWord;
-use ashlar_pmem::Mapping;
+use ashlar_pmem::SharedMemory;
 use ashlar_store::{Store, StoreError};
 use ashlar_types::{Contents, Credentials, InodeId, LeaseScope, SessionId, Timestamp};
 use ashlar_wire::{GrantCache, GrantCacheWriter, GrantReply, LeaseWord, Need, PublishedGrant};
@@ -53,7 +53,7 @@ const CHECKED_MAX: usize = 4096;
 pub struct GrantPublisher {
     /// The session without a process that holds the grant cache's leases.
     session: SessionId,
-    writer: GrantCacheWriter<Arc<Mapping>>,
+    writer: GrantCacheWriter<Arc<SharedMemory>>,
     /// The ordinary users whose sessions have mapped it.
     audience: Vec<Viewer>,
     /// At least how many inodes have a grant in it.
@@ -62,12 +62,12 @@ pub struct GrantPublisher {
 
 impl GrantPublisher {
     /// Takes fresh memory as an empty grant cache; `None` if it is too short.
-    pub fn new(session: SessionId, memory: Arc<Mapping>) -> Option<Self> {
+    pub fn new(session: SessionId, memory: Arc<SharedMemory>) -> Option<Self> {
         Some(Self { session, writer: GrantCacheWriter::new(memory)?, audience: Vec::new(), published: 0 })
     }
 
     /// Returns the reading side.
-    pub fn grant_cache(&self) -> &GrantCache<Arc<Mapping>> {
+    pub fn grant_cache(&self) -> &GrantCache<Arc<SharedMemory>> {
         self.writer.grant_cache()
     }
 

@@ -40,7 +40,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ashlar_pmem::{Mapping, OutOfBounds, Persistent};
+use ashlar_pmem::{OutOfBounds, Persistent, SharedMemory};
 use ashlar_store::StoreError;
 use ashlar_types::{Access, Inode, InodeId, LeaseScope, LogPosition, MODE_PERMISSIONS, SessionId};
 use ashlar_update::acl::Acl;
@@ -228,7 +228,7 @@ impl KeptRights {
     }
 
     /// Returns the table, if it must be durable before this batch of the store is.
-    pub fn unsynced(&self, batch: u64) -> Option<&Arc<Mapping>> {
+    pub fn unsynced(&self, batch: u64) -> Option<&Arc<SharedMemory>> {
         (self.batch >= batch).then_some(self.page.memory())
     }
 }
@@ -422,15 +422,13 @@ impl Node {
 
 #[cfg(test)]
 mod tests {
-    use ashlar_pmem::{MappingAccess, Medium};
+    use ashlar_pmem::{CrashMedium, CrashTwin};
 
     use super::*;
 
     fn table() -> SessionPage {
-        let file = tempfile::tempfile().expect("a file");
-        file.set_len(RIGHTS_END).expect("long enough");
-        let mapped = Mapping::map(&file, RIGHTS_END, MappingAccess::ReadWrite, Medium::MEMORY);
-        SessionPage::new(Arc::new(mapped.expect("mapped"))).expect("long enough")
+        let twin = CrashTwin::new(CrashMedium::Pages, RIGHTS_END as usize);
+        SessionPage::new(Arc::new(SharedMemory::Twin(twin))).expect("long enough")
     }
 
     fn all_stay(_: &KeptRights) -> Vec<InodeId> {

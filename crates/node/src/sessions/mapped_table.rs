@@ -17,7 +17,7 @@
 //! all. A session that was fenced for a forged log keeps its mappings until SharedFS is restarted. From then on its
 //! process may see other content there.
 
-use ashlar_pmem::{Mapping, OutOfBounds, Persistent};
+use ashlar_pmem::{OutOfBounds, Persistent, SharedMemory};
 use ashlar_store::MappedRun;
 use ashlar_types::{BlockAddress, InodeId};
 
@@ -37,14 +37,14 @@ pub const TABLE_BYTES: u64 = RECORDS_MAX * RECORD_BYTES;
 /// A session's mappings, as they stand in its file.
 #[derive(Debug)]
 pub struct MappedTable {
-    memory: Mapping,
+    memory: SharedMemory,
     /// The number of each record that is used.
     used: Vec<Option<u32>>,
 }
 
 impl MappedTable {
     /// Takes fresh memory of [`TABLE_BYTES`] bytes as an empty table.
-    pub fn empty(memory: Mapping) -> Self {
+    pub fn empty(memory: SharedMemory) -> Self {
         Self { memory, used: Vec::new() }
     }
 
@@ -52,7 +52,7 @@ impl MappedTable {
     ///
     /// # Errors
     /// [`OutOfBounds`] if the memory is too short.
-    pub fn take_up(memory: Mapping) -> Result<(Self, Vec<MappedRun>), OutOfBounds> {
+    pub fn take_up(memory: SharedMemory) -> Result<(Self, Vec<MappedRun>), OutOfBounds> {
         let mut table = Self { memory, used: Vec::new() };
         let mut runs = Vec::new();
         for record in 0..RECORDS_MAX {

@@ -10,13 +10,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ashlar_pmem::Mapping;
+use ashlar_pmem::SharedMemory;
 use ashlar_types::{InodeId, LockedRange};
 use ashlar_wire::{LOCK_SLOTS_BYTES, LockNotes};
 
 use crate::sessions::kept_rights::RIGHTS_END;
 
-type Notes = LockNotes<Arc<Mapping>, LEASES_FILE_BYTES>;
+type Notes = LockNotes<Arc<SharedMemory>, LEASES_FILE_BYTES>;
 
 /// Bytes of a lease table's file, with all that stands behind the slots.
 pub const LEASES_FILE_BYTES: u64 = RIGHTS_END + LOCK_SLOTS_BYTES;
@@ -25,14 +25,14 @@ pub const LEASES_FILE_BYTES: u64 = RIGHTS_END + LOCK_SLOTS_BYTES;
 #[derive(Debug)]
 pub struct NotedLocks {
     notes: Notes,
-    table: Arc<Mapping>,
+    table: Arc<SharedMemory>,
     /// Whether the file has room for them.
     has_room: AtomicBool,
 }
 
 impl NotedLocks {
     /// Takes the notes behind a lease table; `None` if its file is too short.
-    pub fn new(table: &Arc<Mapping>) -> Option<Self> {
+    pub fn new(table: &Arc<SharedMemory>) -> Option<Self> {
         let notes = Notes::new(Arc::clone(table))?;
         Some(Self { notes, table: Arc::clone(table), has_room: AtomicBool::new(false) })
     }

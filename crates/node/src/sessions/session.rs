@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_log::Log;
-use ashlar_pmem::{HUGE_PAGE_BYTES, HugePages, Mapping, OutOfBounds};
+use ashlar_pmem::{HUGE_PAGE_BYTES, HugePages, OutOfBounds, SharedMemory};
 use ashlar_types::{Credentials, Errno, InodeId, LogPosition, QuotaVersion, SessionId};
 use ashlar_wire::{
     ADMITTED_MAX, CONTROL_ROOM_FAR, ControlPage, Credit, CreditKind, LEASE_SLOTS, LeaseTable, LeaseWord, MountTerms,
@@ -40,9 +40,9 @@ pub enum SessionMemoryError {
 const LEASE_GROWTH: u32 = 4;
 
 /// The log in the node's memory.
-pub type SessionLog = Log<Arc<Mapping>>;
+pub type SessionLog = Log<Arc<SharedMemory>>;
 /// The control page in the node's memory.
-pub type Control = ControlPage<Arc<Mapping>>;
+pub type Control = ControlPage<Arc<SharedMemory>>;
 
 /// Bytes of a log's file.
 #[derive(Clone, Copy, Debug)]
@@ -58,13 +58,13 @@ pub struct SessionMemory {
     /// Its log.
     pub log: SessionLog,
     /// The mapping under the log.
-    pub log_memory: Arc<Mapping>,
+    pub log_memory: Arc<SharedMemory>,
     /// Bytes of the log's file.
     pub log_room: LogRoom,
     /// Its control page.
     pub control: Control,
     /// Its lease table.
-    pub leases: LeaseTable<Arc<Mapping>>,
+    pub leases: LeaseTable<Arc<SharedMemory>>,
     /// The lease table's first page.
     pub page: SessionPage,
 }
@@ -86,7 +86,7 @@ pub struct ServedSession {
     /// Its log.
     pub log: Arc<SessionLog>,
     /// The mapping under the log, which knows whether the file was truncated.
-    pub log_memory: Arc<Mapping>,
+    pub log_memory: Arc<SharedMemory>,
     /// Bytes of the log's file.
     pub log_room: LogRoom,
     /// The parts of the log's file that were used.
@@ -94,7 +94,7 @@ pub struct ServedSession {
     /// Its control page.
     pub control: Arc<Control>,
     /// Its lease table.
-    pub leases: LeaseTable<Arc<Mapping>>,
+    pub leases: LeaseTable<Arc<SharedMemory>>,
     /// The lease table's first page, which only SharedFS writes.
     pub page: SessionPage,
     /// Rights to open files that its user had before other sessions narrowed them.
@@ -316,7 +316,7 @@ impl ServedSession {
         let was_lacking = std::mem::replace(&mut self.lacks_lease_room, true);
         while self.lease_room < LEASE_SLOTS && slot >= self.lease_room / 8 * 3 {
             let more = (self.lease_room * LEASE_GROWTH).min(LEASE_SLOTS);
-            let bytes_of = LeaseTable::<Mapping>::bytes_of;
+            let bytes_of = LeaseTable::<SharedMemory>::bytes_of;
             self.page.memory().allocate(bytes_of(self.lease_room)..bytes_of(more)).inspect_err(|error| {
                 if !was_lacking {
                     tracing::warn!(session = self.id.0, %error, "no room for more leases: those granted longest ago make room");

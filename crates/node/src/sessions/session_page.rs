@@ -24,7 +24,7 @@
 
 use std::sync::Arc;
 
-use ashlar_pmem::{CheckedMemory, Mapping, OutOfBounds, PartAt, Persistent, RowsAt, WordAt};
+use ashlar_pmem::{CheckedMemory, OutOfBounds, PartAt, Persistent, RowsAt, SharedMemory, WordAt};
 use ashlar_types::{InodeId, LogPosition};
 use ashlar_wire::{ADMITTED_MAX, Admission, Credit, LEASE_SLOTS, LOCK_SLOTS, MountTerms};
 
@@ -72,7 +72,7 @@ pub const RANGE_MAX: u64 = 0xffff;
 ///
 /// The memory is the session's lease table, which begins with the page.
 #[derive(Clone, Debug)]
-pub struct SessionPage<M = Arc<Mapping>>(CheckedMemory<M, PAGE_BYTES>);
+pub struct SessionPage<M = Arc<SharedMemory>>(CheckedMemory<M, PAGE_BYTES>);
 
 impl<M: Persistent> SessionPage<M> {
     /// Takes a lease table's memory.
