@@ -25,6 +25,8 @@ LAYERS = {
     "libfs": ["types", "pmem", "log", "update", "wire"],
     "helper": ["types", "pmem", "wire"],
     "node": ["types", "pmem", "log", "update", "wire", "lease", "store"],
+    # Nothing uses it.
+    "sim": ["types", "pmem", "log", "update", "wire", "store", "node"],
     "daemon": ["types", "pmem", "log", "update", "wire", "store", "helper", "node"],
     "fuse": ["types", "update", "wire", "libfs", "helper"],
     "preload": ["types", "wire", "libfs"],
@@ -34,7 +36,7 @@ LAYERS = {
     "tests": ["types", "wire", "libfs"],
 }
 # Protocol logic without I/O: no clock, thread, socket, file or randomness, so nothing that brings one.
-SANS_IO = {"types", "update", "lease", "journal"}
+SANS_IO = {"types", "update", "lease", "journal", "sim"}
 SANS_IO_FORBIDDEN = {"rustix", "parking_lot", "tempfile", "rand", "tokio", "mio", "heed", "getrandom"}
 # The same for their sources, tests aside: paths of the standard library and of other crates that they may not name.
 SANS_IO_SOURCES = [
