@@ -12,6 +12,9 @@ echo "== unit and property tests =="
 cargo test --workspace --locked --no-fail-fast 2>&1 | tee "$log"
 units=${PIPESTATUS[0]}
 
+echo "== simulation =="
+cargo run --release --locked -p ashlar-sim -- --seeds "${ASHLAR_SIM_SEEDS:-500}" || exit 1
+
 echo "== whole processes =="
 cargo build --release --locked -p ashlar-launch -p ashlar-cli -p ashlar-preload -p ashlar-capi -p ashlar-tests && scripts/tools.sh || exit 1
 scripts/as-root.sh "${CARGO_TARGET_DIR:-target}"/release/ashlar-suite "$@" 2>&1 | tee -a "$log"

@@ -10,8 +10,8 @@ use crate::random::SimRandom;
 const NAMES: [&[u8]; 6] = [b"a", b"b", b"c", b"d", b"e", b"a long name, so that rows differ in length"];
 const XATTRS: [&[u8]; 2] = [b"user.colour", b"user.shape"];
 /// Modes under which every user may read and search.
-const FILE_MODES: [u32; 3] = [0o644, 0o666, 0o664];
-const DIRECTORY_MODES: [u32; 3] = [0o777, 0o755, 0o777 | MODE_STICKY];
+const FILE_MODES: [u32; 4] = [0o644, 0o666, 0o666, 0o664];
+const DIRECTORY_MODES: [u32; 4] = [0o777, 0o777, 0o755, 0o777 | MODE_STICKY];
 const BLOCK: u64 = 4096;
 const FILE_BLOCKS_MAX: u64 = 5;
 /// The most directories and other inodes with names: a small tree has more conflicts.
@@ -131,11 +131,11 @@ impl Intent {
                 Self::Rename(from, to, random.one_in(4), random.one_in(8))
             }
             27 | 28 => {
-                let id = random.pick(&all).filter(|id| *id != InodeId::ROOT)?;
+                let id = random.pick(&all)?;
                 let is_directory = inode(tree, id)?.is_directory();
                 let modes = if is_directory { DIRECTORY_MODES } else { FILE_MODES };
                 let change = match random.below(3) {
-                    0 if is_root => IntendedAttributes::Owner(random.pick(&[0, 1001, 1002])?),
+                    0 if is_root && id != InodeId::ROOT => IntendedAttributes::Owner(random.pick(&[0, 1001, 1002])?),
                     0 | 1 => IntendedAttributes::Times(random.below(1000) as i64),
                     _ => IntendedAttributes::Mode(random.pick(&modes)?),
                 };
@@ -272,13 +272,12 @@ impl Intent {
                 return self.rename(tree, user, is_open, made, at, (from, to, exchange, whiteout));
             }
             Self::SetAttributes(inode, change) if owns(found(inode)?, user) => {
-                let (accessed, modified) = match change {
-                    IntendedAttributes::Times(seconds) => {
-                        let time = Timestamp { seconds, nanoseconds: 0 };
-                        (Some(time), Some(time))
-                    }
-                    _ => (None, None),
+                // The time of access is not set back: records of accesses need no lease, so an earlier one may follow.
+                let modified = match change {
+                    IntendedAttributes::Times(seconds) => Some(Timestamp { seconds, nanoseconds: 0 }),
+                    _ => None,
                 };
+                let accessed = modified.map(|_| at);
                 let mode = if let IntendedAttributes::Mode(mode) = change { Some(mode) } else { None };
                 let uid = if let IntendedAttributes::Owner(uid) = change { Some(uid) } else { None };
                 Update::SetAttributes(SetAttributes { inode, mode, uid, gid: None, accessed, modified, at })

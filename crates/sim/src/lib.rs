@@ -21,6 +21,7 @@ pub mod faults;
 pub mod history;
 pub mod intent;
 pub mod machine;
+pub mod minimize;
 pub mod random;
 pub mod simulation;
 pub mod tree_picture;

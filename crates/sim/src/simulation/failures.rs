@@ -72,6 +72,7 @@ impl Simulation {
     pub(super) fn kill_shared_fs(&mut self) {
         self.count_fault(FaultKind::SharedFsDeath);
         self.trace("SharedFS", || "is killed".to_owned());
+        self.plant_before_crash();
         self.machine.kill_shared_fs();
         self.reset_shell();
         for slot in 0..self.slots.len() {

@@ -97,7 +97,11 @@ impl Simulation {
             .map(|(id, _)| id)
             .collect();
         let (handles, is_root) = (client.handles.clone(), client.user.is_privileged());
+        let has_links = |id: &InodeId| tree.inodes().any(|(found, inode)| found == *id && inode.links > 0);
+        // A removed file is written as long as it is open.
+        let removed = handles.iter().find(|id| !has_links(id)).copied().filter(|_| self.work.one_in(3));
         let goal = match self.work.below(40) {
+            0..=30 if removed.is_some() => removed.map(|inode| Goal::Change(Intent::Write(inode, 100, 300, 7))),
             31 | 32 => self.work.pick(&files).filter(|id| !handles.contains(id)).map(Goal::Open),
             33 | 34 => self.work.pick(&handles).map(Goal::Close),
             35 | 36 => self.work.pick(&files).map(Goal::SyncInode),
@@ -207,6 +211,13 @@ impl Simulation {
             }
             (_, Ok(_)) => None,
             (_, Err(Errno::EAGAIN)) => None,
+            (Request::Acquire(wants), Err(Errno::ESTALE))
+                if wants.iter().all(|want| client.handles.contains(&want.lease.inode)) =>
+            {
+                let session = client.session;
+                return self
+                    .break_check("open file", format!("session {session} has it open, and it is gone: {wants:?}"));
+            }
             (_, Err(errno)) => Some(errno),
         };
         if let Some(errno) = error {
