@@ -156,8 +156,9 @@ impl<M: Persistent> JournalRing<M> {
 
     /// Opens the journal that a process or the machine left when it died.
     ///
-    /// Its end is behind the last frame of the valid chain; all frames are durable when this returns. Before it appends,
-    /// a writer calls [`Self::begin_epoch`], or [`Self::resume_epoch`] if it knows that the machine lost nothing.
+    /// Its end is behind the last frame of the valid chain; all frames are durable when this returns. Before it
+    /// appends, a writer calls [`Self::begin_epoch`], or [`Self::resume_epoch`] if it knows that the machine lost
+    /// nothing.
     ///
     /// # Errors
     /// [`JournalOpenError`].
@@ -294,9 +295,9 @@ impl<M: Persistent> JournalRing<M> {
 
     /// Appends a frame in the journal's last epoch. It is not durable until it is flushed.
     ///
-    /// # Errors
-    /// [`JournalError::Full`], [`JournalError::TooLong`], [`JournalError::Frame`], [`JournalError::Failed`];
-    /// [`JournalError::EpochNotBegun`] after opening; [`JournalError::WrongLineage`] if the last epoch begins behind the end: such a copy only receives frames.
+    /// # Errors [`JournalError::Full`], [`JournalError::TooLong`], [`JournalError::Frame`], [`JournalError::Failed`];
+    /// [`JournalError::EpochNotBegun`] after opening; [`JournalError::WrongLineage`] if the last epoch begins behind
+    /// the end: such a copy only receives frames.
     pub fn append(&mut self, body: &FrameBody<'_>) -> Result<AppendedFrame, JournalError> {
         self.append_encoded(&body.encode()?)
     }

@@ -70,7 +70,7 @@ pub struct Node {
     pub limits: NodeLimits,
     /// Knows the processes of sessions.
     pub processes: Arc<dyn ProcessTable>,
-    /// What the shell is asked to do.
+    /// Acts that the shell is asked for.
     pub effects: PendingEffects,
     /// Requests that could not be answered at once.
     pub pending: PendingRequests,

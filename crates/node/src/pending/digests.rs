@@ -67,7 +67,7 @@ impl DigestTask {
 pub enum SyncTask {
     /// All that all sessions have done.
     All(ApplyLogs),
-    /// What other sessions have done to an inode, with the names that lead to it.
+    /// Updates of an inode by other sessions, with the names that lead to it.
     Inode {
         /// The inode.
         inode: InodeId,

@@ -194,7 +194,7 @@ impl SweepOrphans {
 
 /// Makes free the space that sessions hold unused or have deleted.
 #[derive(Debug, Default)]
-pub enum Reclaim {
+pub enum ReclaimStep {
     /// Nothing is done yet.
     #[default]
     Begin,
@@ -202,11 +202,11 @@ pub enum Reclaim {
     Sessions(Vec<SessionId>, ApplyLogs),
     /// Orphans are freed.
     Sweep(SweepOrphans),
-    /// What was freed is committed.
+    /// The freed space is committed.
     Commit(CommitAll),
 }
 
-impl Reclaim {
+impl ReclaimStep {
     /// Goes on with it. The result is that of a commit.
     pub fn advance(&mut self, node: &mut Node) -> Progress<Result<(), Errno>> {
         loop {
