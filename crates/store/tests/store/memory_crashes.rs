@@ -2,6 +2,9 @@
 //!
 //! A script of random updates runs on the store and on the model. After a crash the store must be, byte for byte, the
 //! model after the committed updates; the check must be clean; and the rest of the script must end as without a crash.
+//!
+//! The tests were tried on faults planted in the store by hand, each alone, and found all: no fence before the rows, no
+//! flush of checksums, rows before data, and freed blocks that are used again before their commit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,8 +20,8 @@ use crate::media::choose;
 
 const SESSION: SessionId = SessionId(1);
 /// Few blocks, so that they are soon used again, in two segments.
-const SEGMENT_BLOCKS: [u32; 2] = [40, 200];
-const COMMITS: usize = 12;
+const SEGMENT_BLOCKS: [u32; 2] = [20, 50];
+const COMMITS: usize = 20;
 
 /// Updates that fit, the model after each of them and before the first, and how many each commit ends with.
 struct Script {
@@ -41,8 +44,8 @@ impl Script {
         for _ in 0..COMMITS {
             let end = script.updates.len() + 4 + number(16);
             while script.updates.len() < end {
-                // Half of them change content.
-                let kind = if number(2) == 0 { 17 + number(8) } else { number(32) } as u8;
+                // Most of them change content.
+                let kind = if number(4) > 0 { 17 + number(8) } else { number(32) } as u8;
                 let mut part = || number(1 << 16) as u16;
                 let choice: UpdateChoice = (kind, part(), part(), part(), part());
                 let update = tree.random_update(choice, InodeId(script.last_inode));
