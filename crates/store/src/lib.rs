@@ -43,6 +43,7 @@ mod commit;
 mod database;
 mod error;
 mod files;
+mod format;
 mod medium;
 mod metadata;
 mod model;
