@@ -312,10 +312,10 @@ mod tests {
     use ashlar_update::Update;
 
     use super::*;
-    use crate::test_media::{TestArena, TestMedium, on_both_databases};
+    use crate::test_media::{StoreTestArena, TestMedium, on_both_databases};
 
     fn a_failed_commit_loses_nothing_and_is_tried_again(medium: TestMedium) {
-        let arena = TestArena::new(medium, 16 << 20);
+        let arena = StoreTestArena::new(medium, 16 << 20);
         let mut store = arena.open();
         let session = SessionId(1);
         store.set_session(session, LogGeneration(1), LogPosition(0));

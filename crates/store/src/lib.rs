@@ -44,6 +44,7 @@ mod database;
 mod dump;
 mod error;
 mod files;
+mod format;
 mod medium;
 mod metadata;
 mod model;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use ashlar_pmem::{Arena, SegmentInfo};
 use ashlar_types::{
-    BlockAddress, FileKind, Inode, InodeId, LogGeneration, LogPosition, Name, QuotaAmount, QuotaKey, QuotaLimits,
-    SessionId, Timestamp, XATTRS_BYTES_MAX, name_cookie,
+    BlockAddress, Inode, InodeId, LogGeneration, LogPosition, Name, QuotaAmount, QuotaKey, QuotaLimits, SessionId,
+    Timestamp, XATTRS_BYTES_MAX, name_cookie,
 };
 use ashlar_update::Entry;
 use ashlar_update::xattr_size::{attribute_bytes, attribute_fits};
@@ -18,13 +18,14 @@ use crate::blocks::segment::StoreSegment;
 use crate::commit::Frozen;
 use crate::database::{Database, Snapshot};
 use crate::files::mapped::Mapped;
+use crate::format::format_database;
 use crate::medium::{MemoryArena, StoreMedium};
 use crate::metadata::batch::{Batch, LayerValue};
 use crate::metadata::chunk::ExtentChunk;
 use crate::metadata::inode_cache::InodeCache;
-use crate::metadata::rows::{self, EntryKey, StoredCounters, Superblock, kind};
+use crate::metadata::rows::{self, EntryKey, StoredCounters, kind};
 use crate::model::{ArenaSpace, SessionState, Xattrs};
-use crate::quotas::{self, Holding, Move, Quotas};
+use crate::quotas::{Holding, Move, Quotas};
 
 /// Numbers that one row sets aside.
 ///
@@ -768,30 +769,7 @@ impl Store {
     }
 }
 
-/// Writes the rows of an empty shared area into a database that has none.
-fn format_database(database: &Database, arena: u64, hash_key: [u8; 16], at: Timestamp) -> Result<(), StoreError> {
-    if database.snapshot()?.get(&[kind::SUPERBLOCK])?.is_some() {
-        return Ok(());
-    }
-    let superblock = Superblock { version: rows::FORMAT_VERSION, arena, hash_key };
-    let counters = StoredCounters { next_inode: InodeId::FIRST_FREE.0, next_session: 1, reserved_blocks: 0 };
-    let mut writer = database.write(5, 1024)?;
-    writer.put(&[kind::SUPERBLOCK], &rows::encode_superblock(superblock))?;
-    writer.put(&[kind::COUNTERS], &rows::encode_counters(counters))?;
-    rows::encode_inode(&root_directory(at), &mut writer.value);
-    writer.put_inode(&rows::key1(kind::INODE, InodeId::ROOT.0))?;
-    for (key, value) in quotas::rows_of_new(&root_directory(at)) {
-        writer.put(&key, &value)?;
-    }
-    writer.commit()
-}
-
 pub(crate) fn read_counters(snapshot: &Snapshot) -> Result<StoredCounters, StoreError> {
     let row = snapshot.get(&[kind::COUNTERS])?;
     row.and_then(rows::decode_counters).ok_or(StoreError::Corrupt("the counters' row is damaged"))
-}
-
-/// The root directory of a new file system: owned by the super-user, open to all to read.
-pub(crate) fn root_directory(at: Timestamp) -> Inode {
-    Inode::new(FileKind::Directory, 0o755, InodeId::ROOT, at)
 }

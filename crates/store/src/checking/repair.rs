@@ -12,9 +12,9 @@ use ashlar_update::Entry;
 use crate::blocks::allocator::{Allocator, PIECE_BLOCKS};
 use crate::checking::problem::{CheckReport, Problem};
 use crate::database::WriteTransaction;
+use crate::format::root_directory;
 use crate::metadata::chunk::ExtentChunk;
 use crate::metadata::rows::{self, EntryKey, StoredCounters, kind};
-use crate::store::root_directory;
 use crate::{Store, StoreError};
 
 /// More rounds than any damage needs: strays, reattachment, counts, and a last one that finds nothing.
@@ -245,15 +245,15 @@ mod tests {
 
     use super::*;
     use crate::metadata::chunk::Run;
-    use crate::test_media::{TestArena, TestMedium, on_both_databases};
+    use crate::test_media::{StoreTestArena, TestMedium, on_both_databases};
 
     const DIRECTORY: InodeId = InodeId(16);
     const FILE: InodeId = InodeId(17);
     const SMALL: InodeId = InodeId(18);
 
     /// `/d/`, `/d/file` with three blocks in two chunks, `/d/small` with inline bytes and an attribute, `/e/`.
-    fn sample(medium: TestMedium) -> (TestArena, Store) {
-        let arena = TestArena::new(medium, 16 << 20);
+    fn sample(medium: TestMedium) -> (StoreTestArena, Store) {
+        let arena = StoreTestArena::new(medium, 16 << 20);
         let mut store = arena.open();
         assert_eq!(store.allocate_inodes(8).unwrap().start, InodeId::FIRST_FREE.0);
         let at = Timestamp::default();

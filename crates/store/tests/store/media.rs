@@ -44,14 +44,14 @@ pub enum TestMedium {
 }
 
 /// A formatted arena.
-pub enum TestArena {
+pub enum StoreTestArena {
     /// Files in a directory of the test's own.
     Files(Arc<Arena>, tempfile::TempDir),
     /// The twin.
     Memory(Arc<MemoryArena>),
 }
 
-impl TestArena {
+impl StoreTestArena {
     /// Makes an arena. The twin has a quarter of the bytes.
     pub fn new(medium: TestMedium, size_bytes: u64) -> Self {
         match medium {
