@@ -159,7 +159,7 @@ impl<'a> FrameBody<'a> {
             Self::Began(_) | Self::Ended { .. } => true,
             Self::Records(records) => records.from <= records.to && records.offset.checked_add(1).is_some(),
             Self::Verdict(verdict) => is_in_order(verdict),
-            Self::Own(OwnAct::Update { .. }) => true,
+            Self::Own(OwnAct::Update { .. } | OwnAct::Limits { .. }) => true,
             Self::Own(OwnAct::Inodes { first, count, .. }) => {
                 first.0 != 0 && *count != 0 && first.0.checked_add(*count).is_some()
             }

@@ -28,6 +28,7 @@ pub mod effects;
 pub mod fuzzing;
 #[cfg(all(test, not(fuzzing)))]
 mod fuzzing;
+pub mod journal;
 pub mod leases;
 pub mod locks;
 pub mod node;

@@ -12,6 +12,7 @@ use ashlar_wire::SessionKind;
 use crate::access::ways::Ways;
 use crate::counters::EventCounters;
 use crate::effects::{NodeEffect, PendingEffects};
+use crate::journal::{BatchNotes, NodeJournal};
 use crate::leases::grant_cache::GrantPublisher;
 use crate::leases::leasing::Leasing;
 use crate::leases::reserved::Reservations;
@@ -74,6 +75,10 @@ pub struct Node {
     pub effects: PendingEffects,
     /// Requests that could not be answered at once.
     pub pending: PendingRequests,
+    /// The journal for replicas; a machine by itself has none.
+    pub journal: Option<NodeJournal>,
+    /// What a replica must know of the batch that is being applied.
+    pub batch_notes: BatchNotes,
     /// The shared area.
     pub store: Store,
     /// Leases, and the requests for them.
@@ -151,6 +156,8 @@ impl Node {
             processes,
             effects: PendingEffects::default(),
             pending: PendingRequests::default(),
+            journal: None,
+            batch_notes: BatchNotes::default(),
             store,
             grant_cache: None,
             ways: Ways::default(),
@@ -229,6 +236,12 @@ impl Node {
     /// Returns the next act that the shell is asked for.
     pub fn poll_effect(&mut self) -> Option<NodeEffect> {
         self.effects.poll()
+    }
+
+    /// Returns whether batches must wait until a commit frees a part of the journal.
+    #[must_use]
+    pub fn is_journal_short(&self) -> bool {
+        self.journal.as_ref().is_some_and(NodeJournal::is_short)
     }
 
     /// Asks for a commit.

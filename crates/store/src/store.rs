@@ -1,13 +1,13 @@
 //! The store: opening, reading, numbers, sessions, space.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
 use ashlar_pmem::{Arena, SegmentInfo};
 use ashlar_types::{
-    BlockAddress, Inode, InodeId, LogGeneration, LogPosition, Name, QuotaAmount, QuotaKey, QuotaLimits, SessionId,
-    Timestamp, XATTRS_BYTES_MAX, name_cookie,
+    BlockAddress, Inode, InodeId, LogGeneration, LogPosition, Name, NodeId, QuotaAmount, QuotaKey, QuotaLimits,
+    SessionId, Timestamp, XATTRS_BYTES_MAX, name_cookie,
 };
 use ashlar_update::Entry;
 use ashlar_update::xattr_size::{attribute_bytes, attribute_fits};
@@ -24,7 +24,7 @@ use crate::metadata::batch::{Batch, LayerValue};
 use crate::metadata::chunk::ExtentChunk;
 use crate::metadata::inode_cache::InodeCache;
 use crate::metadata::rows::{self, EntryKey, StoredCounters, kind};
-use crate::model::{ArenaSpace, SessionState, Xattrs};
+use crate::model::{ArenaSpace, JournalMark, SessionState, Xattrs};
 use crate::quotas::{Holding, Move, Quotas};
 
 /// Numbers that one row sets aside.
@@ -61,6 +61,10 @@ pub struct Store {
     pub(crate) sessions: HashMap<SessionId, SessionState>,
     /// Sessions whose rows differ from those of the last freeze; `false`: removed.
     pub(crate) changed_sessions: BTreeMap<SessionId, bool>,
+    /// How far each node's journal is applied.
+    journals: BTreeMap<NodeId, JournalMark>,
+    /// The journals whose marks the next commit writes.
+    pub(crate) changed_journals: BTreeSet<NodeId>,
     /// The next numbers, and the reserved blocks of the applied state.
     pub(crate) counters: StoredCounters,
     /// The content of the counters row: numbers below are set aside.
@@ -162,6 +166,8 @@ impl Store {
             mapped: Mapped::default(),
             sessions: HashMap::new(),
             changed_sessions: BTreeMap::new(),
+            journals: BTreeMap::new(),
+            changed_journals: BTreeSet::new(),
             counters: stored,
             stored,
             quotas: Quotas::default(),
@@ -209,6 +215,14 @@ impl Store {
                     let state = SessionState { generation, applied: position, committed: position };
                     self.sessions.insert(session, state);
                 }
+                None => self.damaged = true,
+            }
+        }
+        self.journals.clear();
+        for row in self.snapshot.prefix(&[kind::JOURNAL])? {
+            let (key, value) = row?;
+            match rows::decode_journal_mark(key, value) {
+                Some((node, mark)) => _ = self.journals.insert(node, mark),
                 None => self.damaged = true,
             }
         }
@@ -289,6 +303,18 @@ impl Store {
         self.release_all(session);
     }
 
+    /// Returns how far a node's journal is applied; `None` if none of it was.
+    #[must_use]
+    pub fn journal_mark(&self, node: NodeId) -> Option<JournalMark> {
+        self.journals.get(&node).copied()
+    }
+
+    /// Notes how far a node's journal is applied. The next commit says so too.
+    pub fn set_journal_mark(&mut self, node: NodeId, mark: JournalMark) {
+        self.journals.insert(node, mark);
+        self.changed_journals.insert(node);
+    }
+
     /// Moves a session's applied position without an update, past records that say nothing.
     pub fn advance(&mut self, session: SessionId, end: LogPosition) {
         if session == SessionId::SHARED_FS {
@@ -362,6 +388,21 @@ impl Store {
         }
         self.counters.next_session += 1;
         Ok(SessionId(session))
+    }
+
+    /// Sets aside numbers that another node has given out: this one gives out only later ones.
+    ///
+    /// # Errors
+    /// As for [`Self::allocate_inodes`].
+    pub fn skip_numbers(&mut self, inodes_end: u64, sessions_end: u64) -> Result<(), StoreError> {
+        self.check_sound()?;
+        let (next_inode, next_session) =
+            (self.counters.next_inode.max(inodes_end), self.counters.next_session.max(sessions_end));
+        if next_inode > self.stored.next_inode || next_session > self.stored.next_session {
+            self.store_counters(next_inode + INODES_AHEAD, next_session + SESSIONS_AHEAD)?;
+        }
+        (self.counters.next_inode, self.counters.next_session) = (next_inode, next_session);
+        Ok(())
     }
 
     fn store_counters(&mut self, next_inode: u64, next_session: u64) -> Result<(), StoreError> {

@@ -199,6 +199,11 @@ impl Scan<'_> {
                     self.damaged(key);
                 }
             }
+            (kind::JOURNAL, _) => {
+                if rows::decode_journal_mark(key, value).is_none() {
+                    self.damaged(key);
+                }
+            }
             (kind::SUPERBLOCK | kind::COUNTERS, _) if key.len() == 1 => {}
             (kind::QUOTA, _) => match rows::decode_quota(key, value) {
                 Some((key, used, _)) => drop(self.quotas.insert(key, used)),

@@ -3,9 +3,10 @@
 //! A key is one byte for the row's kind, then big-endian numbers, so that rows sort by them. Values are little-endian.
 //! `docs/format-store.md` has the diagrams.
 
+use crate::model::JournalMark;
 use ashlar_types::{
-    FileKind, Inode, InodeId, LogGeneration, LogPosition, MODE_PERMISSIONS, QuotaAmount, QuotaId, QuotaKey,
-    QuotaLimits, SessionId, Timestamp,
+    FileKind, Inode, InodeId, JournalPosition, LogGeneration, LogPosition, MODE_PERMISSIONS, NodeId, QuotaAmount,
+    QuotaId, QuotaKey, QuotaLimits, SessionId, Timestamp,
 };
 use ashlar_update::Entry;
 
@@ -30,6 +31,8 @@ pub mod kind {
     pub const INODE: u8 = b'I';
     /// The bytes of a small file.
     pub const INLINE: u8 = b'L';
+    /// How far a node's journal is applied.
+    pub const JOURNAL: u8 = b'J';
     /// Counters.
     pub const COUNTERS: u8 = b'N';
     /// An orphan.
@@ -52,6 +55,8 @@ pub const ENTRY_KEY_BYTES: usize = 17;
 pub const SESSION_BYTES: usize = 12;
 /// Bytes of the counters row.
 pub const COUNTERS_BYTES: usize = 24;
+/// Bytes of a journal's mark.
+pub const JOURNAL_BYTES: usize = 16;
 /// Bytes of a quota row.
 pub const QUOTA_BYTES: usize = 32;
 /// Bytes of the superblock row.
@@ -254,6 +259,23 @@ pub fn decode_counters(value: &[u8]) -> Option<StoredCounters> {
     let counters =
         StoredCounters { next_inode: fields.u64()?, next_session: fields.u64()?, reserved_blocks: fields.u64()? };
     fields.0.is_empty().then_some(counters)
+}
+
+/// Encodes how far a node's journal is applied.
+pub fn encode_journal_mark(mark: JournalMark) -> [u8; JOURNAL_BYTES] {
+    let mut value = [0; JOURNAL_BYTES];
+    value[..8].copy_from_slice(&mark.position.0.to_le_bytes());
+    value[8..].copy_from_slice(&mark.order.to_le_bytes());
+    value
+}
+
+/// Reads how far a node's journal is applied.
+pub fn decode_journal_mark(key: &[u8], value: &[u8]) -> Option<(NodeId, JournalMark)> {
+    let (node, rest) = split_key1(key)?;
+    let value: &[u8; JOURNAL_BYTES] = value.try_into().ok()?;
+    let word = |at: usize| u64::from_le_bytes(value[at..at + 8].try_into().unwrap_or_default());
+    let mark = JournalMark { position: JournalPosition(word(0)), order: word(8) };
+    rest.is_empty().then_some((NodeId(u16::try_from(node).ok()?), mark))
 }
 
 /// Bits of a quota's number below its kind.
