@@ -273,8 +273,8 @@ fn every_power_loss_on_disk_keeps_a_prefix() {
 #[test]
 #[ignore = "minutes: the same with many more scripts"]
 fn crashes_at_length() {
-    all_is_well(Setup { steps: 120, images_per_point: 50, ..WORDS }, 1000..1200);
-    all_is_well(Setup { steps: 120, images_per_point: 50, ..PAGES }, 2000..2200);
+    all_is_well(Setup { steps: 120, images_per_point: 50, ..WORDS }, 1000..1060);
+    all_is_well(Setup { steps: 120, images_per_point: 50, ..PAGES }, 2000..2060);
 }
 
 /// The checkers above must find each of the faults that can be planted.
