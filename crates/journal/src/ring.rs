@@ -74,7 +74,7 @@ pub(crate) enum PlantedBug {
     SkipClear,
     /// Space is reused before the new head is durable.
     SkipHead,
-    /// Opening leaves the state pages as they are.
+    /// Opening leaves the parts of states and frames that were not written whole.
     SkipSettle,
 }
 
@@ -117,6 +117,9 @@ impl TruncateJob {
 
 impl<M: Persistent> JournalRing<M> {
     /// Returns the bytes of memory that a journal with a ring of this size needs.
+    ///
+    /// A ring takes frames of up to a quarter of its size: one of four times [`FRAME_BYTES_MAX`] takes all. A copy's
+    /// ring must take what the writer's does.
     #[must_use]
     pub const fn bytes_for(ring_bytes: u64) -> u64 {
         RING_AT + if ring_bytes < RING_BYTES_MIN { RING_BYTES_MIN } else { ring_bytes }
@@ -217,6 +220,11 @@ impl<M: Persistent> JournalRing<M> {
         persist_io(&self.memory, kept.into_iter())?;
         self.flushed = self.end.position;
         self.has_epoch = false;
+        if !self.planted(PlantedBug::SkipSettle) {
+            // A process may have died in the middle of a frame. With words of the next frame, it could become whole.
+            let torn = self.end.position.plus(self.frame_bytes_max()).min(lap);
+            clear_bytes(&self.memory, self.parts(self.end.position, torn).into_iter())?;
+        }
         if let Some(cut) = cut {
             clear_bytes(&self.memory, self.parts(cut.start, cut.end).into_iter())?;
             let state = JournalState { sequence: self.state.sequence + 1, cut: None, ..self.state.clone() };
