@@ -8,6 +8,7 @@ cargo fmt --all -- --check
 echo "== lints =="
 cargo clippy --workspace --all-targets --locked -- -D warnings
 echo "== dependency rules =="
+scripts/modules_test.py
 scripts/rules.py
 echo "== words =="
 scripts/words.py

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Rules of the tree that no compiler checks: which crate may use which, and where unsafe code may stand.
 
-Also checks that the documentation names only existing links, pages, sections, make targets and tests. Prints each breach
+Also which files of a crate may use each other, and what crates without I/O may name. Also checks that the documentation names only existing links, pages, sections, make targets and tests. Prints each breach
 and fails if there is one."""
 
 import json
@@ -10,18 +10,22 @@ import re
 import subprocess
 import sys
 
+import modules
+
 # docs/architecture.md, "Layers": a crate may use those named here, and no others of this workspace.
 LAYERS = {
     "types": [],
     "pmem": ["types"],
     "log": ["types", "pmem"],
+    "journal": ["types", "pmem"],
     "update": ["types"],
     "wire": ["types", "pmem", "update"],
     "lease": ["types"],
     "store": ["types", "pmem", "update"],
     "libfs": ["types", "pmem", "log", "update", "wire"],
     "helper": ["types", "pmem", "wire"],
-    "daemon": ["types", "pmem", "log", "update", "wire", "lease", "store", "helper"],
+    "node": ["types", "pmem", "log", "update", "wire", "lease", "store"],
+    "daemon": ["types", "pmem", "log", "update", "wire", "store", "helper", "node"],
     "fuse": ["types", "update", "wire", "libfs", "helper"],
     "preload": ["types", "wire", "libfs"],
     "capi": ["types", "wire", "libfs"],
@@ -30,10 +34,34 @@ LAYERS = {
     "tests": ["types", "wire", "libfs"],
 }
 # Protocol logic without I/O: no clock, thread, socket, file or randomness, so nothing that brings one.
-SANS_IO = {"types", "update", "lease"}
+SANS_IO = {"types", "update", "lease", "journal"}
 # LMDB is one of two databases: only their folder, and the measurement behind the layout, name its crate.
 HEED_ALLOWED = ("crates/store/src/database/", "crates/store/examples/lmdb_rate.rs")
 SANS_IO_FORBIDDEN = {"rustix", "parking_lot", "tempfile", "rand", "tokio", "mio", "heed", "getrandom"}
+# The same for their sources, tests aside: paths of the standard library and of other crates that they may not name.
+SANS_IO_SOURCES = [
+    "std::time::Instant",
+    "std::time::SystemTime",
+    "std::thread",
+    "std::sync::Mutex",
+    "std::sync::RwLock",
+    "std::sync::Condvar",
+    "std::sync::mpsc",
+    "std::fs",
+    "std::net",
+    "std::os::unix::net",
+    "parking_lot",
+    "rand",
+    "getrandom",
+]
+# Up to three files of a crate may form a cycle. Of more, something that they share wants a module of its own.
+CYCLE_FILES = 3
+# Crates that still have a longer cycle, with the reason. A crate without one must leave the set.
+CIRCLES_LEFT = {
+    "preload": "a call may begin a session, and a session may end in the middle of a call",
+    "daemon": "its state and what serves it name each other",
+    "libfs": "LibFs holds what log/, leases/, files/ and names/ define beside methods of LibFs",
+}
 UNSAFE_ALLOWED = {"pmem", "log", "libfs", "preload", "capi"}
 # One exception each, named in the code: LMDB's environment can't be opened otherwise, a ring shares memory with the
 # kernel, and the small command begins without libc.
@@ -49,6 +77,7 @@ def main():
     for package in metadata["packages"]:
         problems += layer_problems(package)
         problems += unsafe_problems(package)
+        problems += source_problems(package)
     problems += heed_problems()
     problems += link_problems()
     problems += reference_problems()
@@ -58,7 +87,7 @@ def main():
         print(problem)
     if problems:
         sys.exit(1)
-    print(f"{len(metadata['packages'])} crates keep to the layers; all that the documentation names is there")
+    print(f"{len(metadata['packages'])} crates keep to the rules; all that the documentation names is there")
 
 
 def layer_problems(package):
@@ -96,6 +125,39 @@ def unsafe_problems(package):
 def heed_problems():
     named = (path for path, text in listed("crates/*.rs") if re.search(r"\bheed\b", text))
     return [f"{path} names 'heed', which the store's `Database` hides" for path in named if not path.startswith(HEED_ALLOWED)]
+
+
+def source_problems(package):
+    """Cycles of files, and I/O in the sources of a crate without it."""
+    name = package["name"].removeprefix("ashlar-")
+    folder = os.path.join(os.path.dirname(os.path.relpath(package["manifest_path"])), "src", "")
+    uses, outside = {}, set()
+    for target in package["targets"]:
+        path = os.path.relpath(target["src_path"])
+        if path.startswith(folder):
+            crate = modules.Crate(path)
+            outside.update(crate.outside)
+            for file, used in crate.uses.items():
+                uses.setdefault(file, set()).update(used)
+    problems = []
+    cycles = [cycle for cycle in modules.cycles(uses) if len(cycle) > CYCLE_FILES]
+    if name in CIRCLES_LEFT and not cycles:
+        problems.append(f"crate '{name}' has no such cycle any more: take it out of CIRCLES_LEFT ({__file__})")
+    for cycle in [] if name in CIRCLES_LEFT else cycles:
+        chains = [" → ".join(file.removeprefix(folder) for file in chain) for chain in modules.chains(uses, cycle)]
+        problems.append(f"crate '{name}': {len(cycle)} files form a cycle:\n  " + "\n  ".join(chains))
+    if name in SANS_IO:
+        for path, file, line in sorted(outside):
+            if any(is_within(path, forbidden) for forbidden in SANS_IO_SOURCES):
+                problems.append(f"{file}:{line}: crate '{name}' is free of I/O, but names {path}")
+    return problems
+
+
+def is_within(path, forbidden):
+    """Whether a path, perhaps with `*` at its end, names what is forbidden or something of it."""
+    if path.endswith("::*"):
+        return f"{forbidden}::".startswith(path[:-1]) or path.startswith(f"{forbidden}::")
+    return f"{path}::".startswith(f"{forbidden}::")
 
 
 def listed(*patterns):

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use ashlar_libfs::{LockKind, LockMode, Outcome};
-use ashlar_types::Errno;
+use ashlar_libfs::Outcome;
+use ashlar_types::{ByteRange, Errno, LockAction, LockKind};
 
 use crate::session::CapiSession;
 
@@ -13,13 +13,13 @@ impl CapiSession {
     /// # Errors
     /// As the header says.
     pub(crate) fn lock_whole(&self, file: i32, operation: i32) -> Outcome<()> {
-        let mode = match operation & !libc::LOCK_NB {
-            libc::LOCK_SH => LockMode::Read,
-            libc::LOCK_EX => LockMode::Write,
-            libc::LOCK_UN => LockMode::Unlock,
+        let action = match operation & !libc::LOCK_NB {
+            libc::LOCK_SH => LockAction::Read,
+            libc::LOCK_EX => LockAction::Write,
+            libc::LOCK_UN => LockAction::Unlock,
             _ => return Err(Errno::EINVAL),
         };
-        self.lock(file, LockKind::Flock, (0, u64::MAX), mode, operation & libc::LOCK_NB == 0)
+        self.lock(file, LockKind::Flock, ByteRange::ALL, action, operation & libc::LOCK_NB == 0)
     }
 
     /// Sets or removes a lock of a range of bytes.
@@ -28,34 +28,34 @@ impl CapiSession {
     /// As the header says.
     pub(crate) fn lock_bytes(&self, file: i32, kind: i32, start: i64, bytes: i64, waits: bool) -> Outcome<()> {
         let open = self.file(file)?;
-        let (mode, is_allowed) = match kind {
-            libc::F_RDLCK => (LockMode::Read, open.may_read()),
-            libc::F_WRLCK => (LockMode::Write, open.may_write()),
-            libc::F_UNLCK => (LockMode::Unlock, true),
+        let (action, is_allowed) = match kind {
+            libc::F_RDLCK => (LockAction::Read, open.may_read()),
+            libc::F_WRLCK => (LockAction::Write, open.may_write()),
+            libc::F_UNLCK => (LockAction::Unlock, true),
             _ => return Err(Errno::EINVAL),
         };
         let range = range(start, bytes)?;
         if !is_allowed {
             return Err(Errno::EBADF);
         }
-        self.lock(file, LockKind::Record, range, mode, waits)
+        self.lock(file, LockKind::Record, range, action, waits)
     }
 
-    fn lock(&self, file: i32, kind: LockKind, range: (u64, u64), mode: LockMode, waits: bool) -> Outcome<()> {
+    fn lock(&self, file: i32, kind: LockKind, range: ByteRange, action: LockAction, waits: bool) -> Outcome<()> {
         let file = self.file(file)?;
-        let wait = (waits && mode != LockMode::Unlock).then(|| self.new_ticket());
+        let wait = (waits && action != LockAction::Unlock).then(|| self.new_ticket());
         // Recorded first: a lock that is granted late is then removed with the file.
         file.has_locks.store(true, Ordering::Relaxed);
-        self.fs.lock(file.inode, kind, file.lock_owner, std::process::id(), range, mode, wait)
+        self.fs.lock(file.inode, kind, file.lock_owner, std::process::id(), range, action, wait)
     }
 }
 
-/// Returns the first and the last byte of a range.
-fn range(start: i64, bytes: i64) -> Outcome<(u64, u64)> {
+/// Returns the range that begins so far into a file.
+fn range(start: i64, bytes: i64) -> Outcome<ByteRange> {
     let first = u64::try_from(start).map_err(|_| Errno::EINVAL)?;
     match u64::try_from(bytes).map_err(|_| Errno::EINVAL)? {
-        0 => Ok((first, i64::MAX as u64)),
-        bytes => Ok((first, (first + bytes - 1).min(i64::MAX as u64))),
+        0 => Ok(ByteRange::new(first, i64::MAX as u64)),
+        bytes => Ok(ByteRange::new(first, (first + bytes - 1).min(i64::MAX as u64))),
     }
 }
 
@@ -65,9 +65,9 @@ mod tests {
 
     #[test]
     fn ranges_are_those_of_fcntl() {
-        assert_eq!(range(5, 10), Ok((5, 14)));
-        assert_eq!(range(5, 0), Ok((5, i64::MAX as u64)));
-        assert_eq!(range(i64::MAX, i64::MAX), Ok((i64::MAX as u64, i64::MAX as u64)));
+        assert_eq!(range(5, 10), Ok(ByteRange::new(5, 14)));
+        assert_eq!(range(5, 0), Ok(ByteRange::new(5, i64::MAX as u64)));
+        assert_eq!(range(i64::MAX, i64::MAX), Ok(ByteRange::new(i64::MAX as u64, i64::MAX as u64)));
         assert_eq!(range(-1, 1), Err(Errno::EINVAL));
         assert_eq!(range(1, -1), Err(Errno::EINVAL));
     }

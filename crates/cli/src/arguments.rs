@@ -44,7 +44,7 @@ pub enum Verb {
     /// Operations are those of LibFS: a system call with a path of several names is several. All are counted; latencies
     /// are those of a sample, what reaches LibFS through a mount without the time in the kernel.
     Top(TopArguments),
-    /// Check an arena, in use or not, and repair one that is not in use
+    /// Check an arena, in use or not; repair one, or compare two, that are not in use
     Fsck(FsckArguments),
     /// Run the daemon in the foreground, for service managers ('ashlar mount' starts one by itself)
     Daemon(DaemonArguments),
@@ -290,6 +290,12 @@ pub struct FsckArguments {
     /// Repair what can be repaired; the arena must not be in use
     #[arg(long)]
     pub repair: bool,
+    /// Compare the files of two arenas, neither in use; exits with 0 if they are equal, 1 if not, 2 on trouble
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with = "repair")]
+    pub compare: Option<Vec<ArenaChoice>>,
+    /// Print the canonical dump of an arena that is not in use: all that its files are, for diff(1)
+    #[arg(long, value_name = "ARENA", conflicts_with_all = ["repair", "compare", "json"])]
+    pub dump: Option<ArenaChoice>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

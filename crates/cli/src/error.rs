@@ -9,7 +9,7 @@ use ashlar_fuse::MountError;
 use ashlar_launch::LaunchError;
 use ashlar_libfs::ConnectError;
 use ashlar_pmem::ArenaError;
-use ashlar_store::StoreError;
+use ashlar_store::{DumpError, StoreError};
 use ashlar_types::Errno;
 use ashlar_wire::WireError;
 use thiserror::Error;
@@ -193,6 +193,25 @@ pub enum CliError {
     /// Repair of an arena that is in use.
     #[error("the arena {0} is in use, and only one that is not can be repaired; unmount it first: 'ashlar umount DIR'")]
     RepairInUse(PathBuf),
+    /// Comparing or dumping an arena that is in use.
+    #[error(
+        "the arena {0} is in use, and only one that is not can be compared or dumped; unmount it first: 'ashlar umount DIR'"
+    )]
+    CompareInUse(PathBuf),
+    /// One arena in place of two.
+    #[error("{0} is one arena; name another one to compare it with, such as a copy of its directory")]
+    SameArena(PathBuf),
+    /// The dump of an arena can't be made.
+    #[error("dumping the arena {arena}: {error}", arena = .arena.display())]
+    Dump {
+        /// The arena.
+        arena: PathBuf,
+        /// The error.
+        error: DumpError,
+    },
+    /// A comparison has no result.
+    #[error(transparent)]
+    Comparison(Box<CliError>),
     /// No tmpfs where one is expected.
     #[error("{0} is no tmpfs; name a directory to compare with: 'ashlar bench --compare DIR'")]
     NoTmpfs(PathBuf),
@@ -271,8 +290,8 @@ impl CliError {
         move |error| Self::System { what, error: error.into() }
     }
 
-    /// Returns the exit status.
+    /// Returns the exit status: 1, and of a comparison that of diff(1) for trouble.
     pub fn exit_code(&self) -> ExitCode {
-        ExitCode::from(1)
+        ExitCode::from(if matches!(self, Self::Comparison(_)) { 2 } else { 1 })
     }
 }

@@ -7,7 +7,7 @@
 //! - `ashlar mount DIR` needs nothing prepared and nothing running; `ashlar umount DIR` leaves nothing running.
 //! - Output for people goes to standard output, errors and progress to standard error; `--json` prints one document.
 //! - Every error names its subject and the next step. The exit status is 0, 1 (failed) or 2 (wrong usage); `fsck` has
-//!   the exit statuses of fsck(8).
+//!   the exit statuses of fsck(8), and `fsck --compare` those of diff(1).
 //!
 //! Non-goals: deciding anything about files: that is SharedFS's and LibFS's.
 //!

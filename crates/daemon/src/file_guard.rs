@@ -25,9 +25,10 @@ use ashlar_types::SessionId;
 use ashlar_wire::CONTROL_BYTES;
 use parking_lot::{Condvar, Mutex};
 
-use crate::session::ServedSession;
+use crate::session_files::mapping_of;
 use crate::shared_state::SharedState;
-use crate::validate::Violation;
+use ashlar_node::records::validate::Violation;
+use ashlar_node::sessions::session::ServedSession;
 
 /// How often lengths are checked, and how often while some process makes files longer.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -68,8 +69,8 @@ impl FileGuard {
     /// # Errors
     /// Those of duplicating descriptors.
     pub fn watch(&self, session: &ServedSession) -> io::Result<()> {
-        let log = File::from(session.log_memory.file().try_clone_to_owned()?);
-        let control = session.control.memory().file().try_clone_to_owned()?.into();
+        let log = File::from(mapping_of(&session.log_memory)?.file().try_clone_to_owned()?);
+        let control = mapping_of(session.control.memory())?.file().try_clone_to_owned()?.into();
         let inode = log.metadata()?.ino();
         let guarded = GuardedFiles {
             session: session.id,
@@ -169,8 +170,7 @@ fn fence_owners(shared: &SharedState, grown: &[&Arc<GuardedFiles>]) {
             state.fence(files.session, &Violation::Lengthened);
         }
     }
-    shared.perform_decisions(&mut state);
-    shared.progress.notify_all();
+    state.decide_all();
 }
 
 /// Forgets the files of ended sessions that no process has any more.

@@ -9,11 +9,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ashlar_pmem::{HugePages, Mapping, MediumKind, huge};
+use ashlar_pmem::{HugePages, MediumKind, SharedMemory, huge};
 use ashlar_store::StoreSegment;
 
 use crate::shared_state::SharedState;
-use crate::state::State;
+use ashlar_node::Node;
 
 /// The least pause after each huge page.
 ///
@@ -28,7 +28,7 @@ pub fn is_wanted(shared: &SharedState) -> bool {
 }
 
 /// Returns how many huge pages are still to be made.
-pub fn count_waiting(state: &State) -> u64 {
+pub fn count_waiting(state: &Node) -> u64 {
     if !state.makes_huge_pages {
         return 0;
     }
@@ -45,7 +45,7 @@ pub fn huge_thread(shared: &SharedState) {
 
 /// The holder of memory that is worth a huge page.
 enum HugePageHolder {
-    Log(Arc<Mapping>, Arc<HugePages>),
+    Log(Arc<SharedMemory>, Arc<HugePages>),
     Segment(Arc<StoreSegment>),
 }
 
@@ -53,7 +53,7 @@ impl HugePageHolder {
     /// Returns one, if there is any.
     ///
     /// All written bytes pass through the logs, so logs come first.
-    fn next(state: &State) -> Option<Self> {
+    fn next(state: &Node) -> Option<Self> {
         let log = state.sessions.values().find(|session| session.log_used.waiting() > 0);
         let log = log.map(|session| Self::Log(Arc::clone(&session.log_memory), Arc::clone(&session.log_used)));
         let mut segments = state.store.segments();
@@ -64,7 +64,7 @@ impl HugePageHolder {
 
     fn make_one(&self) -> Option<io::Result<()>> {
         match self {
-            Self::Log(memory, used) => used.make_one(memory),
+            Self::Log(memory, used) => used.make_one(memory.mapping()?),
             Self::Segment(segment) => segment.make_huge_page(),
         }
     }
@@ -81,7 +81,7 @@ fn make_as_used(shared: &SharedState) {
             match HugePageHolder::next(&state) {
                 Some(holder) => break holder,
                 // Written memory is worth a huge page once it's committed, if not before.
-                None => shared.progress.wait(&mut state),
+                None => state.wait(&shared.progress),
             }
         };
         drop(state);
@@ -102,6 +102,6 @@ fn make_as_used(shared: &SharedState) {
         state.counters.huge_pages += u64::from(matches!(made, Some(Ok(()))));
         let before = std::mem::replace(&mut applied, state.counters.bytes_applied);
         let until = Instant::now() + PAUSE.max(took * if applied == before { 1 } else { BUSY_TIMES });
-        while !state.ending && !shared.progress.wait_until(&mut state, until).timed_out() {}
+        while !state.ending && !state.wait_for(&shared.progress, until.saturating_duration_since(Instant::now())) {}
     }
 }

@@ -19,59 +19,42 @@
 //! Source: `docs/format-session.md`; Assise §3 (SharedFS).
 #![forbid(unsafe_code)]
 
-mod apply;
+mod clock;
 mod config;
 mod connections;
-mod counters;
 #[cfg(test)]
 mod crashes;
-mod credit;
-mod credit_account;
 mod digest;
-mod durability;
 mod error;
 mod file_guard;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 #[cfg(all(test, not(fuzzing)))]
 mod fuzzing;
-mod grant;
-mod grant_cache;
+#[cfg(test)]
+mod grant_cache_tests;
+mod grant_memory;
 mod huge_pages;
-mod identity;
-mod invalidation;
-mod kept_rights;
-mod leasing;
-mod locking;
 mod log_check;
-mod mapped;
 mod materialise;
 mod mount_notifier;
-mod noted_locks;
 mod panics;
 mod placeholder;
+mod process;
 mod process_watcher;
-mod quota;
-mod read_ahead;
 mod recovery;
 mod request_slots;
-mod reserved;
 mod retired;
-mod scan_detection;
 mod serve;
-mod session;
-mod session_page;
+mod session_files;
 mod session_pool;
 mod sessions;
 mod shared_state;
-mod state;
 mod status;
 mod supervisor;
 #[cfg(test)]
 mod test_sessions;
 mod user_shares;
-mod validate;
-mod ways;
 
 pub use config::Config;
 pub use error::{DaemonError, SupervisorError};

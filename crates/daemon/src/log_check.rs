@@ -11,8 +11,9 @@ use ashlar_types::{LogPosition, SessionId};
 use ashlar_update::Update;
 
 use crate::DaemonError;
-use crate::identity::SessionIdentity;
-use crate::session::{SessionError, open_lease_table};
+use crate::process::is_of_this_boot;
+use crate::session_files::{SessionError, open_lease_table};
+use ashlar_node::sessions::identity::SessionIdentity;
 
 /// The records and faults that the logs hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,9 +56,13 @@ fn check_log(
     let log_file = arena.open_session_file(id, SessionFile::Log)?;
     let log_bytes = log_file.metadata()?.len();
     let log = Log::open(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, arena.medium())?)?;
-    // Records that processes wrote before the machine went down may end anywhere. The next start finds the end; that is
-    // no damage.
-    if !identity.process.is_of_this_boot() {
+    // Records that processes wrote before the machine went down may end anywhere. The next start finds the end in this
+    // way; it is no damage.
+    if !is_of_this_boot(&identity.process) {
+        let mut scanner = log.scanner(committed, committed.plus(log.capacity()));
+        while scanner.next().is_some_and(|record| record.is_ok()) {
+            findings.records += 1;
+        }
         return Ok(());
     }
     let Ok(settled) = log.settled() else {

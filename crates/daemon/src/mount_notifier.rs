@@ -21,6 +21,7 @@
 //! lease from such a mount waits. It waits until SharedFS can notify the kernel, or until the kernel no longer believes
 //! its cache from before the start.
 
+use std::any::Any;
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,34 +31,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_helper::{Helper, Line, Pages, end_connection, inval_inode};
+use ashlar_node::leases::grant::AnswerGate;
+use ashlar_node::leases::kernel_notifier::{KernelNotifier, KernelTicket, NoteStale, StaleCache};
 use ashlar_types::{InodeId, MountLine, mount_lines};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Stat;
 
-use crate::grant::boot_time;
+use crate::clock::boot_time;
 
 /// The most notifications that wait.
 ///
 /// A mount that falls behind so far gets one that covers all.
 const QUEUE_MAX: usize = 4096;
-
-/// Cached state that a kernel must forget.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StaleCache {
-    /// The inode that it belongs to.
-    pub inode: InodeId,
-    /// Whether pages are stale too, not only attributes.
-    pub data: bool,
-    /// Whether everything below the inode is stale as well.
-    pub subtree: bool,
-}
-
-/// Records until when a mount's kernel may believe stale state.
-///
-/// The clock counts from the machine's start. A restarted SharedFS waits so long. Zero: the kernel has received all
-/// notifications.
-pub type NoteStale = Box<dyn Fn(Duration) + Send + Sync>;
 
 /// Notifies one mount's kernel.
 pub struct Notifier {
@@ -188,57 +174,10 @@ impl Notifier {
         Ok(())
     }
 
-    /// Records that a lease is about to be taken of which the kernel must be notified.
-    ///
-    /// A restart from here on waits for the kernel. The notifications are queued next.
-    pub fn begin_revocation(&self) {
-        let mut state = self.state.lock();
-        state.is_owing = true;
-        (self.note_stale)(boot_time() + self.ttl);
-    }
-
-    /// Queues a notification behind others.
-    ///
-    /// It is called with SharedFS's lock held, so it never waits. The ticket is the last one's, and so stands for all.
-    pub fn queue_stale(self: &Arc<Self>, before: &[StaleCache], stale: StaleCache) -> NotificationTicket {
-        let all = || before.iter().chain([&stale]);
-        let mut state = self.state.lock();
-        let until = boot_time() + self.ttl;
-        (self.note_stale)(until);
-        state.is_owing = false;
-        let overflow = state.queue.len() + before.len() >= QUEUE_MAX;
-        if overflow {
-            state.lost_until = until;
-            state.queue.clear();
-            state.queue.push_back(StaleCache { inode: InodeId::ROOT, data: false, subtree: true });
-        } else {
-            state.queue.extend(all());
-        }
-        for stale in all().filter(|stale| stale.data) {
-            if state.pages.len() < QUEUE_MAX {
-                state.pages.insert(stale.inode);
-            }
-        }
-        state.queued += 1;
-        self.changed.notify_all();
-        NotificationTicket {
-            notifier: Arc::clone(self),
-            number: state.queued,
-            stale,
-            needs_time: overflow,
-            deadline: state.absent_until.unwrap_or_else(|| Instant::now() + self.ttl),
-        }
-    }
-
-    /// Returns whether pages of a file are still to be dropped.
-    pub fn owes_pages(&self, inode: InodeId) -> bool {
-        self.state.lock().owes_pages(inode)
-    }
-
     /// Waits until pages of a file are dropped.
     ///
     /// It waits no longer than the kernel may keep them.
-    pub fn wait_pages(&self, inode: InodeId) {
+    fn wait_pages(&self, inode: InodeId) {
         let deadline = Instant::now() + self.ttl;
         let mut state = self.state.lock();
         while state.owes_pages(inode) && !self.changed.wait_until(&mut state, deadline).timed_out() {}
@@ -315,6 +254,52 @@ impl Notifier {
     }
 }
 
+impl KernelNotifier for Notifier {
+    fn begin_revocation(&self) {
+        let mut state = self.state.lock();
+        state.is_owing = true;
+        (self.note_stale)(boot_time() + self.ttl);
+    }
+
+    fn queue_stale(self: Arc<Self>, before: &[StaleCache], stale: StaleCache) -> Arc<dyn KernelTicket> {
+        let all = || before.iter().chain([&stale]);
+        let mut state = self.state.lock();
+        let until = boot_time() + self.ttl;
+        (self.note_stale)(until);
+        state.is_owing = false;
+        let overflow = state.queue.len() + before.len() >= QUEUE_MAX;
+        if overflow {
+            state.lost_until = until;
+            state.queue.clear();
+            state.queue.push_back(StaleCache { inode: InodeId::ROOT, data: false, subtree: true });
+        } else {
+            state.queue.extend(all());
+        }
+        for stale in all().filter(|stale| stale.data) {
+            if state.pages.len() < QUEUE_MAX {
+                state.pages.insert(stale.inode);
+            }
+        }
+        state.queued += 1;
+        self.changed.notify_all();
+        Arc::new(NotificationTicket {
+            notifier: Arc::clone(&self),
+            number: state.queued,
+            stale,
+            needs_time: overflow,
+            deadline: state.absent_until.unwrap_or_else(|| Instant::now() + self.ttl),
+        })
+    }
+
+    fn owes_pages(&self, inode: InodeId) -> bool {
+        self.state.lock().owes_pages(inode)
+    }
+
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
 impl NotifierState {
     fn owes_pages(&self, inode: InodeId) -> bool {
         !self.ended && (self.dropping == Some(inode) || self.pages.contains(&inode))
@@ -322,22 +307,12 @@ impl NotifierState {
 }
 
 impl NotificationTicket {
-    /// Returns the state that the kernel must forget.
-    pub fn stale(&self) -> StaleCache {
-        self.stale
-    }
-
-    /// Returns whether the wait has ended.
-    pub fn is_done(&self) -> bool {
-        self.is_written(&self.notifier.state.lock()) || Instant::now() >= self.deadline
-    }
-
     fn is_written(&self, state: &NotifierState) -> bool {
         state.ended || state.written >= self.number && !self.needs_time
     }
 
     /// Waits until the kernel has forgotten the state, or may not believe it any more.
-    pub fn wait(&self) {
+    fn wait(&self) {
         let is_due = {
             let state = self.notifier.state.lock();
             !state.ended && state.written < self.number
@@ -350,6 +325,40 @@ impl NotificationTicket {
             if self.is_written(&state) || self.notifier.changed.wait_until(&mut state, self.deadline).timed_out() {
                 return;
             }
+        }
+    }
+}
+
+impl KernelTicket for NotificationTicket {
+    fn stale(&self) -> StaleCache {
+        self.stale
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_written(&self.notifier.state.lock()) || Instant::now() >= self.deadline
+    }
+
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
+/// Returns the notifier of a mount, as this shell made it.
+pub fn notifier_of(notifier: &Arc<dyn KernelNotifier>) -> Option<Arc<Notifier>> {
+    Arc::clone(notifier).into_any().downcast().ok()
+}
+
+/// Waits until no kernel believes anything that an answer makes untrue.
+pub fn await_gate(gate: AnswerGate) {
+    std::thread::sleep(gate.not_before.saturating_sub(boot_time()));
+    for ticket in gate.tickets {
+        if let Ok(ticket) = ticket.into_any().downcast::<NotificationTicket>() {
+            ticket.wait();
+        }
+    }
+    for (notifier, inode) in gate.pages {
+        if let Some(notifier) = notifier_of(&notifier) {
+            notifier.wait_pages(inode);
         }
     }
 }
@@ -417,8 +426,8 @@ mod tests {
         MountDevice::new(socket.into(), 0, &Arc::new(Helper::new(Vec::new())))
     }
 
-    fn queue(notifier: &Arc<Notifier>) -> NotificationTicket {
-        notifier.queue_stale(&[], STALE)
+    fn queue(notifier: &Arc<Notifier>) -> Arc<NotificationTicket> {
+        Arc::clone(notifier).queue_stale(&[], STALE).into_any().downcast().expect("its own ticket")
     }
 
     fn message(kernel: &mut UnixStream, length: usize) -> Vec<u8> {

@@ -102,11 +102,11 @@ impl ProcessWatcher {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::identity::Process;
+    use crate::process::find_open;
 
     fn start() -> (std::process::Child, OwnedFd) {
         let child = std::process::Command::new("/bin/sleep").arg("100").spawn().expect("a child");
-        let (_, pidfd) = Process::find_open(child.id()).expect("its descriptor");
+        let (_, pidfd) = find_open(child.id()).expect("its descriptor");
         (child, pidfd)
     }
 

@@ -5,37 +5,39 @@
 //!
 //! A kill at any point of it changes nothing: the next start begins again at the committed state.
 //!
-//! A record that no SharedFS has seen may be forged, and after a loss of power no lease tells. Numbers and credit stand
-//! in the session's lease table, which LibFS makes last before its log. So a record that uses more ends its log. Logs
-//! of ordinary users are applied behind those of the super-user and of mounts, but for what these depend on: a forged
-//! record takes no name from those. If SharedFS panics at a log, that log is quarantined, and the start begins anew.
-//!
-//! Handles show the present, and logs an earlier time: an inode that lost its last name may have been open then, and
-//! written to. So nothing that another session may have used is freed until all logs are applied.
+//! The node applies the logs ([`ashlar_node::recovery`]). If SharedFS panics at a log, that log is quarantined, and the
+//! start begins anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_pmem::{Arena, ArenaError};
-use ashlar_store::Store;
+use ashlar_store::{Store, StoreError};
 use ashlar_types::{LogPosition, SessionId};
 use ashlar_wire::SessionKind;
 
-use crate::apply::Slice;
-use crate::digest;
-use crate::grant_cache::GrantPublisher;
-use crate::leasing::Leasing;
-use crate::mapped;
-use crate::mount_notifier::Notifier;
-use crate::panics::{self, Blame};
+use ashlar_node::access::open_rights::is_mount;
+use ashlar_node::blame::{self, Blame};
+use ashlar_node::digest::commit::commit;
+use ashlar_node::leases::decisions::end_leases;
+use ashlar_node::leases::grant_cache::GrantPublisher;
+use ashlar_node::leases::kernel_notifier::KernelNotifier;
+use ashlar_node::pending::NodeRequest;
+use ashlar_node::recovery::{RecoveryFailure, recover_logs as recover_logs_of};
+use ashlar_node::sessions::session::ServedSession;
+use ashlar_node::{Node, NodeLimits};
+
+use crate::clock;
+use crate::digest::quarantine_session;
+use crate::grant_memory::make_grant_memory;
+use crate::mount_notifier::{Notifier, abort_dead_mount, notifier_of};
+use crate::process::{MachineProcesses, open_process};
 use crate::process_watcher::ProcessWatcher;
 use crate::retired;
-use crate::session::{ServedSession, SessionError};
-use crate::session_page;
+use crate::session_files::{SessionError, SessionFiles, open_mapped_table, remove_owner, take_up_session};
+use crate::sessions;
 use crate::shared_state::SharedState;
-use crate::state::{RecoveryPhase, State, UnmetDependency};
-use crate::validate::Violation;
 use crate::{Config, DaemonError};
 
 /// How long another process may hold the arena before this start gives up.
@@ -52,11 +54,17 @@ pub fn recover(config: Config) -> Result<SharedState, DaemonError> {
     let watcher = ProcessWatcher::new().map_err(system("cannot watch processes"))?;
     let (mut state, left) = recover_logs(&config, &arena)?;
     state.store.show_lagging();
-    match GrantPublisher::make(state.store.next_session_id()?) {
-        Ok(grant_cache) => state.grant_cache = Some(grant_cache),
-        Err(error) => tracing::warn!(%error, "no memory for the grant cache: every session asks for all that it reads"),
-    }
-    let shared = SharedState::new(config, arena, watcher, state);
+    let holder = state.store.next_session_id()?;
+    let grant_cache = make_grant_memory()
+        .inspect_err(|error| {
+            tracing::warn!(%error, "no memory for the grant cache: every session asks for all that it reads");
+        })
+        .ok();
+    let grant_cache = grant_cache.and_then(|(memory, file)| {
+        state.grant_cache = GrantPublisher::new(holder, memory);
+        state.grant_cache.is_some().then_some(file)
+    });
+    let shared = SharedState::new(config, arena, watcher, state, left.files, grant_cache);
     settle_sessions(&shared)?;
     // Not before the logs that depend on them are given up.
     left.damaged.into_iter().try_for_each(|id| quarantine_damaged(&shared.arena, id))?;
@@ -68,31 +76,40 @@ pub fn recover(config: Config) -> Result<SharedState, DaemonError> {
 ///
 /// A log at which SharedFS panics may have been applied in part. So everything begins again at the committed state,
 /// without that log.
-fn recover_logs(config: &Config, arena: &Arc<Arena>) -> Result<(State, UnusableSessions), DaemonError> {
+fn recover_logs(config: &Config, arena: &Arc<Arena>) -> Result<(Node, FoundSessions), DaemonError> {
     let mut set_aside = BTreeSet::new();
     loop {
         match try_recover_logs(config, arena, &set_aside) {
             Ok(recovered) => return Ok(recovered),
-            Err(RecoveryFailure::Panic(id)) => {
+            Err(StartFailure::Panic(id)) => {
                 tracing::error!(
                     session = id.0,
                     "SharedFS panicked at a session's log; its files are kept as sessions/fenced-*"
                 );
                 set_aside.insert(id);
             }
-            Err(RecoveryFailure::Daemon(error)) => return Err(error),
+            Err(StartFailure::Daemon(error)) => return Err(error),
         }
     }
 }
 
-/// Why logs can't be recovered.
-enum RecoveryFailure {
-    /// SharedFS panicked at this session's log.
+/// Why sessions can't be recovered.
+enum StartFailure {
+    /// SharedFS panicked at this session's files.
     Panic(SessionId),
     Daemon(DaemonError),
 }
 
-impl<E: Into<DaemonError>> From<E> for RecoveryFailure {
+impl From<RecoveryFailure> for StartFailure {
+    fn from(failure: RecoveryFailure) -> Self {
+        match failure {
+            RecoveryFailure::Panic(id) => Self::Panic(id),
+            RecoveryFailure::Store(error) => error.into(),
+        }
+    }
+}
+
+impl<E: Into<DaemonError>> From<E> for StartFailure {
     fn from(error: E) -> Self {
         Self::Daemon(error.into())
     }
@@ -101,14 +118,14 @@ impl<E: Into<DaemonError>> From<E> for RecoveryFailure {
 /// Runs a step that reads one session's files.
 ///
 /// # Errors
-/// [`RecoveryFailure::Panic`] if it panics. The state may then be half changed.
-fn guard_session<T>(id: SessionId, step: impl FnOnce() -> T) -> Result<T, RecoveryFailure> {
+/// [`StartFailure::Panic`] if it panics. The state may then be half changed.
+fn guard_session<T>(id: SessionId, step: impl FnOnce() -> T) -> Result<T, StartFailure> {
     let guarded = || {
         #[cfg(test)]
         tests::panic_if_planted(id);
         step()
     };
-    panics::contain(guarded).map_err(|_| RecoveryFailure::Panic(id))
+    blame::contain(guarded).map_err(|_| StartFailure::Panic(id))
 }
 
 /// Recovers all logs but those of `set_aside`.
@@ -116,35 +133,32 @@ fn try_recover_logs(
     config: &Config,
     arena: &Arc<Arena>,
     set_aside: &BTreeSet<SessionId>,
-) -> Result<(State, UnusableSessions), RecoveryFailure> {
-    let store = Store::open(Arc::clone(arena))?;
-    let mut state = State::new(store, Leasing::new(config))?;
-    state.phase = RecoveryPhase::Recovering;
+) -> Result<(Node, FoundSessions), StartFailure> {
+    let mut state = make_node(config, arena)?;
+    state.begin_recovery();
     let left = take_up_sessions(arena, &mut state, set_aside)?;
-    let mut bounds = Vec::new();
-    for id in state.live_ids() {
-        let end = guard_session(id, || seal_log(&mut state, id))?;
-        bounds.extend(end.map(|end| (id, applicable_end(&state, id, end))));
-    }
-    // First the records that were validated before, then the rest under the leases that stand: the leases describe the
-    // state between the two.
-    let validated: Vec<_> = bounds.iter().map(|&(id, end)| (id, validated_end(&mut state, id, end))).collect();
-    apply_in_order(&mut state, &validated)?;
-    restore_leases(&mut state);
-    apply_in_order(&mut state, &bounds)?;
-    while make_room(&mut state)? {
-        apply_in_order(&mut state, &bounds)?;
-    }
-    cut_unmet(&mut state, &bounds)?;
-    fence_barred(&mut state);
-    state.phase = RecoveryPhase::Running;
-    digest::commit(&mut state)?;
+    recover_logs_of(&mut state)?;
     Ok((state, left))
 }
 
-/// Sessions whose files can't be taken up.
+/// Makes a node with an arena's store, and without sessions.
+///
+/// # Errors
+/// Those of the store.
+pub fn make_node(config: &Config, arena: &Arc<Arena>) -> Result<Node, StoreError> {
+    let limits = NodeLimits {
+        lease_hold_us: config.lease_hold_us,
+        lease_ttl_us: config.lease_ttl_us,
+        medium: arena.medium().kind,
+    };
+    Node::new(Store::open(Arc::clone(arena))?, limits, Arc::new(MachineProcesses), clock::now())
+}
+
+/// The files of sessions.
 #[derive(Default)]
-struct UnusableSessions {
+struct FoundSessions {
+    /// The descriptors of the sessions that were taken up.
+    files: BTreeMap<SessionId, SessionFiles>,
     /// Sessions without an owner.
     unfinished: Vec<SessionId>,
     /// Sessions whose files contradict themselves, by their owner or by the medium.
@@ -153,7 +167,7 @@ struct UnusableSessions {
 
 /// Quarantines damaged files, as far as they can be kept.
 fn quarantine_damaged(arena: &Arena, id: SessionId) -> Result<(), DaemonError> {
-    digest::quarantine_session(arena, id).or_else(|error| {
+    quarantine_session(arena, id).or_else(|error| {
         tracing::warn!(session = id.0, %error, "not all of the files could be quarantined");
         Ok(arena.remove_session(id)?)
     })
@@ -182,14 +196,14 @@ fn open_arena(config: &Config) -> Result<Arena, ArenaError> {
 /// sessions based on it are lost then.
 fn take_up_sessions(
     arena: &Arena,
-    state: &mut State,
+    state: &mut Node,
     set_aside: &BTreeSet<SessionId>,
-) -> Result<UnusableSessions, RecoveryFailure> {
-    let mut left = UnusableSessions::default();
+) -> Result<FoundSessions, StartFailure> {
+    let mut left = FoundSessions::default();
     let files = arena.sessions()?;
     let rows = state.store.sessions();
     for (id, _) in &rows {
-        if *id != crate::state::OWN_SESSION && !files.contains(id) {
+        if *id != SessionId::SHARED_FS && !files.contains(id) {
             // Its files were removed first when it ended.
             state.store.remove_session(*id);
         }
@@ -201,8 +215,9 @@ fn take_up_sessions(
             continue;
         }
         let committed = state.store.committed(id);
-        match guard_session(id, || ServedSession::take_up(arena, id, committed))? {
-            Ok(session) => {
+        match guard_session(id, || take_up_session(arena, id, committed, state.now.since_boot))? {
+            Ok((session, files)) => {
+                left.files.insert(id, files);
                 // This comes first: from here on its process no longer uses block addresses that an earlier SharedFS
                 // sent.
                 session.control.raise_segment_version();
@@ -212,7 +227,7 @@ fn take_up_sessions(
                 state.ways.add_user(&session.credentials);
                 state.sessions.insert(id, session);
                 // Before any block is given out.
-                if let Err(error) = mapped::take_up(arena, state, id) {
+                if let Err(error) = take_up_mapped(arena, state, id) {
                     tracing::error!(session = id.0, %error, "the table of its process's mapped files can't be read");
                 }
             }
@@ -230,152 +245,34 @@ fn take_up_sessions(
     Ok(left)
 }
 
-/// Seals a session's log and returns the end of its records.
+/// Takes up the mappings of a session whose process lives.
 ///
-/// The seal voids records that are half done. A dead process has left them so, and a living one appends them again. The
-/// living process checks its leases before that, as before all later appends. SharedFS may have been killed between
-/// taking a lease and sealing the log. A process that had checked before that could still append.
-fn seal_log(state: &mut State, id: SessionId) -> Option<LogPosition> {
-    let sealed = state.live(id)?.log.seal();
-    state.counters.seals += 1;
-    match sealed {
-        // Whether the log is truncated, or goes backwards.
-        Ok((_, end)) => state.settled(id).map(|_| end),
-        Err(damaged) => {
-            state.fence(id, &Violation::Log(damaged.to_string()));
-            None
-        }
-    }
-}
-
-/// Returns the end of the records that may be applied.
+/// A dead process has nothing mapped any more.
 ///
-/// An earlier SharedFS has panicked at those behind it, or at a request of the session.
-fn applicable_end(state: &State, id: SessionId, end: LogPosition) -> LogPosition {
-    let barred = state.live(id).and_then(|session| session_page::barred(&*session.page));
-    barred.map_or(end, |barred| barred.min(end))
-}
-
-/// Fences the sessions that made an earlier SharedFS panic.
-fn fence_barred(state: &mut State) {
-    for id in state.live_ids() {
-        if state.live(id).is_some_and(|session| session_page::barred(&*session.page).is_some()) {
-            state.fence(id, &Violation::Panicked);
-        }
+/// # Errors
+/// [`SessionError`].
+fn take_up_mapped(arena: &Arena, state: &mut Node, id: SessionId) -> Result<(), SessionError> {
+    let lives = |session: &ServedSession| open_process(&session.identity.process).is_some();
+    if !state.sessions.get(&id).is_some_and(lives) {
+        return Ok(());
     }
-}
-
-/// Returns the position up to which a session's records were validated.
-///
-/// If SharedFS was killed while it took one of the session's leases, all present records were written before the
-/// session could know. The ones not validated yet are applied under the leases that stand. Their inodes and moves
-/// change these leases, but the leases do not decide on them.
-fn validated_end(state: &mut State, id: SessionId, end: LogPosition) -> LogPosition {
-    let Some(session) = state.sessions.get_mut(&id) else { return end };
-    if session_page::is_revoking(&*session.page) {
-        session.trusted = end;
-    }
-    session.validated = session.validated.min(end);
-    session.validated
-}
-
-/// Applies logs up to their bounds, those of ordinary users last.
-///
-/// Each log is applied only as far as its dependencies are. [`State::unmet`] then holds the conditions that are
-/// missing.
-fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) -> Result<(), RecoveryFailure> {
-    // As much of each log as is applied now: at first all of the privileged ones, and what these depend on.
-    let is_privileged = |id: &SessionId| state.sessions.get(id).is_some_and(|s| s.credentials.is_privileged());
-    let mut enough: BTreeMap<SessionId, LogPosition> =
-        bounds.iter().filter(|(id, _)| is_privileged(id)).copied().collect();
-    loop {
-        let before: Vec<_> = bounds.iter().map(|(id, _)| state.store.applied(*id)).collect();
-        state.unmet.clear();
-        for &(id, end) in bounds {
-            if let Some(&enough) = enough.get(&id) {
-                guard_session(id, || state.apply(id, end, Slice::Through(enough)))?;
-            }
+    let Some((table, runs)) = open_mapped_table(arena, id)? else { return Ok(()) };
+    state.sessions.entry(id).and_modify(|session| session.mapped = Some(table));
+    for run in runs {
+        if !state.store.take_up_mapped(id, &run) {
+            tracing::error!(session = id.0, ?run, "the blocks that a session has mapped are not there");
         }
-        let mut is_more = bounds.iter().zip(before).any(|((id, _), before)| state.store.applied(*id) != before);
-        for unmet in state.unmet.values() {
-            if let UnmetDependency::Session(other, position) = *unmet {
-                let enough = enough.entry(other).or_default();
-                is_more |= position > *enough;
-                *enough = position.max(*enough);
-            }
-        }
-        if !is_more || state.unmet.is_empty() {
-            if bounds.iter().all(|(id, end)| enough.get(id).is_some_and(|enough| enough >= end)) {
-                return Ok(());
-            }
-            enough = bounds.iter().copied().collect();
-        }
-    }
-}
-
-/// Makes room for logs that stopped for lack of it.
-///
-/// Nothing else lets them go on. It frees inodes that have no link and are open in no session, and commits what has
-/// been freed. Returns whether there is more room now.
-fn make_room(state: &mut State) -> Result<bool, DaemonError> {
-    if !state.unmet.values().any(|unmet| *unmet == UnmetDependency::Room) {
-        return Ok(false);
-    }
-    let room = |state: &State| (state.store.space().blocks_free, state.store.space().metadata_bytes_used);
-    let (free, used) = room(state);
-    digest::free_orphans(state);
-    digest::commit(state)?;
-    // Extents from before the start are void, so no session reads freed blocks by them.
-    digest::release_blocks(state);
-    digest::take_unreleased_blocks(state);
-    let (free_now, used_now) = room(state);
-    Ok(free_now > free || used_now < used)
-}
-
-/// Gives up missing dependencies of logs.
-///
-/// It cuts the depending logs, unless the other log is at fault.
-fn cut_unmet(state: &mut State, bounds: &[(SessionId, LogPosition)]) -> Result<(), RecoveryFailure> {
-    let unmet = std::mem::take(&mut state.unmet);
-    for (id, unmet) in unmet {
-        let UnmetDependency::Session(other, _) = unmet else { continue };
-        let position = state.store.applied(id);
-        let this_boot = state.live(id).is_some_and(|session| session.is_whole);
-        if this_boot {
-            state.counters.logs_cut += 1;
-            // Memory has lost nothing: the other session has destroyed its own log, and this one must not suffer for
-            // that.
-            tracing::error!(session = id.0, other = other.0, %position, "a log that this one depends on is damaged");
-            state.lost.insert(other);
-        } else {
-            tracing::warn!(session = id.0, other = other.0, %position, "the log is cut: its further records depend on lost updates");
-            state.cut(id);
-        }
-    }
-    let rest: Vec<_> =
-        bounds.iter().copied().filter(|(id, _)| state.sessions.get(id).is_some_and(|s| !s.is_ending)).collect();
-    if rest.iter().any(|&(id, end)| state.live(id).is_some() && state.store.applied(id) < end) {
-        state.phase = RecoveryPhase::Salvaging;
-        for (id, end) in rest {
-            guard_session(id, || state.apply(id, end, Slice::All))?;
-        }
-        state.phase = RecoveryPhase::Recovering;
     }
     Ok(())
-}
-
-fn restore_leases(state: &mut State) {
-    let State { store, leasing, sessions, .. } = state;
-    leasing.restore(store, sessions.values().filter(|s| s.fenced.is_none() && s.is_whole));
 }
 
 /// Removes the owners of logs that were cut.
 ///
 /// Only then their dependencies may be removed: a start that does not know these would count them as met.
-fn remove_owners_of_cut(state: &State) -> Result<(), DaemonError> {
+fn remove_owners_of_cut(state: &Node) -> Result<(), DaemonError> {
     let mut cut = state.sessions.values().filter(|session| session.is_cut);
     let what = "a log that depends on lost updates can't be given up";
-    cut.try_for_each(ServedSession::remove_owner).map_err(|error| DaemonError::System { what, error })
+    cut.try_for_each(remove_owner).map_err(|error| DaemonError::System { what, error })
 }
 
 /// Lets living sessions go on, and removes dead ones.
@@ -389,21 +286,23 @@ fn settle_sessions(shared: &SharedState) -> Result<(), DaemonError> {
         let _blame = Blame::for_request(session);
         #[cfg(test)]
         tests::panic_at_settling_if_planted(id);
-        match session.identity.process.open() {
+        match open_process(&session.identity.process) {
             Some(process) if session.fenced.is_none() => {
-                let (now, ttl) = (crate::grant::boot_time(), shared.cache_ttl());
-                let lost_until = Duration::from_millis(session_page::stale_until_ms(&*session.page)).min(now + ttl);
-                let has_other_locks = session_page::has_other_locks(&*session.page);
+                let (now, ttl) = (clock::boot_time(), shared.cache_ttl());
+                let lost_until = Duration::from_millis(session.page.stale_until_ms()).min(now + ttl);
+                let has_other_locks = session.page.has_other_locks();
                 if session.identity.kind == SessionKind::Mount {
-                    session.notifier = Some(Notifier::absent(ttl, lost_until, session.note_stale()));
+                    let notifier: Arc<dyn KernelNotifier> = Notifier::absent(ttl, lost_until, session.note_stale());
+                    session.notifier = Some(notifier);
                 }
-                state.not_before = state.not_before.max(Instant::now() + lost_until.saturating_sub(now));
+                state.not_before = state.not_before.max(lost_until);
                 if has_other_locks {
-                    state.locking.expect_reclaim(id);
+                    let now = state.now.since_boot;
+                    state.locking.expect_reclaim(id, now);
                 }
                 running.push(id);
-                crate::sessions::watch_process(shared, id, process);
-                crate::sessions::watch_files(shared, &state, id);
+                sessions::watch_process(shared, id, process);
+                sessions::watch_files(shared, &state, id);
                 tracing::info!(session = id.0, "a running session goes on");
             }
             process => {
@@ -412,15 +311,15 @@ fn settle_sessions(shared: &SharedState) -> Result<(), DaemonError> {
                     dead_mounts.push(session.mount_device);
                 }
                 session.is_ending = true;
-                crate::grant::end_leases(&mut state, id);
+                end_leases(&mut state, id);
                 state.store.release_all(id);
             }
         }
     }
-    dead_mounts.retain(|device| !crate::materialise::is_mount(&state, *device));
-    dead_mounts.into_iter().for_each(|device| crate::mount_notifier::abort_dead_mount(device, &shared.config.arena));
+    dead_mounts.retain(|device| !is_mount(&state, *device));
+    dead_mounts.into_iter().for_each(|device| abort_dead_mount(device, &shared.config.arena));
     {
-        let State { locking, sessions, .. } = &mut **state;
+        let Node { locking, sessions, .. } = &mut *state;
         locking.take_up(&running, sessions);
     }
     state.note_handles_found();
@@ -437,17 +336,19 @@ fn settle_sessions(shared: &SharedState) -> Result<(), DaemonError> {
             session.is_quota_validated = true;
         }
     }
-    shared.perform_decisions(&mut state);
+    state.decide_all();
     // From here on, none of the leases from before the start stands.
-    state.sessions.values().filter_map(|session| session.notifier.as_ref()).for_each(|absent| absent.renew_absence());
-    crate::sessions::remove_ended(shared, &mut state);
+    let notifiers = state.sessions.values().filter_map(|session| session.notifier.as_ref()).filter_map(notifier_of);
+    notifiers.for_each(|absent| absent.renew_absence());
+    sessions::remove_ended(shared, &mut state);
     // Inodes that recovery has kept count as used until they are freed. A session that goes on may just have closed a
     // file to which its log still writes; the sweep checks that.
-    state = digest::sweep_orphans(shared, state);
+    // It fails only when SharedFS ends.
+    let _ = state.perform(NodeRequest::SweepOrphans);
     if dead > 0 {
         tracing::info!(sessions = dead, "the logs of sessions that are gone were digested");
     }
-    Ok(digest::commit(&mut state)?)
+    Ok(commit(&mut state)?)
 }
 
 #[cfg(test)]
@@ -507,7 +408,7 @@ mod tests {
     #[ignore = "this is the process that panics, which another test starts"]
     fn start_that_panics() {
         let (Ok(place), Ok(session)) = (std::env::var(ARENA_ENV), std::env::var(SESSION_ENV)) else { return };
-        panics::confine_panics();
+        crate::panics::confine_panics();
         PLANTED_AT_SETTLING.set(Some(SessionId(session.parse().expect("a number"))));
         start(Path::new(&place));
         unreachable!("the process has ended");

@@ -9,15 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use ashlar_node::blame::{self, Blame};
+use ashlar_node::leases::grant::{ENDING, LATER, LONG, Patience};
+use ashlar_node::pending::RequestTerms;
+use ashlar_node::sessions::session::Control;
 use ashlar_types::{Errno, SessionId};
 use ashlar_wire::{Connection, Reply, Request};
 use parking_lot::Mutex;
 
-use crate::grant::{self, LookupTarget, Patience};
-use crate::mapped;
-use crate::panics::{self, Blame};
-use crate::serve::fence_after_panic;
-use crate::session::Control;
+use crate::serve::{ask_node, fence_after_panic};
 use crate::shared_state::SharedState;
 use crate::user_shares::UserShare;
 
@@ -160,10 +160,10 @@ fn serve_slot(shared: &SharedState, owner: &SlotOwner, buffer: &mut Vec<u8>) -> 
     if !request_slot.is_asked() {
         return false;
     }
-    let (question, request) = match panics::contain(|| request_slot.take_question(buffer)) {
+    let (question, request) = match blame::contain(|| request_slot.take_question(buffer)) {
         Ok(Some(asked)) => asked,
         Ok(None) => return false,
-        Err(panics::Panicked) => {
+        Err(blame::Panicked) => {
             fence_after_panic(shared, Some(owner.id));
             return true;
         }
@@ -176,18 +176,18 @@ fn serve_slot(shared: &SharedState, owner: &SlotOwner, buffer: &mut Vec<u8>) -> 
     }
     let bytes_max = if user.is_some() { KEPT_BYTES_MAX } else { usize::MAX };
     let began = user.map(|_| Instant::now());
-    let answered = panics::contain(|| answer_request(shared, owner.id, request, bytes_max));
+    let answered = blame::contain(|| answer_request(shared, owner.id, request, bytes_max));
     if let (Some(user), Some(began)) = (user, began) {
         shared.user_shares.charge(user, began.elapsed().as_micros() as u64);
     }
     let reply = match answered {
-        Ok(Err(SharedState::ENDING | SharedState::LATER | SharedState::LONG)) => {
+        Ok(Err(ENDING | LATER | LONG)) => {
             request_slot.decline_question(question);
             return true;
         }
         Ok(Err(errno)) => Reply::Error(errno),
         Ok(Ok(reply)) => reply,
-        Err(panics::Panicked) => {
+        Err(blame::Panicked) => {
             fence_after_panic(shared, Some(owner.id));
             Reply::Error(Errno::EIO)
         }
@@ -215,22 +215,13 @@ fn answer_request(shared: &SharedState, id: SessionId, request: Request, bytes_m
         }
         Blame::for_request(session)
     };
+    let terms = RequestTerms { patience: Patience::None, bytes_max, reclaims: false };
     match request {
-        Request::Acquire(wants) => grant::acquire(shared, id, &wants, Patience::None, bytes_max),
-        Request::Lookup { directory, name, within, makes, write, need } => {
-            let found = LookupTarget { directory, name: &name, within, makes, write, need };
-            grant::lookup(shared, id, &found, Patience::None, bytes_max)
-        }
-        Request::ReadDirectory { directory, after, limit } => {
-            grant::read_directory(shared, id, directory, after, limit)
-        }
-        Request::Map { inode, first, blocks, follows, number } => {
-            mapped::map_blocks(shared, id, inode, (first, blocks), (number, follows), Patience::None)
-        }
-        Request::Unmap { number } => {
-            mapped::unmap_blocks(shared, id, number);
-            Ok(Reply::Done)
-        }
-        _ => Err(SharedState::LATER),
+        Request::Acquire(_)
+        | Request::Lookup { .. }
+        | Request::ReadDirectory { .. }
+        | Request::Map { .. }
+        | Request::Unmap { .. } => ask_node(shared, id, request, terms),
+        _ => Err(LATER),
     }
 }

@@ -22,13 +22,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ashlar_pmem::{Mapping, SessionFile};
+use ashlar_pmem::{SessionFile, SharedMemory};
 use ashlar_types::{Credentials, LogPosition, SessionId};
 use ashlar_wire::{CONTROL_BYTES, CONTROL_ROOM, LeaseTable, SessionKind};
 
-use crate::session::{Control, LogRoom, PreparedSession, ServedSession, SessionLog};
+use crate::session_files::PreparedSession;
 use crate::shared_state::SharedState;
-use crate::state::State;
+use ashlar_node::Node;
+use ashlar_node::sessions::session::{Control, LogRoom, ServedSession, SessionLog};
+use ashlar_node::sessions::session_page::SessionPage;
 
 /// How often, and how long each time, SharedFS waits for a process to end.
 ///
@@ -45,15 +47,15 @@ pub struct RetiredSession {
     /// The log.
     pub log: Arc<SessionLog>,
     /// The log's memory.
-    pub log_memory: Arc<Mapping>,
+    pub log_memory: Arc<SharedMemory>,
     /// Bytes of the log's file.
     pub log_room: LogRoom,
     /// Its control page.
     pub control: Arc<Control>,
     /// Its lease table.
-    pub leases: LeaseTable<Arc<Mapping>>,
+    pub leases: LeaseTable<Arc<SharedMemory>>,
     /// The lease table's first page.
-    pub page: Arc<Mapping>,
+    pub page: SessionPage,
     /// The last slot of the lease table that was used.
     pub lease_top: u32,
     /// Where its log ends.
@@ -64,7 +66,7 @@ impl RetiredSession {
     /// Returns whether the session's files may pass to another session.
     ///
     /// The session is committed as a whole.
-    pub fn is_fit(state: &State, session: &ServedSession) -> bool {
+    pub fn is_fit(state: &Node, session: &ServedSession) -> bool {
         session.identity.kind == SessionKind::Process
             && session.fenced.is_none()
             && session.is_whole
@@ -111,17 +113,19 @@ impl RetiredSession {
     fn is_free(&self, shared: &SharedState) -> bool {
         let [near, locks] = CONTROL_ROOM;
         let room = near.end + (locks.end - locks.start);
-        let is_whole = |memory: &Mapping, bytes: u64, allocated: u64| {
-            let found = rustix::fs::fstat(memory.file());
-            found.is_ok_and(|file| file.st_size as u64 == bytes && file.st_blocks as u64 * 512 >= allocated)
+        let is_whole = |memory: &SharedMemory, bytes: u64, allocated: u64| {
+            let found = memory.mapping().map(|memory| rustix::fs::fstat(memory.file()));
+            found.is_some_and(|found| {
+                found.is_ok_and(|file| file.st_size as u64 == bytes && file.st_blocks as u64 * 512 >= allocated)
+            })
         };
         // A thread may have made a table of mapped segments while the session ended.
         shared.arena.open_session_file(self.id, SessionFile::Mapped).is_err()
             && Arc::strong_count(&self.control) == 1
             && Arc::strong_count(&self.log) == 1
-            && [&*self.log_memory, self.control.memory(), &*self.page]
+            && [&self.log_memory, self.control.memory(), self.page.memory()]
                 .into_iter()
-                .all(|memory| memory.is_alone().unwrap_or(false))
+                .all(|memory| memory.mapping().is_some_and(|memory| memory.is_alone().unwrap_or(false)))
             && is_whole(&self.log_memory, self.log_room.bytes, self.log_room.allocated)
             && is_whole(self.control.memory(), CONTROL_BYTES, room)
     }
@@ -135,7 +139,7 @@ pub fn remove(shared: &SharedState, id: SessionId) {
 }
 
 /// Removes the files of a retired session, with the lock held.
-pub fn remove_with(shared: &SharedState, state: &mut State, id: SessionId) {
+pub fn remove_with(shared: &SharedState, state: &mut Node, id: SessionId) {
     if has_removed_files(shared, id) {
         state.store.remove_session(id);
     }

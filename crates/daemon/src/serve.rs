@@ -11,26 +11,33 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_helper::{FileOpening, FileReport};
-use ashlar_types::{Errno, LogPosition, SessionId};
+use ashlar_node::Node;
+use ashlar_node::blame::{self, Blame};
+use ashlar_node::leases::grant::{ENDING, LATER, LONG, Patience};
+use ashlar_node::pending::{GatedReply, NodeAnswer, NodeRequest, RequestTerms};
+use ashlar_node::records::validate::Violation;
+use ashlar_node::sessions::session::ServedSession;
+use ashlar_pmem::ArenaError;
+use ashlar_types::{Errno, SessionId};
 use ashlar_wire::{
     Acceptor, Connection, Listener, MountTerms, ReceiveLimits, Reply, Request, SessionKind, WelcomeSegment, WireError,
 };
 
+use crate::clock;
 use crate::connections::{ACCEPTORS, ConnectedProcess, Connections};
-use crate::grant::{LookupTarget, Patience};
-use crate::identity;
 use crate::materialise::materialise;
-use crate::mount_notifier::{MountDevice, Notifier};
-use crate::panics::{self, Blame};
+use crate::mount_notifier::{MountDevice, Notifier, await_gate, notifier_of};
+use crate::process::has_connected;
 use crate::request_slots::SlotOwner;
-use crate::session::ServedSession;
+use crate::session_files::{self, SessionError};
 use crate::sessions::{self, Refused};
 use crate::shared_state::SharedState;
-use crate::state::State;
+use crate::status;
 use crate::user_shares::{ANSWER_BYTES, UserShare};
-use crate::validate::Violation;
-use crate::{credit, durability, grant, locking, mapped, quota, reserved, status};
 
+/// How often a thread checks for another thread's table of mapped files, and the pause between.
+const TABLE_TRIES: u32 = 1000;
+const TABLE_PAUSE: Duration = Duration::from_millis(1);
 /// The longest request.
 ///
 /// The longest honest one names an update of each session. A peer must not make SharedFS hold more.
@@ -184,7 +191,7 @@ struct ConnectedPeer {
 impl ConnectedPeer {
     fn new(shared: &SharedState, process: ConnectedProcess) -> Self {
         Self {
-            accepted_ticks: identity::ticks_now(),
+            accepted_ticks: clock::ticks_now(),
             user: shared.user_shares.of(process.uid),
             session: None,
             slot_owner: None,
@@ -195,7 +202,7 @@ impl ConnectedPeer {
     }
 
     /// Takes the connection for one of a session.
-    fn join_session(&mut self, state: &State, connection: &mut Connection, id: SessionId) -> Result<(), Errno> {
+    fn join_session(&mut self, state: &Node, connection: &mut Connection, id: SessionId) -> Result<(), Errno> {
         let session = state.sessions.get(&id).ok_or(Errno::ESTALE)?;
         self.is_mount = session.identity.kind == SessionKind::Mount;
         if self.is_mount {
@@ -223,11 +230,11 @@ fn serve_connection(shared: &Arc<SharedState>, connection: &mut Connection, proc
     let user = peer.user.clone();
     loop {
         shared.request_slots.watch_connection(shared, connection, peer.slot_owner.as_ref());
-        let received = panics::contain(|| connection.receive_bounded::<Request>(&peer.limits()));
+        let received = blame::contain(|| connection.receive_bounded::<Request>(&peer.limits()));
         let (request, descriptors) = match received {
             Ok(Ok(message)) => message,
             Ok(Err(_)) => return,
-            Err(panics::Panicked) => return fence_after_panic(shared, peer.session.filter(|_| !peer.is_mount)),
+            Err(blame::Panicked) => return fence_after_panic(shared, peer.session.filter(|_| !peer.is_mount)),
         };
         peer.has_begun = true;
         if peer.slot_owner.is_some() {
@@ -237,7 +244,7 @@ fn serve_connection(shared: &Arc<SharedState>, connection: &mut Connection, proc
         let again = room.as_ref().map(|_| request.clone());
         let bytes_max = if user.is_some() { ANSWER_BYTES } else { usize::MAX };
         let mut answered = serve_contained(shared, connection, &mut peer, (request, descriptors), bytes_max);
-        let is_long = matches!(answered, Some(Err(SharedState::LONG)));
+        let is_long = matches!(answered, Some(Err(LONG)));
         if let Some(again) = again.filter(|_| is_long) {
             drop(room.take());
             room = user.as_deref().map(UserShare::reserve_all);
@@ -245,7 +252,7 @@ fn serve_connection(shared: &Arc<SharedState>, connection: &mut Connection, proc
         }
         let answer = match answered {
             Some(Ok(answer)) => answer,
-            Some(Err(SharedState::ENDING)) => return,
+            Some(Err(ENDING)) => return,
             Some(Err(errno)) => Reply::Error(errno).into(),
             // A mount acts for many users, so only the request fails.
             None if peer.is_mount => Reply::Error(Errno::EIO).into(),
@@ -293,7 +300,7 @@ fn serve_contained(
     // To find space, SharedFS applies logs and commits.
     let employs_others = matches!(request, Request::Credit { .. } | Request::Quota(_));
     let _service = shared.user_shares.begin_service(user.as_deref(), employs_others);
-    panics::contain(|| answer_request(shared, connection, peer, request, descriptors, bytes_max)).ok()
+    blame::contain(|| answer_request(shared, connection, peer, request, descriptors, bytes_max)).ok()
 }
 
 /// Fences a session whose request made SharedFS panic. Nothing that others share was changed.
@@ -301,9 +308,7 @@ pub fn fence_after_panic(shared: &SharedState, session: Option<SessionId>) {
     let Some(id) = session else { return };
     let mut state = shared.lock();
     state.fence(id, &Violation::Panicked);
-    shared.perform_decisions(&mut state);
-    shared.progress.notify_all();
-    shared.locks_changed.notify_all();
+    state.decide_all();
 }
 
 fn answer_request(
@@ -342,7 +347,7 @@ fn answer_request(
             let owner =
                 sessions::find_session(&shared.lock(), *proof).filter(is_ready).map(|found| found.identity.process);
             // Other processes may know the secret, such as a child that has given up rights.
-            if !owner.ok_or(Errno::ESTALE)?.has_connected(connection.socket(), peer.accepted_ticks) {
+            if !has_connected(&owner.ok_or(Errno::ESTALE)?, connection.socket(), peer.accepted_ticks) {
                 return Err(Errno::EPERM);
             }
             let state = shared.lock();
@@ -363,7 +368,8 @@ fn answer_request(
             return status::answer_command(shared, connection.socket(), &request).map(ReplyWithFiles::from);
         }
         (Request::Space { subtree }, None) => {
-            return Ok(Reply::Space(credit::space(shared, None, *subtree)?).into());
+            let answer = shared.lock().serve_request(NodeRequest::Space(*subtree), RequestTerms::OWN)?;
+            return finish_answer(answer, Patience::Any).map(ReplyWithFiles::from);
         }
         _ => {}
     }
@@ -389,11 +395,11 @@ fn answer_request(
         let answer = ReplyWithFiles::of(Reply::OpenThere, vec![Arc::new(for_session)]);
         return Ok(ReplyWithFiles { opening: Some(report), ..answer });
     }
+    let terms = RequestTerms { patience: Patience::Any, bytes_max, reclaims };
     if let Request::Lock { .. } = request {
-        return locking::set_lock(shared, id, &request, reclaims, connection.socket().as_fd())
-            .map(ReplyWithFiles::from);
+        return set_lock(shared, id, request, terms, connection.socket().as_fd()).map(ReplyWithFiles::from);
     }
-    serve_session(shared, id, request, descriptors, bytes_max)
+    serve_session(shared, id, request, descriptors, terms)
 }
 
 /// Returns a process's session as one that may ask in a request slot.
@@ -409,50 +415,15 @@ fn serve_session(
     id: SessionId,
     request: Request,
     descriptors: Vec<OwnedFd>,
-    bytes_max: usize,
+    terms: RequestTerms,
 ) -> Result<ReplyWithFiles, Errno> {
     Ok(match request {
-        Request::Acquire(wants) => grant::acquire(shared, id, &wants, Patience::Any, bytes_max)?.into(),
-        Request::Lookup { directory, name, within, makes, write, need } => {
-            let found = LookupTarget { directory, name: &name, within, makes, write, need };
-            grant::lookup(shared, id, &found, Patience::Any, bytes_max)?.into()
-        }
-        Request::ReadDirectory { directory, after, limit } => {
-            grant::read_directory(shared, id, directory, after, limit)?.into()
-        }
-        Request::Kept(question) => {
-            let mut state = shared.lock();
-            let kept = state.sessions.get_mut(&id).and_then(|session| session.kept.take());
-            let (_, reply) = kept.filter(|(of, _)| *of == question).ok_or(Errno::EPROTO)?;
-            reply.into()
-        }
-        Request::InodeRange => {
-            let (first, count) = sessions::grant_inode_range(shared, id)?;
-            Reply::Inodes(first, count).into()
-        }
-        Request::Credit { want, replaces } => Reply::Credit(credit::grant(shared, id, want, replaces)?).into(),
-        Request::Quota(wants) => quota::grant(shared, id, &wants)?.into(),
-        Request::Space { subtree } => Reply::Space(credit::space(shared, Some(id), subtree)?).into(),
         Request::LogSpace { bytes } => {
             sessions::grant_log_space(shared, id, bytes)?;
             Reply::Done.into()
         }
         Request::HandleSpace => {
             sessions::grant_handle_space(shared, id)?;
-            Reply::Done.into()
-        }
-        Request::Digest => digest_log(shared, id)?.into(),
-        Request::MakeRoom { upto } => make_room(shared, id, upto)?.into(),
-        Request::SyncDependencies(dependencies) => {
-            durability::sync_positions(shared, shared.lock(), &dependencies)?;
-            Reply::Done.into()
-        }
-        Request::SyncInode { inode, dependencies } => {
-            durability::sync_inode(shared, id, inode, dependencies)?;
-            Reply::Done.into()
-        }
-        Request::SyncAll => {
-            durability::sync_all(shared)?;
             Reply::Done.into()
         }
         Request::Segment(number) => {
@@ -463,29 +434,6 @@ fn serve_session(
             let device = descriptors.into_iter().next().ok_or(Errno::EINVAL)?;
             register_mount(shared, id, device, number, terms)?.into()
         }
-        Request::QueryLock { .. } => locking::query_lock(shared, id, &request)?.into(),
-        Request::CancelLock { ticket } => locking::cancel_wait(shared, id, ticket).into(),
-        Request::ReleaseLocks { inode, owner, kind } => locking::release_locks(shared, id, inode, owner, kind).into(),
-        Request::YieldLocks { inode, moves } => locking::yield_locks(shared, id, inode, moves).into(),
-        Request::Map { inode, first, blocks, follows, number } => {
-            mapped::map_blocks(shared, id, inode, (first, blocks), (number, follows), Patience::Any)?.into()
-        }
-        Request::Unmap { number } => {
-            mapped::unmap_blocks(shared, id, number);
-            Reply::Done.into()
-        }
-        Request::Show { inode } => {
-            mapped::show_writes(shared, id, inode)?;
-            Reply::Done.into()
-        }
-        Request::Reserve { inode, reason } => {
-            reserved::reserve(shared, id, inode, reason)?;
-            Reply::Done.into()
-        }
-        Request::Free { inode, reason } => {
-            reserved::end_reservation(shared, id, inode, reason)?;
-            Reply::Done.into()
-        }
         Request::Goodbye => {
             sessions::end_sessions(shared, &[id]);
             Reply::Done.into()
@@ -494,17 +442,78 @@ fn serve_session(
             sessions::leave_session(shared, id);
             Reply::Done.into()
         }
-        Request::Hello(_)
-        | Request::Attach { .. }
-        | Request::Status
-        | Request::Fsck
-        | Request::Resize { .. }
-        | Request::Shutdown
-        | Request::SetQuota { .. }
-        | Request::Quotas
-        | Request::Materialise { .. }
-        | Request::Lock { .. } => return Err(Errno::EPROTO),
+        Request::InodeRange => match ask_node(shared, id, request.clone(), terms) {
+            // The arena's file system has no room for the lease table; retired sessions keep some.
+            Err(Errno::ENOSPC) if shared.pool.give_up_kept(shared) => ask_node(shared, id, request, terms)?.into(),
+            answered => answered?.into(),
+        },
+        Request::Map { .. } => {
+            make_mapped_table(shared, id)?;
+            ask_node(shared, id, request, terms)?.into()
+        }
+        request => ask_node(shared, id, request, terms)?.into(),
     })
+}
+
+/// Asks the node, and waits until no kernel believes anything that the answer makes untrue.
+///
+/// # Errors
+/// Those of the request; [`LATER`] without patience.
+pub fn ask_node(shared: &SharedState, id: SessionId, request: Request, terms: RequestTerms) -> Result<Reply, Errno> {
+    let answer = shared.lock().serve_request(NodeRequest::Session(id, request), terms)?;
+    finish_answer(answer, terms.patience)
+}
+
+/// Waits for the condition of an answer.
+fn finish_answer(answer: NodeAnswer, patience: Patience) -> Result<Reply, Errno> {
+    let NodeAnswer::Reply(GatedReply { reply, gate }) = answer else { return Err(Errno::EIO) };
+    if patience == Patience::None && !gate.is_open(clock::boot_time()) {
+        return Err(LATER);
+    }
+    await_gate(gate);
+    Ok(reply)
+}
+
+/// Sets or removes a lock, and waits for it as long as the peer is there.
+fn set_lock(
+    shared: &SharedState,
+    id: SessionId,
+    request: Request,
+    terms: RequestTerms,
+    socket: BorrowedFd<'_>,
+) -> Result<Reply, Errno> {
+    let mut node = shared.lock();
+    let ticket = node.begin_request(NodeRequest::Session(id, request), terms);
+    let answer = node.await_answer(ticket, terms.patience, Some(socket));
+    drop(node);
+    finish_answer(answer?, terms.patience)
+}
+
+/// Makes a session's table of mapped files, if it has none.
+fn make_mapped_table(shared: &SharedState, id: SessionId) -> Result<(), Errno> {
+    for _ in 0..TABLE_TRIES {
+        if shared.lock().live(id).ok_or(Errno::EIO)?.mapped.is_some() {
+            return Ok(());
+        }
+        // It takes a while on a disk, so the lock is free meanwhile.
+        match session_files::make_mapped_table(&shared.arena, id) {
+            Ok(table) => {
+                shared.lock().sessions.get_mut(&id).ok_or(Errno::EIO)?.mapped = Some(table);
+                return Ok(());
+            }
+            // Another thread of the process has nearly made it.
+            Err(SessionError::Arena(ArenaError::Io { source, .. }))
+                if source.kind() == io::ErrorKind::AlreadyExists =>
+            {
+                std::thread::sleep(TABLE_PAUSE);
+            }
+            Err(error) => {
+                tracing::warn!(session = id.0, %error, "the table of mapped files can't be made");
+                return Err(Errno::EIO);
+            }
+        }
+    }
+    Err(Errno::EIO)
 }
 
 fn register_mount(
@@ -521,28 +530,11 @@ fn register_mount(
     }
     session.set_mount(number, terms)?;
     let device = MountDevice::new(device, number, &shared.helper);
-    match &session.notifier {
+    match session.notifier.as_ref().and_then(notifier_of) {
         Some(notifier) => notifier.connect(device)?,
         None => session.notifier = Some(Notifier::start(device, shared.cache_ttl(), session.note_stale())?),
     }
     Ok(Reply::Done)
-}
-
-fn digest_log(shared: &SharedState, id: SessionId) -> Result<Reply, Errno> {
-    let mut state = shared.lock();
-    let settled = state.settled(id).ok_or(Errno::EIO)?;
-    state = shared.apply_settled(state, id);
-    if state.live(id).is_none() {
-        return Err(Errno::EIO);
-    }
-    let target = settled.min(state.store.applied(id));
-    Ok(Reply::Committed(shared.wait_committed(&mut state, id, target)?))
-}
-
-fn make_room(shared: &SharedState, id: SessionId, upto: LogPosition) -> Result<Reply, Errno> {
-    let mut state = shared.lock();
-    let settled = state.settled(id).ok_or(Errno::EIO)?;
-    Ok(Reply::Committed(shared.wait_digested(&mut state, id, upto.min(settled))?))
 }
 
 /// Returns a data segment, and its file.

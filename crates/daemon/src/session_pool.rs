@@ -3,12 +3,12 @@
 //! Most of a session's beginning goes into files that are the same for all. A [`PreparedSession`] has a number and all
 //! its files, and no owner. Some are new, and for any process. The others are retired sessions ([`crate::retired`]); a
 //! process of the same user takes those first. After a kill of SharedFS, a prepared session looks like one whose making
-//! was cut short: files without an identity, which the next start removes ([`ServedSession::take_up`]).
+//! was cut short: files without an identity, which the next start removes ([`take_up_session`]).
 //!
 //! SharedFS prepares sessions after the first process has asked for one; on a machine that uses mounts only, it
 //! prepares none.
 //!
-//! [`ServedSession::take_up`]: crate::session::ServedSession::take_up
+//! [`take_up_session`]: crate::session_files::take_up_session
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -17,9 +17,10 @@ use ashlar_types::Credentials;
 use parking_lot::{Condvar, Mutex};
 
 use crate::retired::{self, RetiredSession};
-use crate::session::{LogRoom, PreparedSession};
+use crate::session_files::PreparedSession;
 use crate::sessions;
 use crate::shared_state::SharedState;
+use ashlar_node::sessions::session::LogRoom;
 
 /// The most prepared sessions that are for any process.
 ///

@@ -7,33 +7,26 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
+use ashlar_node::access::open_rights::find_mount;
+use ashlar_node::access::ways::Viewer;
+use ashlar_node::leases::kernel_notifier::KernelNotifier;
+use ashlar_node::pending::{FIRST_RANGE, NodeRequest};
+use ashlar_node::sessions::identity::SessionIdentity;
+use ashlar_node::sessions::session::{Control, LogRoom, ServedSession};
+use ashlar_node::space::credit;
+use ashlar_node::{Node, NodeEffect};
 use ashlar_pmem::MediumKind;
 use ashlar_types::{Credentials, Errno, InodeId, LogGeneration, LogPosition, SessionId};
-use ashlar_wire::{Admission, CreditKind, Hello, LEASE_SLOTS, PROTOCOL_VERSION, Peer, SessionKind, Welcome};
+use ashlar_wire::{Admission, CreditKind, Hello, PROTOCOL_VERSION, Peer, SessionKind, Welcome};
 
-use crate::apply::Slice;
-use crate::credit;
 use crate::file_guard;
-use crate::identity::SessionIdentity;
-use crate::materialise;
-use crate::panics::Blame;
+use crate::mount_notifier::{abort_dead_mount, notifier_of};
+use crate::process::{identify_peer, open_process};
 use crate::retired::{self, RetiredSession};
 use crate::serve;
-use crate::session::{Control, LogRoom, PreparedSession, ServedSession, SessionFiles};
+use crate::session_files::{PreparedSession, SessionFiles};
 use crate::shared_state::{SharedState, StateGuard};
-use crate::state::State;
 use crate::user_shares::has_room;
-use crate::ways::Viewer;
-
-/// Inode numbers in one range. A crash loses at most so many of them per session.
-const RANGE: u64 = 4096;
-/// Inode numbers that a process begins with: most make few files or none.
-const FIRST_RANGE: u64 = 64;
-/// Slots of a session's lease table that are kept for leases it asks for.
-///
-/// The others are for inodes that it makes.
-const LEASES_KEPT: u64 = 128;
-const _: () = assert!(FIRST_RANGE <= RANGE && RANGE <= crate::session_page::RANGE_MAX);
 
 /// The most sessions at once: each has a log in the arena.
 ///
@@ -98,7 +91,7 @@ pub fn hello(
         return Err(Refused::Because(wrong_version(hello.version)));
     }
     let (identity, ending) =
-        SessionIdentity::of_peer(socket, accepted_ticks, hello.kind, &hello.label).map_err(Refused::Because)?;
+        identify_peer(socket, accepted_ticks, hello.kind, &hello.label).map_err(Refused::Because)?;
     match hello.resume {
         Some(peer) => resume_session(shared, peer, &identity, hello),
         None => open_session(shared, identity, ending, hello),
@@ -135,14 +128,16 @@ fn open_session(
     let refused = |error| Refused::Because(format!("no session can be made: {error}"));
     let prepared = prepared.map_err(refused)?;
     let (id, is_new) = (prepared.id, prepared.only_for.is_none());
-    let mut session = prepared.give_to(identity).map_err(|error| {
+    let now = crate::clock::boot_time();
+    let (mut session, files) = prepared.give_to(identity, now).map_err(|error| {
         retired::remove(shared, id);
         refused(error.to_string())
     })?;
-    let mut state = shared.lock();
+    let mut guard = shared.lock();
+    let state = &mut *guard;
     if let Err(refused) = check_room(state.sessions.values().map(user_of), session.identity.uid) {
         // Other sessions were faster.
-        retired::remove_with(shared, &mut state, id);
+        retired::remove_with(shared, state, id);
         return Err(refused);
     }
     let SessionIdentity { process, uid, kind, label, .. } = &session.identity;
@@ -158,20 +153,21 @@ fn open_session(
         state.store.set_session(id, session.log.generation(), LogPosition(0));
     }
     state.counters.sessions_opened += 1;
-    let inodes = begin_with_means(&mut state, &mut session);
-    admit_user(&mut state, &session.credentials);
+    let inodes = begin_with_means(state, &mut session);
+    admit_user(state, &session.credentials);
     (session.yields_to_kernel, session.ways_from) = (hello.yields_to_kernel, state.ways.version());
-    let opened = make_welcome(shared, &state, &session, inodes);
+    let opened = make_welcome(shared, state, &session, &files, inodes);
     if state.sessions.is_empty() {
         // There was nothing to check before.
-        shared.digest_wanted.notify_all();
+        state.request_digest();
     }
     state.leasing.take_up(&session);
-    admit_to_reserved(&mut state, id, hello);
+    admit_to_reserved(state, id, hello);
     state.sessions.insert(id, ServedSession { is_connected: true, ..session });
-    watch_files(shared, &state, id);
+    shared.session_files.lock().insert(id, files);
+    watch_files(shared, state, id);
     let disturbed = state.publish_sharing();
-    drop(state);
+    drop(guard);
     watch_process(shared, id, ending);
     await_forgetting(shared, &disturbed);
     Ok(opened)
@@ -185,7 +181,7 @@ pub fn watch_process(shared: &SharedState, id: SessionId, process: OwnedFd) {
 }
 
 /// Watches for files of a session that its process makes longer.
-pub fn watch_files(shared: &SharedState, state: &State, id: SessionId) {
+pub fn watch_files(shared: &SharedState, state: &Node, id: SessionId) {
     if let Some(Err(error)) = state.sessions.get(&id).map(|session| shared.file_guard.watch(session)) {
         tracing::error!(session = id.0, %error, "the lengths of a session's files can't be watched");
     }
@@ -236,7 +232,7 @@ fn await_forgetting(shared: &SharedState, disturbed: &[(Arc<Control>, u64)]) {
 /// The session says by which mount it comes, and may name any. So a mount admits the users that it names, however they
 /// come, and a read-only mount admits none.
 fn check_admission(
-    state: &State,
+    state: &Node,
     without_mount: &Admission,
     identity: &SessionIdentity,
     beside: u64,
@@ -247,7 +243,7 @@ fn check_admission(
         (SessionKind::Process, device) => {
             // The kernel shows a mount without a server, and so knows nothing of it: open files could not be handed
             // over to the kernel.
-            let mount = materialise::find_mount(state, device).ok_or_else(|| {
+            let mount = find_mount(state, device).ok_or_else(|| {
                 Refused::Because("no process serves the mount any more; unmount it, and mount it again".into())
             })?;
             if mount.mount_terms.read_only {
@@ -303,21 +299,23 @@ fn resume_session(
     let user = session.credentials.clone();
     admit_user(&mut state, &user);
     let session = find_session(&state, peer).ok_or(Refused::Errno(Errno::ESTALE))?;
-    let opened = make_welcome(shared, &state, session, (InodeId(0), 0));
+    let files = shared.session_files.lock().get(&peer.session).cloned().ok_or(Refused::Errno(Errno::ESTALE))?;
+    let opened = make_welcome(shared, &state, session, &files, (InodeId(0), 0));
     if let Some(session) = state.sessions.get_mut(&peer.session) {
         session.yields_to_kernel = hello.yields_to_kernel;
     }
     state.counters.sessions_resumed += 1;
     admit_to_reserved(&mut state, peer.session, hello);
     if identity.credentials().is_privileged() {
-        state.locking.record_reclaim();
+        let now = state.now.since_boot;
+        state.locking.record_reclaim(now);
     }
     tracing::info!(session = peer.session.0, "session resumed");
     Ok(opened)
 }
 
 /// Admits a session to reserved inodes, if the kernel can't serve it instead.
-fn admit_to_reserved(state: &mut State, id: SessionId, hello: &Hello) {
+fn admit_to_reserved(state: &mut Node, id: SessionId, hello: &Hello) {
     if !hello.yields_to_kernel {
         state.leasing.manager.admit_to_reserved(id);
     }
@@ -326,11 +324,11 @@ fn admit_to_reserved(state: &mut State, id: SessionId, hello: &Hello) {
 /// Registers the user of a session that is about to map the grant cache.
 ///
 /// From now on, that holds only what this user may see, too.
-fn admit_user(state: &mut State, user: &Credentials) {
+fn admit_user(state: &mut Node, user: &Credentials) {
     if user.is_privileged() {
         return;
     }
-    let State { sessions, grant_cache, ways, .. } = state;
+    let Node { sessions, grant_cache, ways, .. } = state;
     let is_of_session = |known: &Viewer| {
         sessions.values().any(|session| matches!(known, Viewer::User(user) if *user == session.credentials))
     };
@@ -342,15 +340,15 @@ fn admit_user(state: &mut State, user: &Credentials) {
 }
 
 /// Records that a resumed session has repeated all that an earlier SharedFS knew.
-pub fn record_return(state: &mut State, id: SessionId) {
+pub fn record_return(state: &mut Node, id: SessionId) {
     if let Some(session) = state.sessions.get_mut(&id) {
         session.is_connected = true;
     }
-    state.locking.record_return(id);
+    state.locking.record_return(id, state.now.since_boot);
 }
 
 /// Returns the session to which a connection proves to belong.
-pub fn find_session(state: &State, peer: Peer) -> Option<&ServedSession> {
+pub fn find_session(state: &Node, peer: Peer) -> Option<&ServedSession> {
     state.sessions.get(&peer.session).filter(|session| session.token == peer.token)
 }
 
@@ -358,19 +356,25 @@ pub fn find_session(state: &State, peer: Peer) -> Option<&ServedSession> {
 ///
 /// Nearly every session that makes or writes anything asks for them. If there are none, the session asks, and receives
 /// the error.
-fn begin_with_means(state: &mut State, session: &mut ServedSession) -> (InodeId, u64) {
+fn begin_with_means(state: &mut Node, session: &mut ServedSession) -> (InodeId, u64) {
     let none = (InodeId(0), 0);
-    if session.identity.kind == SessionKind::Mount
-        || session.grant_credit(credit::initial_credit(state), CreditKind::Common).is_err()
-    {
+    if session.identity.kind == SessionKind::Mount {
         return none;
     }
+    session.grant_credit(credit::initial_credit(state), CreditKind::Common);
     let Ok(range) = state.store.allocate_inodes(FIRST_RANGE) else { return none };
     let first = InodeId(range.start);
-    session.ranges.add(&*session.page, first, FIRST_RANGE).map_or(none, |()| (first, FIRST_RANGE))
+    session.ranges.add(&session.page, first, FIRST_RANGE);
+    (first, FIRST_RANGE)
 }
 
-fn make_welcome(shared: &SharedState, state: &State, session: &ServedSession, inodes: (InodeId, u64)) -> OpenedSession {
+fn make_welcome(
+    shared: &SharedState,
+    state: &Node,
+    session: &ServedSession,
+    files: &SessionFiles,
+    inodes: (InodeId, u64),
+) -> OpenedSession {
     let medium = shared.arena.medium();
     // The room of a session that was taken up is not known, but it is at least that.
     let log_beginning = log_beginning(session.identity.kind, session.log_room.bytes);
@@ -394,11 +398,10 @@ fn make_welcome(shared: &SharedState, state: &State, session: &ServedSession, in
         segment,
         inodes,
     };
-    let grant_cache =
-        state.grant_cache.as_ref().filter(|_| is_process).map(|grant_cache| Arc::clone(grant_cache.file()));
+    let grant_cache = shared.grant_cache.clone().filter(|_| is_process);
     // The process knows it by its position, behind the grant cache.
     let placeholder = grant_cache.as_ref().and(shared.placeholder.clone());
-    OpenedSession { welcome, files: session.files.clone(), others: [segment_file, grant_cache, placeholder] }
+    OpenedSession { welcome, files: files.clone(), others: [segment_file, grant_cache, placeholder] }
 }
 
 /// Gives a session's log room up to a byte.
@@ -409,13 +412,13 @@ pub fn grant_log_space(shared: &SharedState, id: SessionId, bytes: u64) -> Resul
         if bytes > session.log_room.bytes {
             return Err(Errno::EINVAL);
         }
-        (Arc::clone(&session.files.log), session.log_room.allocated)
+        (Arc::clone(&session.log_memory), session.log_room.allocated)
     };
     if bytes <= before {
         return Ok(());
     }
     // It takes a while, so the lock is free meanwhile.
-    retry_with_room(shared, || ashlar_pmem::allocate(&log, before..bytes)).map_err(|error| to_errno(&error))?;
+    retry_with_room(shared, || log.allocate(before..bytes)).map_err(|error| to_errno(&error))?;
     if let Some(session) = shared.lock().sessions.get_mut(&id) {
         session.log_room.allocated = session.log_room.allocated.max(bytes);
     }
@@ -433,42 +436,6 @@ fn to_errno(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno)
 }
 
-/// Grants a session a range of inode numbers.
-pub fn grant_inode_range(shared: &SharedState, id: SessionId) -> Result<(InodeId, u64), Errno> {
-    let mut state = shared.lock();
-    if state.live(id).ok_or(Errno::EIO)?.ranges.needs_commit() {
-        state = shared.apply_settled(state, id);
-        shared.commit_all(&mut state)?;
-        state.sessions.get_mut(&id).ok_or(Errno::EIO)?.ranges.record_commit();
-    }
-    // A new inode that other sessions see may get a lease of its own, for which no session asks. So a session gets no
-    // more numbers than have room for that.
-    let free = |state: &State| {
-        let left = |session: &ServedSession| u64::from(session.lease_room - session.lease_top);
-        state.live(id).map(|session| if session.lease_room == LEASE_SLOTS { u64::MAX } else { left(session) })
-    };
-    if free(&state).ok_or(Errno::EIO)? <= LEASES_KEPT + FIRST_RANGE {
-        let room = state.live(id).ok_or(Errno::EIO)?.lease_room;
-        if let Err(error) = crate::grant::make_lease_room(&mut state, id, room) {
-            drop(state);
-            return if shared.pool.give_up_kept(shared) {
-                grant_inode_range(shared, id)
-            } else {
-                Err(to_errno(&error))
-            };
-        }
-    }
-    let count = free(&state).ok_or(Errno::EIO)?.saturating_sub(LEASES_KEPT).clamp(1, RANGE);
-    let range = state.store.allocate_inodes(count).map_err(|error| {
-        tracing::error!(%error, "no inode numbers");
-        Errno::EIO
-    })?;
-    let first = InodeId(range.start);
-    let session = state.sessions.get_mut(&id).filter(|session| session.fenced.is_none()).ok_or(Errno::EIO)?;
-    session.ranges.add(&*session.page, first, count).map_err(|_| Errno::EIO)?;
-    Ok((first, count))
-}
-
 /// Ends sessions whose processes are gone or closed them.
 ///
 /// All that they logged is digested, and all that they held is free. One commit serves all of them.
@@ -481,14 +448,14 @@ pub fn end_sessions(shared: &SharedState, ids: &[SessionId]) {
 /// While the lock is free, a session's number may pass to another process at any time.
 fn end_where(shared: &SharedState, ids: &[SessionId], is_meant: impl Fn(SessionId, &ServedSession) -> bool) {
     let mut state = begin_end(shared, ids, is_meant);
-    if shared.commit_all(&mut state).is_err() {
+    if state.perform(NodeRequest::Commit).is_err() {
         tracing::warn!("ended sessions stay until their logs can be committed");
     }
     remove_ended(shared, &mut state);
-    state = crate::digest::sweep_orphans(shared, state);
-    shared.progress.notify_all();
-    shared.digest_wanted.notify_all();
-    drop(state);
+    // It fails only when SharedFS ends.
+    let _ = state.perform(NodeRequest::SweepOrphans);
+    state.effects.push(NodeEffect::WakeDigests);
+    state.request_digest();
 }
 
 /// Ends a session that need not wait for the commit.
@@ -496,8 +463,8 @@ fn end_where(shared: &SharedState, ids: &[SessionId], is_meant: impl Fn(SessionI
 /// It is committed and removed in the background. Other sessions see its updates on return.
 pub fn leave_session(shared: &SharedState, id: SessionId) {
     let mut state = begin_end(shared, &[id], |_, _| true);
-    shared.request_commit(&mut state);
-    shared.request_digest(&mut state);
+    state.request_commit();
+    state.request_digest();
 }
 
 /// Applies all that sessions have logged, and takes their leases and locks.
@@ -507,58 +474,34 @@ fn begin_end<'a>(
     is_meant: impl Fn(SessionId, &ServedSession) -> bool,
 ) -> StateGuard<'a> {
     let mut state = shared.lock();
-    for &id in ids {
-        let Some(session) = state.sessions.get_mut(&id).filter(|session| is_meant(id, session)) else { continue };
-        let _blame = Blame::for_request(session);
-        session.is_ending = true;
-        if let Some(notifier) = session.notifier.take() {
+    let is_meant = |id: &&SessionId| state.sessions.get(id).is_some_and(|session| is_meant(**id, session));
+    let meant: Vec<_> = ids.iter().filter(is_meant).copied().collect();
+    for id in &meant {
+        let notifier = state.sessions.get_mut(id).and_then(|session| {
+            session.is_ending = true;
+            session.notifier.take()
+        });
+        if let Some(notifier) = notifier.as_ref().and_then(notifier_of) {
             notifier.stop(false);
         }
-        state.store.unmap_blocks(id, None);
-        let Some(session) = state.live(id) else { continue };
-        // The seal voids records that a thread of the ended process had begun to append.
-        match session.log.seal() {
-            Ok((_, sealed)) => {
-                // The lock is free between two steps: a thread that commits then must not take the session for done.
-                state.sessions.entry(id).and_modify(|session| session.enders += 1);
-                while !state.apply(id, sealed, Slice::Batch) {
-                    parking_lot::MutexGuard::bump(&mut state);
-                }
-                state.sessions.entry(id).and_modify(|session| session.enders -= 1);
-            }
-            Err(damaged) => state.fence(id, &crate::validate::Violation::Log(damaged.to_string())),
-        }
-        if let Some(session) = state.sessions.get_mut(&id) {
-            session.outstanding.clear();
-            // The page has room for all slots.
-            let _ = crate::session_page::clear_delegated(&*session.page);
-        }
-        crate::grant::end_leases(&mut state, id);
-        crate::reserved::end_session(&mut state, id);
-        state.locking.end_session(id);
     }
-    shared.perform_decisions(&mut state);
-    shared.locks_changed.notify_all();
+    // It has no error of its own.
+    let _ = state.perform(NodeRequest::EndSessions(meant));
     state
 }
 
 /// Removes the ended sessions that are committed as a whole.
-pub fn remove_ended(shared: &SharedState, state: &mut State) {
+pub fn remove_ended(shared: &SharedState, state: &mut Node) {
     crate::digest::quarantine_fenced(shared, state);
-    let ended: Vec<SessionId> = state
-        .sessions
-        .values()
-        .filter(|s| s.is_ending && s.enders == 0 && state.store.committed(s.id) >= state.store.applied(s.id))
-        .map(|s| s.id)
-        .collect();
-    for id in ended {
+    for id in state.ended_sessions() {
         remove_session(shared, state, id);
     }
 }
 
 /// Removes a session that is committed as a whole.
-fn remove_session(shared: &SharedState, state: &mut State, id: SessionId) {
+fn remove_session(shared: &SharedState, state: &mut Node, id: SessionId) {
     let Some(session) = state.sessions.remove(&id) else { return };
+    shared.session_files.lock().remove(&id);
     match session.identity.kind {
         SessionKind::Mount => tracing::info!(session = id.0, records = session.records, "unmounted"),
         SessionKind::Process => tracing::debug!(session = id.0, records = session.records, "session ended"),
@@ -590,9 +533,10 @@ fn cut_off_mounts(shared: &SharedState, ids: &[SessionId]) {
         ids.iter().filter_map(|id| state.sessions.get_mut(id).and_then(mount)).collect()
     };
     for (notifier, device) in mounts {
-        if !notifier.stop(true) {
+        let notifier: Arc<dyn KernelNotifier> = notifier;
+        if !notifier_of(&notifier).is_some_and(|notifier| notifier.stop(true)) {
             // It had not returned to this SharedFS yet.
-            crate::mount_notifier::abort_dead_mount(device, &shared.config.arena);
+            abort_dead_mount(device, &shared.config.arena);
         }
     }
 }
@@ -608,7 +552,7 @@ pub fn end_thread(shared: &SharedState, died: &Receiver<Vec<SessionId>>) {
             let state = shared.lock();
             ids.iter().filter_map(|id| Some((*id, state.sessions.get(id)?.identity.process))).collect()
         };
-        gone.retain(|(_, process)| process.open().is_none());
+        gone.retain(|(_, process)| open_process(process).is_none());
         end_where(shared, &ids, |id, session| gone.contains(&(id, session.identity.process)));
     }
 }
@@ -649,7 +593,8 @@ mod tests {
         make_arena(place.path());
         let shared = crate::recovery::recover(crate::Config::new(place.path())).expect("a sound arena");
         let own = identity(std::process::id(), 0);
-        let mut session = prepare_session(&shared).expect("made").give_to(own).expect("given");
+        let prepared = prepare_session(&shared).expect("made");
+        let (mut session, _) = prepared.give_to(own, crate::clock::boot_time()).expect("given");
         (session.is_ending, session.enders) = (true, 1);
         let id = insert_session(&shared, session);
         let mut state = shared.lock();

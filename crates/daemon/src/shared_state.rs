@@ -1,30 +1,34 @@
-//! State, locks and condition variables that all threads of SharedFS share.
+//! The node, locks and condition variables that all threads of SharedFS share.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_helper::Helper;
+use ashlar_node::blame::CountedLock;
+use ashlar_node::leases::grant::{LATER, Patience};
+use ashlar_node::pending::progress::{Progress, WaitFor};
+use ashlar_node::pending::{NodeAnswer, NodeRequest, RequestTerms, RequestTicket};
+use ashlar_node::{Node, NodeEffect};
 use ashlar_pmem::Arena;
-use ashlar_types::{Errno, LogPosition, SessionId};
+use ashlar_types::{Errno, SessionId};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::Config;
-use crate::apply::Slice;
-use crate::digest;
+use crate::clock;
 use crate::file_guard::FileGuard;
-use crate::grant::perform_decisions;
-use crate::panics::CountedLock;
 use crate::placeholder::make_placeholder;
 use crate::process_watcher::ProcessWatcher;
 use crate::request_slots::RequestSlots;
+use crate::session_files::SessionFiles;
 use crate::session_pool::SessionPool;
-use crate::state::State;
 use crate::user_shares::{self, UserShares};
 
-/// Batches of one log that are applied before the next session's turn.
-const BATCHES_IN_TURN: usize = 8;
+/// How often a thread that waits for a lock checks whether its peer has hung up.
+const HANGUP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The state that all threads of SharedFS share.
 pub struct SharedState {
@@ -38,17 +42,21 @@ pub struct SharedState {
     pub helper: Arc<Helper>,
     /// The file that LibFS opens as a placeholder, if one could be made.
     pub placeholder: Option<Arc<File>>,
+    /// The grant cache that sessions map, if the system gave memory for it.
+    pub grant_cache: Option<Arc<File>>,
     /// When SharedFS started.
     pub started: Instant,
     /// Sessions that are made in advance and have no owner yet.
     pub pool: SessionPool,
+    /// The descriptors that each session receives when it connects.
+    pub session_files: Mutex<BTreeMap<SessionId, SessionFiles>>,
     /// The files that processes can make longer.
     pub file_guard: FileGuard,
     /// Sessions that ask through request slots in shared memory.
     pub request_slots: RequestSlots,
     /// Shares of users in SharedFS's time and memory.
     pub user_shares: UserShares,
-    state: Mutex<State>,
+    node: Mutex<Node>,
     /// Signals that a log should be digested.
     pub digest_wanted: Condvar,
     /// Signals that a commit is wanted.
@@ -56,48 +64,167 @@ pub struct SharedState {
     /// Signals the end of a commit, of a session or of SharedFS, or a fence.
     pub progress: Condvar,
     /// Signals that lease requests were answered.
-    pub grants_changed: Condvar,
+    grants_changed: Condvar,
     /// Signals a freed lock, a cancelled wait, or the end of a session or of SharedFS.
-    pub locks_changed: Condvar,
+    locks_changed: Condvar,
 }
 
-/// The state, locked by this thread.
+/// The node, locked by this thread.
+///
+/// The node's effects are performed before another thread gets it.
 pub struct StateGuard<'a> {
-    guard: MutexGuard<'a, State>,
+    shared: &'a SharedState,
+    guard: MutexGuard<'a, Node>,
     _held: CountedLock,
 }
 
-impl<'a> Deref for StateGuard<'a> {
-    type Target = MutexGuard<'a, State>;
+impl Deref for StateGuard<'_> {
+    type Target = Node;
 
-    fn deref(&self) -> &Self::Target {
+    fn deref(&self) -> &Node {
         &self.guard
     }
 }
 
 impl DerefMut for StateGuard<'_> {
-    fn deref_mut(&mut self) -> &mut Self::Target {
+    fn deref_mut(&mut self) -> &mut Node {
         &mut self.guard
     }
 }
 
-impl SharedState {
-    /// The error of a wait during which SharedFS ends.
-    ///
-    /// It never reaches a session: SharedFS closes the session's connection instead, and the session asks the next
-    /// SharedFS.
-    pub const ENDING: Errno = Errno::ECANCELED;
-    /// The error of a request in a request slot that can't be answered at once.
-    ///
-    /// It never reaches a program: the session asks again by a message.
-    pub const LATER: Errno = Errno(libc::EINPROGRESS);
-    /// The error of a request whose answer needs more memory than was reserved for it.
-    ///
-    /// It never reaches a session: the request is served again when no other answer waits for the session's user.
-    pub const LONG: Errno = Errno(libc::EMSGSIZE);
+impl Drop for StateGuard<'_> {
+    fn drop(&mut self) {
+        self.perform_effects();
+    }
+}
 
+impl StateGuard<'_> {
+    fn perform_effects(&mut self) {
+        while let Some(effect) = self.guard.poll_effect() {
+            let condition = match effect {
+                NodeEffect::WakeGrants => &self.shared.grants_changed,
+                NodeEffect::WakeLocks => &self.shared.locks_changed,
+                NodeEffect::WakeDigests => &self.shared.progress,
+                NodeEffect::Digest => &self.shared.digest_wanted,
+                NodeEffect::Commit => &self.shared.commit_wanted,
+            };
+            condition.notify_all();
+        }
+    }
+
+    /// Tells the node what time it is.
+    pub fn refresh_time(&mut self) {
+        self.guard.handle_time(clock::now());
+    }
+
+    /// Lets a thread that waits for the node have it first.
+    pub fn bump(&mut self) {
+        self.perform_effects();
+        MutexGuard::bump(&mut self.guard);
+        self.refresh_time();
+    }
+
+    /// Runs code without the lock.
+    pub fn unlocked<T>(&mut self, code: impl FnOnce() -> T) -> T {
+        self.perform_effects();
+        let result = MutexGuard::unlocked(&mut self.guard, code);
+        self.refresh_time();
+        result
+    }
+
+    /// Waits for a signal.
+    pub fn wait(&mut self, condition: &Condvar) {
+        self.perform_effects();
+        condition.wait(&mut self.guard);
+        self.refresh_time();
+    }
+
+    /// Waits for a signal, and no longer than `pause`; returns whether that has passed.
+    pub fn wait_for(&mut self, condition: &Condvar, pause: Duration) -> bool {
+        self.perform_effects();
+        let has_timed_out = condition.wait_for(&mut self.guard, pause).timed_out();
+        self.refresh_time();
+        has_timed_out
+    }
+
+    /// Serves a request, and waits as long as it must.
+    ///
+    /// # Errors
+    /// Those of the request; [`LATER`] for one without patience that must wait.
+    pub fn serve_request(&mut self, request: NodeRequest, terms: RequestTerms) -> Result<NodeAnswer, Errno> {
+        let ticket = self.begin_request(request, terms);
+        self.await_answer(ticket, terms.patience, None)
+    }
+
+    /// Serves a request of SharedFS itself.
+    ///
+    /// # Errors
+    /// As [`Self::serve_request`].
+    pub fn perform(&mut self, request: NodeRequest) -> Result<(), Errno> {
+        self.serve_request(request, RequestTerms::OWN).map(drop)
+    }
+
+    /// Advances a request until it has ended.
+    ///
+    /// A request for a lock is given up when the peer of its socket has hung up.
+    ///
+    /// # Errors
+    /// Those of the request; `EINTR` if the peer has hung up.
+    pub fn await_answer(
+        &mut self,
+        ticket: RequestTicket,
+        patience: Patience,
+        socket: Option<BorrowedFd<'_>>,
+    ) -> Result<NodeAnswer, Errno> {
+        let shared = self.shared;
+        let mut next_check = Instant::now() + HANGUP_CHECK_INTERVAL;
+        loop {
+            let (event, until) = match self.guard.advance(ticket) {
+                Progress::Done(answer) => return answer,
+                Progress::More => {
+                    self.bump();
+                    continue;
+                }
+                Progress::Wait(event, until) => (event, until),
+            };
+            if patience == Patience::None && self.cancel_request(ticket) {
+                return Err(LATER);
+            }
+            let condition = match event {
+                WaitFor::Grants => &shared.grants_changed,
+                WaitFor::Locks => &shared.locks_changed,
+                WaitFor::Digests => &shared.progress,
+            };
+            let pause = until.map(|until| until.saturating_sub(self.now.since_boot));
+            let Some(socket) = socket else {
+                match pause {
+                    Some(pause) => _ = self.wait_for(condition, pause),
+                    None => self.wait(condition),
+                }
+                continue;
+            };
+            let left = next_check.saturating_duration_since(Instant::now());
+            self.wait_for(condition, pause.map_or(left, |pause| pause.min(left)));
+            if Instant::now() >= next_check {
+                next_check = Instant::now() + HANGUP_CHECK_INTERVAL;
+                if clock::is_hung_up(socket) && self.cancel_request(ticket) {
+                    return Err(Errno::EINTR);
+                }
+            }
+        }
+    }
+}
+
+impl SharedState {
     /// Puts the parts together.
-    pub fn new(config: Config, arena: Arc<Arena>, watcher: ProcessWatcher, state: State) -> Self {
+    pub fn new(
+        config: Config,
+        arena: Arc<Arena>,
+        watcher: ProcessWatcher,
+        node: Node,
+        session_files: BTreeMap<SessionId, SessionFiles>,
+        grant_cache: Option<Arc<File>>,
+    ) -> Self {
         let placeholder = make_placeholder()
             .inspect_err(|error| tracing::warn!(%error, "code that bypasses LibFS finds an empty file in the place of an open file"))
             .ok();
@@ -107,12 +234,14 @@ impl SharedState {
             arena,
             watcher,
             placeholder: placeholder.map(Arc::new),
+            grant_cache,
             started: Instant::now(),
             pool: SessionPool::default(),
+            session_files: Mutex::new(session_files),
             file_guard: FileGuard::default(),
             request_slots: RequestSlots::default(),
             user_shares: UserShares::default(),
-            state: Mutex::new(state),
+            node: Mutex::new(node),
             digest_wanted: Condvar::new(),
             commit_wanted: Condvar::new(),
             progress: Condvar::new(),
@@ -121,12 +250,14 @@ impl SharedState {
         }
     }
 
-    /// Locks the state.
+    /// Locks the node.
     ///
     /// Of the threads that act for one ordinary user, only one at a time contends with those of others.
     pub fn lock(&self) -> StateGuard<'_> {
-        let guard = user_shares::lock_in_turn(|| self.state.lock());
-        StateGuard { guard, _held: CountedLock::new() }
+        let guard = user_shares::lock_in_turn(|| self.node.lock());
+        let mut guard = StateGuard { shared: self, guard, _held: CountedLock::new() };
+        guard.refresh_time();
+        guard
     }
 
     /// Returns for how long a mount's kernel may believe its cache.
@@ -136,170 +267,9 @@ impl SharedState {
 
     /// Begins the end of SharedFS.
     pub fn stop(&self) {
-        self.lock().ending = true;
-        self.wake_all();
-    }
-
-    fn wake_all(&self) {
-        self.digest_wanted.notify_all();
-        self.commit_wanted.notify_all();
-        self.progress.notify_all();
-        self.grants_changed.notify_all();
-        self.locks_changed.notify_all();
+        self.lock().begin_end();
         self.watcher.wake();
         self.pool.end();
         self.file_guard.end();
-    }
-
-    /// Applies at most [`BATCHES_IN_TURN`] batches of a session's log.
-    ///
-    /// It requests commits that are due meanwhile. Returns whether there is more to apply.
-    pub fn apply_some<'a>(&'a self, mut state: StateGuard<'a>, id: SessionId) -> (StateGuard<'a>, bool) {
-        let mut has_more = false;
-        if let Some(settled) = state.settled(id) {
-            for _ in 0..BATCHES_IN_TURN {
-                has_more = !self.apply_batch(&mut state, id, settled);
-                if !has_more {
-                    break;
-                }
-                MutexGuard::bump(&mut state);
-            }
-        }
-        if state.live(id).is_none() {
-            // A thread that waits for the session need not wait any longer.
-            self.progress.notify_all();
-        }
-        (state, has_more)
-    }
-
-    /// Applies a batch of a session's log, and requests a commit if one is due.
-    ///
-    /// Returns whether that batch was the last one up to `settled`.
-    fn apply_batch(&self, state: &mut MutexGuard<'_, State>, id: SessionId, settled: LogPosition) -> bool {
-        let is_last = state.apply(id, settled, Slice::Batch);
-        self.perform_decisions(state);
-        if digest::is_commit_due_after(state, id) {
-            self.request_commit(state);
-        }
-        is_last
-    }
-
-    /// Asks the commit thread to commit.
-    pub fn request_commit(&self, state: &mut State) {
-        state.commit_wanted = true;
-        self.commit_wanted.notify_all();
-    }
-
-    /// Asks the digest thread to check all logs.
-    pub fn request_digest(&self, state: &mut State) {
-        state.digest_wanted = true;
-        self.digest_wanted.notify_all();
-    }
-
-    /// Applies a session's log up to what is settled now, in slices.
-    ///
-    /// Between slices, other threads get the lock. The lock is held again on return.
-    pub fn apply_settled<'a>(&'a self, mut state: StateGuard<'a>, id: SessionId) -> StateGuard<'a> {
-        let Some(settled) = state.settled(id) else { return state };
-        while !self.apply_batch(&mut state, id, settled) {
-            MutexGuard::bump(&mut state);
-        }
-        state
-    }
-
-    /// Calls [`Self::apply_settled`] for all sessions, one after the other.
-    pub fn apply_all_settled<'a>(&'a self, mut state: StateGuard<'a>) -> StateGuard<'a> {
-        for id in state.live_ids() {
-            state = self.apply_settled(state, id);
-        }
-        state
-    }
-
-    /// Performs the lease manager's decisions.
-    ///
-    /// Between the batches of the logs that are applied for them, other threads get the lock. Returns when to go on, if
-    /// there is such a time.
-    pub fn perform_decisions(&self, state: &mut MutexGuard<'_, State>) -> Option<u64> {
-        let (answered, until) = perform_decisions(state, MutexGuard::bump);
-        if answered {
-            self.grants_changed.notify_all();
-        }
-        until
-    }
-
-    /// Waits until a session's log is committed up to `target`.
-    ///
-    /// It is applied up to there. The wait ends too if the session is gone.
-    ///
-    /// # Errors
-    /// `EIO` if the session is fenced or the shared area has failed; [`SharedState::ENDING`].
-    pub fn wait_committed(
-        &self,
-        state: &mut MutexGuard<'_, State>,
-        id: SessionId,
-        target: LogPosition,
-    ) -> Result<LogPosition, Errno> {
-        self.wait_while_behind(state, id, target, |state| self.request_commit(state))
-    }
-
-    /// Waits until a session's log is applied and committed up to `target`.
-    ///
-    /// The wait ends too if the session is gone. The digest thread does the application.
-    ///
-    /// # Errors
-    /// As [`Self::wait_committed`].
-    pub fn wait_digested(
-        &self,
-        state: &mut MutexGuard<'_, State>,
-        id: SessionId,
-        target: LogPosition,
-    ) -> Result<LogPosition, Errno> {
-        self.wait_while_behind(state, id, target, |state| {
-            if let Some(session) = state.sessions.get_mut(&id) {
-                session.wanted = session.wanted.max(target);
-            }
-            self.request_digest(state);
-        })
-    }
-
-    fn wait_while_behind(
-        &self,
-        state: &mut MutexGuard<'_, State>,
-        id: SessionId,
-        target: LogPosition,
-        ask: impl Fn(&mut State),
-    ) -> Result<LogPosition, Errno> {
-        loop {
-            let (committed, applied) = (state.store.committed(id), state.store.applied(id));
-            let Some(session) = state.sessions.get(&id) else { return Ok(committed) };
-            if committed >= target || session.is_cut && committed >= applied {
-                return Ok(committed);
-            }
-            if state.failure.is_some() || session.fenced.is_some() {
-                return Err(Errno::EIO);
-            }
-            if state.ending {
-                return Err(Self::ENDING);
-            }
-            ask(state);
-            self.progress.wait(state);
-        }
-    }
-
-    /// Waits until everything that is applied now is committed.
-    pub fn commit_all(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Errno> {
-        // A batch that is under way may lack the newest updates; the next one that begins has them.
-        let (target, failed) = (state.commits_begun + 1, state.counters.commits_failed);
-        while state.store.is_dirty() && state.commits_ended < target {
-            if state.failure.is_some() || state.counters.commits_failed > failed {
-                return Err(Errno::EIO);
-            }
-            if state.ending {
-                return Err(Self::ENDING);
-            }
-            self.request_commit(state);
-            self.progress.wait(state);
-        }
-        Ok(())
     }
 }

@@ -3,14 +3,14 @@
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use ashlar_node::digest::commit::{commit, take_unreleased_blocks};
+use ashlar_node::pending::{NodeAnswer, NodeRequest, RequestTerms};
+use ashlar_node::space::credit::space_of_all;
 use ashlar_store::StoreError;
 use ashlar_types::{BLOCK_BYTES, Errno};
 use ashlar_wire::{FsckReply, Reply, Request, SessionStatus, StatusReply};
-use parking_lot::MutexGuard;
 
-use crate::digest;
 use crate::shared_state::{SharedState, StateGuard};
-use crate::state::State;
 
 /// How long SharedFS tries to empty a segment of a shrinking arena, and how often.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -29,8 +29,8 @@ pub fn answer_command(shared: &SharedState, socket: impl AsFd, request: &Request
     }
     match request {
         Request::Fsck => check_arena(shared).map(Reply::Fsck),
-        Request::SetQuota { key, limits } => crate::quota::set_limits(shared, *key, *limits).map(|()| Reply::Done),
-        Request::Quotas => crate::quota::list_quotas(shared).map(Reply::Quotas),
+        Request::SetQuota { key, limits } => ask(shared, NodeRequest::SetQuota(*key, *limits)),
+        Request::Quotas => ask(shared, NodeRequest::Quotas),
         Request::Resize { bytes } => resize_arena(shared, *bytes).map(|()| Reply::Done),
         Request::Shutdown => {
             let busy = shared.lock().sessions.values().any(|session| !session.is_ending);
@@ -41,6 +41,13 @@ pub fn answer_command(shared: &SharedState, socket: impl AsFd, request: &Request
             Ok(Reply::Done)
         }
         _ => Err(Errno::EPROTO),
+    }
+}
+
+fn ask(shared: &SharedState, request: NodeRequest) -> Result<Reply, Errno> {
+    match shared.lock().serve_request(request, RequestTerms::OWN)? {
+        NodeAnswer::Reply(answer) => Ok(answer.reply),
+        _ => Err(Errno::EIO),
     }
 }
 
@@ -74,7 +81,7 @@ fn report_status(shared: &SharedState) -> StatusReply {
         arena: shared.arena.dir().display().to_string(),
         medium: if medium.emulated { "pmem (emulated)".to_owned() } else { medium.kind.name().to_owned() },
         arena_bytes: summary.size_bytes,
-        space: crate::credit::space_of_all(&state, None),
+        space: space_of_all(&state, None),
         sessions: sessions.collect(),
         counters,
     }
@@ -88,7 +95,7 @@ fn check_arena(shared: &SharedState) -> Result<FsckReply, Errno> {
     };
     let checker = {
         let mut state = shared.lock();
-        shared.commit_all(&mut state)?;
+        state.perform(NodeRequest::Commit)?;
         state.store.checker().map_err(failed)?
     };
     let report = checker.run(&mut |_| ()).map_err(failed)?;
@@ -155,8 +162,8 @@ fn empty_when_freed<'a>(
 ) -> Result<StateGuard<'a>, Errno> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        state = crate::credit::reclaim(shared, state)?;
-        digest::take_unreleased_blocks(&mut state);
+        state.perform(NodeRequest::Reclaim)?;
+        take_unreleased_blocks(&mut state);
         match empty_segment(shared, &mut state, number) {
             Ok(()) => return Ok(state),
             Err(errno) => {
@@ -166,7 +173,7 @@ fn empty_when_freed<'a>(
                 }
             }
         }
-        MutexGuard::unlocked(&mut state, || std::thread::sleep(PAUSE));
+        state.unlocked(|| std::thread::sleep(PAUSE));
     }
 }
 
@@ -174,14 +181,14 @@ fn empty_when_freed<'a>(
 ///
 /// Another segment may have its number later, so sessions begin a new segment version. None can ask for a segment
 /// before this is done, since that takes the lock.
-fn empty_segment(shared: &SharedState, state: &mut MutexGuard<'_, State>, number: u32) -> Result<(), Errno> {
+fn empty_segment(shared: &SharedState, state: &mut StateGuard<'_>, number: u32) -> Result<(), Errno> {
     // Sessions would not learn of a commit that the store does by itself in the next step, or in the last: leave it
     // none.
-    digest::commit(state).map_err(|error| to_errno(&error))?;
+    commit(state).map_err(|error| to_errno(&error))?;
     let moved = state.store.retire_segment(number).map_err(|error| to_errno(&error))?;
-    crate::grant::take_from_all(shared, state, &moved)?;
-    shared.commit_all(state)?;
-    digest::commit(state).map_err(|error| to_errno(&error))?;
+    state.perform(NodeRequest::TakeLeases(moved))?;
+    state.perform(NodeRequest::Commit)?;
+    commit(state).map_err(|error| to_errno(&error))?;
     state.store.remove_segment(number).map_err(|error| to_errno(&error))?;
     state.sessions.values().for_each(|session| session.control.raise_segment_version());
     shared.arena.remove_segment(number).map_err(|error| {

@@ -5,12 +5,19 @@ use std::path::Path;
 use ashlar_pmem::{Arena, ArenaOptions};
 use ashlar_store::Store;
 use ashlar_types::{LogPosition, SessionId, Timestamp};
-use ashlar_wire::SessionKind;
+use ashlar_wire::{LeaseRequest, Reply, Request, SessionKind};
 
-use crate::identity::{Process, SessionIdentity};
-use crate::session::ServedSession;
+use crate::clock::boot_time;
+use crate::process::find_process;
+use crate::serve::ask_node;
 use crate::sessions::prepare_session;
 use crate::shared_state::SharedState;
+use ashlar_node::Node;
+use ashlar_node::leases::grant::Patience;
+use ashlar_node::pending::RequestTerms;
+use ashlar_node::records::apply::Slice;
+use ashlar_node::sessions::identity::SessionIdentity;
+use ashlar_node::sessions::session::ServedSession;
 
 /// Makes a small arena.
 pub fn make_arena(place: &Path) {
@@ -21,7 +28,7 @@ pub fn make_arena(place: &Path) {
 
 /// Returns the identity of a user's session in a process that lives.
 pub fn identity(pid: u32, uid: u32) -> SessionIdentity {
-    let process = Process::find(pid).expect("a process");
+    let process = find_process(pid).expect("a process");
     let (groups, kind) = (Vec::new(), SessionKind::Process);
     SessionIdentity { process, uid, gid: uid, groups, kind, label: "test".into() }
 }
@@ -36,6 +43,21 @@ pub fn insert_session(shared: &SharedState, session: ServedSession) -> SessionId
 
 /// Adds a session of an ordinary user, in a process that lives.
 pub fn add_session(shared: &SharedState, pid: u32) -> SessionId {
-    let session = prepare_session(shared).expect("made").give_to(identity(pid, 7)).expect("given");
+    let prepared = prepare_session(shared).expect("made");
+    let (session, _) = prepared.give_to(identity(pid, 7), boot_time()).expect("given");
     insert_session(shared, session)
+}
+
+/// Applies a session's log up to what is settled now.
+pub fn apply_settled(state: &mut Node, id: SessionId) {
+    if let Some(settled) = state.settled(id) {
+        state.apply(id, settled, Slice::All);
+    }
+    state.decide_all();
+}
+
+/// Grants leases to a session.
+pub fn acquire(shared: &SharedState, id: SessionId, want: LeaseRequest) -> Reply {
+    let terms = RequestTerms { patience: Patience::Any, bytes_max: usize::MAX, reclaims: false };
+    ask_node(shared, id, Request::Acquire(vec![want]), terms).expect("granted")
 }

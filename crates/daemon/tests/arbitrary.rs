@@ -15,11 +15,13 @@ use std::time::{Duration, Instant};
 
 use ashlar_libfs::WriteAt;
 use ashlar_tests::random::Random;
-use ashlar_types::{FileKind, InodeId, LogPosition, QuotaAmount, QuotaId, QuotaKey, SessionId, Timestamp};
+use ashlar_types::{
+    ByteRange, FileKind, InodeId, LeaseMode, LeaseScope, LockAction, LockKind, LogPosition, QuotaAmount, QuotaId,
+    QuotaKey, SessionId, Timestamp, WantedLease,
+};
 use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update, Whiteout};
 use ashlar_wire::{
-    Connection, Credit, LeaseRequest, LockKind, LockMode, LockSlot, MountTerms, Need, QuotaRequest, Reply, Request,
-    ScopeKind, SessionKind, WireError,
+    Connection, Credit, LeaseRequest, LockSlot, MountTerms, Need, QuotaRequest, Reply, Request, SessionKind, WireError,
 };
 use common::libfs::{ROOT, connect, make};
 use common::{Client, NOW, Site, create};
@@ -127,16 +129,22 @@ impl Places {
             children: number & 4 != 0,
             xattrs: number & 8 != 0,
         };
-        let scope = dice.pick(&[ScopeKind::Node, ScopeKind::Files, ScopeKind::Subtree]);
-        let want = LeaseRequest { inode, write: other & 1 == 0, scope, need };
+        let scope = dice.pick(&[LeaseScope::Node, LeaseScope::Files, LeaseScope::Subtree]);
+        let lease = WantedLease { inode, mode: LeaseMode::new(other & 1 == 0), scope };
+        let want = LeaseRequest { lease, need };
         let (kind, owner) = (dice.pick(&[LockKind::Record, LockKind::Flock]), dice.number());
-        let (start, end, mode) =
-            (dice.number(), dice.number(), dice.pick(&[LockMode::Read, LockMode::Write, LockMode::Unlock]));
+        let (range, action) = (
+            ByteRange::new(dice.number(), dice.number()),
+            dice.pick(&[LockAction::Read, LockAction::Write, LockAction::Unlock]),
+        );
         let slot = (other & 2 != 0).then_some(LockSlot { number: number as u32, word: other });
         let dependencies = vec![(SessionId(number % 9), LogPosition(other)); (other % 20) as usize];
         match dice.below(24) {
             0 => Request::Acquire(vec![want; 1 + (other % 40) as usize]),
-            1 | 2 => Request::Acquire(vec![want, LeaseRequest { inode: self.inode(dice), ..want }]),
+            1 | 2 => {
+                let lease = WantedLease { inode: self.inode(dice), ..lease };
+                Request::Acquire(vec![want, LeaseRequest { lease, need }])
+            }
             3 => {
                 let name = dice.pick(&[&b"file"[..], b"private", b"a/b", b"", b".."]).to_vec();
                 let within = (other & 4 != 0).then_some(want);
@@ -144,7 +152,10 @@ impl Places {
             }
             4 => Request::ReadDirectory { directory: inode, after: number, limit: other as u32 },
             5 => Request::InodeRange,
-            6 => Request::Credit { want: Credit { blocks: number, metadata_bytes: other }, replaces: start & 1 == 0 },
+            6 => Request::Credit {
+                want: Credit { blocks: number, metadata_bytes: other },
+                replaces: range.first & 1 == 0,
+            },
             7 => Request::LogSpace { bytes: number },
             8 => Request::HandleSpace,
             9 => Request::Digest,
@@ -154,8 +165,8 @@ impl Places {
             13 => Request::Space { subtree: QuotaId(inode.0) },
             14 => Request::Segment(number as u32 % 4),
             15 => Request::RegisterMount { device: number, terms: MountTerms::default() },
-            16 => Request::Lock { inode, kind, owner, pid: number as u32, start, end, mode, wait: None, slot },
-            17 => Request::QueryLock { inode, kind, owner, start, end, mode },
+            16 => Request::Lock { inode, kind, owner, pid: number as u32, range, action, wait: None, slot },
+            17 => Request::QueryLock { inode, kind, owner, range, action },
             18 => Request::ReleaseLocks { inode, owner, kind },
             19 => Request::YieldLocks { inode, moves: other & 1 != 0 },
             20 => Request::Materialise { inode, flags: number as u32 },

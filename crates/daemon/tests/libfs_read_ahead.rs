@@ -11,8 +11,8 @@ use ashlar_libfs::{
     XattrFlags,
 };
 use ashlar_tests::random::Random;
-use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId};
-use ashlar_wire::{LeaseRequest, Reply, Request, ScopeKind};
+use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId, LeaseScope};
+use ashlar_wire::{Reply, Request};
 use common::Site;
 use common::libfs::{ROOT, SingleUser, connect, make, requests, user};
 
@@ -338,7 +338,8 @@ fn state_granted_with_directory_is_limited() {
     }
     drop(fs);
     let mut client = common::Client::open(&site.socket());
-    let want = LeaseRequest { scope: ScopeKind::Subtree, ..common::Client::want(top, true) };
+    let mut want = common::Client::want(top, true);
+    want.lease.scope = LeaseScope::Subtree;
     let Ok(Reply::Granted { grants, .. }) = client.call(&Request::Acquire(vec![want])) else { panic!("not granted") };
     assert_eq!(grants.len(), 1 + FILES);
     let complete = grants.iter().filter(|grant| grant.state.xattrs.is_some()).count();

@@ -5,9 +5,9 @@
 mod common;
 
 use ashlar_log::AppendError;
-use ashlar_types::{Errno, FileKind, InodeId, QuotaAmount, QuotaId, QuotaKey, QuotaLimits};
+use ashlar_types::{Errno, FileKind, InodeId, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, QuotaVersion};
 use ashlar_update::{Create, Update};
-use ashlar_wire::{Connection, QuotaGrant, QuotaRequest, QuotaStatus, QuotaVersion, Reply, Request};
+use ashlar_wire::{Connection, QuotaGrant, QuotaRequest, QuotaStatus, Reply, Request};
 use common::{Client, NOW, Site, create};
 
 #[test]

@@ -5,9 +5,8 @@
 
 mod common;
 
-use ashlar_types::{Errno, FileKind, InodeId, LogPosition, QuotaId, SessionId, Timestamp};
+use ashlar_types::{Contents, Errno, FileKind, InodeId, LogPosition, QuotaId, SessionId, Timestamp};
 use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update, Whiteout};
-use ashlar_wire::Contents;
 use common::{Client, NOW, Site, create};
 
 #[test]

@@ -4,9 +4,9 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use ashlar_types::{FileKind, InodeId};
+use ashlar_types::{Contents, ExtentVersion, FileKind, InodeId};
 use ashlar_update::Update;
-use ashlar_wire::{Contents, CreditKind, LeaseWord, MountTerms, Reply, Request, SessionKind};
+use ashlar_wire::{CreditKind, LeaseWord, MountTerms, Reply, Request, SessionKind};
 use common::{Client, NOW, Site};
 
 #[test]
@@ -35,7 +35,7 @@ fn killed_daemon_is_a_pause_for_its_sessions() {
         client.append_unpaid(&Update::Accessed { inode: file, at: NOW }).expect("appended");
         site.start();
         client.resume(&site.socket());
-        assert_eq!(client.control.extent_version(), u64::from(round) + 1);
+        assert_eq!(client.control.extent_version(), ExtentVersion(u64::from(round) + 1));
     }
     assert!(!client.holds(&root[0]), "after a restart, sessions ask for all state again");
     let root = client.acquire(&[(InodeId::ROOT, true)]).expect("granted");

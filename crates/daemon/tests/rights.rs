@@ -2,9 +2,9 @@
 
 mod common;
 
-use ashlar_types::{FileKind, InodeId};
+use ashlar_types::{Contents, FileKind, InodeId};
 use ashlar_update::{SetAttributes, Update, XATTR_ACL_ACCESS};
-use ashlar_wire::{Contents, Request};
+use ashlar_wire::Request;
 use common::{Client, NOW, Site, as_user};
 
 #[test]

@@ -12,10 +12,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ashlar_types::{Errno, FileKind, InodeId, LogPosition, QuotaAmount, QuotaId, QuotaKey, SessionId};
+use ashlar_types::{
+    ByteRange, Errno, FileKind, InodeId, LeaseMode, LeaseScope, LockAction, LockKind, LogPosition, QuotaAmount,
+    QuotaId, QuotaKey, SessionId, WantedLease,
+};
 use ashlar_wire::{
-    Connection, Credit, LeaseRequest, LockKind, LockMode, LockSlot, MountTerms, Need, PROTOCOL_VERSION, Peer,
-    QuotaRequest, Reply, Request, ScopeKind, WireError,
+    Connection, Credit, LeaseRequest, LockSlot, MountTerms, Need, PROTOCOL_VERSION, Peer, QuotaRequest, Reply, Request,
+    WireError,
 };
 use common::{Client, Site, hello};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -93,7 +96,7 @@ fn attach(socket: &Path, peer: Peer) -> Option<Errno> {
 fn hoard_answers(socket: &Path, directory: InodeId) -> ! {
     let client = Client::open(socket);
     let need = Need { entries: true, ..Need::default() };
-    let want = LeaseRequest { inode: directory, write: false, scope: ScopeKind::Node, need };
+    let want = LeaseRequest::on_inode(directory, false, need);
     let mut lines = Vec::new();
     for _ in 0..48 {
         let mut line = client.attach(socket);
@@ -140,20 +143,23 @@ fn scopes_that_no_session_asks_for_are_refused() {
     let file = one.make(directory, b"file", FileKind::Regular);
     one.digest().expect("digested");
     let mut two = Client::open(&site.socket());
-    let want = |inode, scope| LeaseRequest { inode, write: false, scope, need: Need::default() };
+    let want = |inode, scope| LeaseRequest {
+        lease: WantedLease { inode, mode: LeaseMode::Read, scope },
+        need: Need::default(),
+    };
     for _ in 0..3 {
-        for (client, scope) in [(&mut one, ScopeKind::Files), (&mut two, ScopeKind::Subtree)] {
+        for (client, scope) in [(&mut one, LeaseScope::Files), (&mut two, LeaseScope::Subtree)] {
             assert_eq!(client.call(&Request::Acquire(vec![want(file, scope)])).err(), Some(Errno::EINVAL));
         }
     }
-    for (inode, scope) in [(InodeId::ROOT, ScopeKind::Files), (directory, ScopeKind::Files)] {
+    for (inode, scope) in [(InodeId::ROOT, LeaseScope::Files), (directory, LeaseScope::Files)] {
         assert_eq!(two.call(&Request::Acquire(vec![want(inode, scope)])).err(), Some(Errno::EINVAL));
         let (name, within) = (b"file".to_vec(), Some(want(inode, scope)));
         let sought =
             Request::Lookup { directory: inode, name, within, makes: false, write: false, need: Need::default() };
         assert_eq!(two.call(&sought).err(), Some(Errno::EINVAL));
     }
-    let below = LeaseRequest { write: true, ..want(directory, ScopeKind::Subtree) };
+    let below = want(directory, LeaseScope::Subtree).to_write();
     assert!(two.call(&Request::Acquire(vec![below])).is_ok(), "directories have something below them");
     site.check();
 }
@@ -177,22 +183,23 @@ fn odd_requests_are_answered() {
         requests.push(Request::ReleaseLocks { inode, owner: max, kind: LockKind::Record });
         requests.push(Request::Materialise { inode, flags: u32::MAX });
         requests.push(Request::Materialise { inode, flags: 0 });
-        for (start, end) in [(0, max), (max, max), (max - 1, max), (5, 9), (7, 7), (9, 5), (max, 0)] {
+        for (first, last) in [(0, max), (max, max), (max - 1, max), (5, 9), (7, 7), (9, 5), (max, 0)] {
+            let range = ByteRange::new(first, last);
             for kind in [LockKind::Record, LockKind::Flock] {
-                for mode in [LockMode::Read, LockMode::Write, LockMode::Unlock] {
+                for action in [LockAction::Read, LockAction::Write, LockAction::Unlock] {
                     let owner = max;
-                    requests.push(Request::QueryLock { inode, kind, owner, start, end, mode });
+                    requests.push(Request::QueryLock { inode, kind, owner, range, action });
                     for slot in [None, Some(LockSlot { number: u32::MAX, word: max })] {
                         let (pid, wait) = (u32::MAX, None);
-                        requests.push(Request::Lock { inode, kind, owner, pid, start, end, mode, wait, slot });
+                        requests.push(Request::Lock { inode, kind, owner, pid, range, action, wait, slot });
                     }
                 }
             }
         }
         let need = Need { contents: true, entries: true, children: true, xattrs: true };
-        for scope in [ScopeKind::Node, ScopeKind::Files, ScopeKind::Subtree] {
+        for scope in [LeaseScope::Node, LeaseScope::Files, LeaseScope::Subtree] {
             for write in [false, true] {
-                let want = LeaseRequest { inode, write, scope, need };
+                let want = LeaseRequest { lease: WantedLease { inode, mode: LeaseMode::new(write), scope }, need };
                 requests.push(Request::Acquire(vec![want; 5]));
                 requests.push(Request::Acquire(vec![want; 1000]));
                 let (name, within) = (b"x".to_vec(), Some(want));
@@ -318,7 +325,7 @@ fn answers_that_are_not_taken_take_little_memory() {
     assert!(most - before < 200 << 10, "{before} kB before, {most} kB at most");
     let mut honest = Client::open(&site.socket());
     let need = Need { entries: true, ..Need::default() };
-    let want = LeaseRequest { inode: directory, write: false, scope: ScopeKind::Node, need };
+    let want = LeaseRequest::on_inode(directory, false, need);
     let Ok(Reply::Granted { grants, .. }) = honest.call(&Request::Acquire(vec![want; 2])) else { panic!("refused") };
     let listed = |state: &ashlar_wire::InodeState| state.entries.as_ref().map(Vec::len);
     assert_eq!(listed(&grants[0].state), Some(Need::ENTRIES_MAX as usize), "other users get answers");

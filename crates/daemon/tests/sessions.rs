@@ -7,11 +7,11 @@ mod common;
 use std::time::{Duration, Instant};
 
 use ashlar_log::AppendError;
-use ashlar_types::{Errno, FileKind, InodeId, LogPosition};
-use ashlar_update::Update;
-use ashlar_wire::{
-    Contents, Credit, CreditKind, LeaseRequest, LockKind, LockMode, MountTerms, Need, Reply, Request, ScopeKind,
+use ashlar_types::{
+    ByteRange, Contents, Errno, FileKind, InodeId, LockAction, LockKind, LockMode, LockedRange, LogPosition,
 };
+use ashlar_update::Update;
+use ashlar_wire::{Credit, CreditKind, LeaseRequest, MountTerms, Need, Reply, Request};
 use common::{Client, NOW, SessionsLeft, Site};
 
 #[test]
@@ -64,7 +64,7 @@ fn extent_request_waits_for_no_digest_of_later_writes() {
     client.append(&write(0));
     client.digest().expect("digested");
     let need = Need { contents: true, ..Need::default() };
-    let want = LeaseRequest { inode: file, write: false, scope: ScopeKind::Node, need };
+    let want = LeaseRequest::on_inode(file, false, need);
     // The digest thread may be faster now and then.
     let is_ahead = (1..100).any(|number| {
         let end = client.append(&write(number * 8192)).body;
@@ -375,15 +375,14 @@ fn full_arena_refuses_only_requests_for_credit() {
     site.check();
 }
 
-fn lock(inode: InodeId, owner: u64, range: (u64, u64), mode: LockMode, wait: Option<u64>) -> Request {
+fn lock(inode: InodeId, owner: u64, (first, last): (u64, u64), action: LockAction, wait: Option<u64>) -> Request {
     Request::Lock {
         inode,
         kind: LockKind::Record,
         owner,
         pid: 42,
-        start: range.0,
-        end: range.1,
-        mode,
+        range: ByteRange::new(first, last),
+        action,
         wait,
         slot: None,
     }
@@ -396,18 +395,24 @@ fn locks_exclude_wait_cancel_and_outlive_daemon() {
     one.acquire(&[(InodeId::ROOT, true)]).expect("granted");
     let file = one.make(InodeId::ROOT, b"locked", FileKind::Regular);
     one.digest().expect("digested");
-    let held = lock(file, 1, (0, 9), LockMode::Write, None);
+    let held = lock(file, 1, (0, 9), LockAction::Write, None);
     one.call(&held).expect("locked");
-    assert_eq!(two.call(&lock(file, 1, (5, 5), LockMode::Read, None)).err(), Some(Errno::EAGAIN));
-    let query =
-        Request::QueryLock { inode: file, kind: LockKind::Record, owner: 1, start: 5, end: 20, mode: LockMode::Write };
+    assert_eq!(two.call(&lock(file, 1, (5, 5), LockAction::Read, None)).err(), Some(Errno::EAGAIN));
+    let query = Request::QueryLock {
+        inode: file,
+        kind: LockKind::Record,
+        owner: 1,
+        range: ByteRange::new(5, 20),
+        action: LockAction::Write,
+    };
     let Ok(Reply::Conflict(conflict)) = two.call(&query) else { panic!("no answer") };
     // A process has the number by which SharedFS knows it, and not the one that it sends.
-    assert_eq!(conflict, Some((LockMode::Write, 0, 9, std::process::id())));
+    let locked = LockedRange { mode: LockMode::Write, range: ByteRange::new(0, 9) };
+    assert_eq!(conflict, Some((locked, std::process::id())));
     // A cancelled wait ends, even if the cancellation arrives first.
     let mut side = two.attach(&site.socket());
     let waiter = std::thread::spawn(move || {
-        let reply = two.call(&lock(file, 1, (5, 5), LockMode::Read, Some(8)));
+        let reply = two.call(&lock(file, 1, (5, 5), LockAction::Read, Some(8)));
         (two, reply)
     });
     assert!(matches!(side.call(&Request::CancelLock { ticket: 8 }, &[]).expect("answered").0, Reply::Done));
@@ -418,7 +423,8 @@ fn locks_exclude_wait_cancel_and_outlive_daemon() {
     site.start();
     two.resume(&site.socket());
     let waiter = std::thread::spawn(move || {
-        let reply = two.call(&Request::InodeRange).and_then(|_| two.call(&lock(file, 1, (5, 5), LockMode::Read, None)));
+        let reply =
+            two.call(&Request::InodeRange).and_then(|_| two.call(&lock(file, 1, (5, 5), LockAction::Read, None)));
         (two, reply)
     });
     std::thread::sleep(Duration::from_millis(50));
@@ -430,8 +436,8 @@ fn locks_exclude_wait_cancel_and_outlive_daemon() {
     let (mut two, reply) = waiter.join().expect("answered");
     assert_eq!(reply.err(), Some(Errno::EAGAIN), "no other request came between");
     // A waiting session gets it when it's free.
-    let waiter = std::thread::spawn(move || two.call(&lock(file, 1, (5, 5), LockMode::Read, Some(9))));
-    one.call(&lock(file, 1, (0, u64::MAX), LockMode::Unlock, None)).expect("unlocked");
+    let waiter = std::thread::spawn(move || two.call(&lock(file, 1, (5, 5), LockAction::Read, Some(9))));
+    one.call(&lock(file, 1, (0, u64::MAX), LockAction::Unlock, None)).expect("unlocked");
     assert!(waiter.join().expect("answered").is_ok());
 }
 

@@ -5,9 +5,9 @@ mod common;
 use std::sync::Arc;
 
 use ashlar_libfs::{AttributeChange, FinalLink, LibFs, PathPurpose, RenameFlags, SetTime, WriteAt, XattrFlags};
-use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId, Timestamp};
+use ashlar_types::{Access, Contents, Credentials, Errno, FileKind, InodeId, Timestamp};
 use ashlar_update::{Rename, SetAttributes, Update};
-use ashlar_wire::{Contents, LeaseRequest, LeaseWord, Need, Reply, Request, ScopeKind};
+use ashlar_wire::{LeaseRequest, LeaseWord, Need, Reply, Request};
 use common::libfs::{SingleUser, connect, make};
 use common::{Client, NOW, Site, as_user, create};
 
@@ -82,7 +82,7 @@ fn inode_below_private_directory_is_not_granted() {
     let mut story = Private::new();
     let mut user = user_client(&story.site);
     let lookup = |directory, name: &[u8]| {
-        let within = Some(LeaseRequest { inode: directory, write: false, scope: ScopeKind::Node, need: ALL });
+        let within = Some(LeaseRequest::on_inode(directory, false, ALL));
         Request::Lookup { directory, name: name.to_vec(), within, makes: true, write: true, need: ALL }
     };
     let Ok(Reply::Entry { entry: Some(_), grants, .. }) = user.call(&lookup(InodeId::ROOT, b"private")) else {

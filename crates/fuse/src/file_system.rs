@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 
 use ashlar_libfs::{
-    Allocation, AttributeChange, FoundInode, LibFs, Listed, LockKind, LockMode, NewInode, Outcome, RenameFlags,
-    ReserveReason, Seek, Space, WriteAt, Written, XattrFlags,
+    Allocation, AttributeChange, ByteRange, ConflictingLock, FoundInode, LibFs, Listed, LockAction, LockKind, NewInode,
+    Outcome, RenameFlags, ReserveReason, Seek, Space, WriteAt, Written, XattrFlags,
 };
 use ashlar_types::{Credentials, InodeId};
 use ashlar_wire::MountTerms;
@@ -119,8 +119,8 @@ pub trait FileSystem: Send + Sync + 'static {
         kind: LockKind,
         owner: u64,
         pid: u32,
-        range: (u64, u64),
-        mode: LockMode,
+        range: ByteRange,
+        action: LockAction,
         wait: Option<u64>,
     ) -> Outcome<()>;
     fn cancel_lock(&self, ticket: u64) -> Outcome<()>;
@@ -129,9 +129,9 @@ pub trait FileSystem: Send + Sync + 'static {
         inode: InodeId,
         kind: LockKind,
         owner: u64,
-        range: (u64, u64),
-        mode: LockMode,
-    ) -> Outcome<Option<(LockMode, u64, u64, u32)>>;
+        range: ByteRange,
+        action: LockAction,
+    ) -> Outcome<Option<ConflictingLock>>;
     fn release_locks(&self, inode: InodeId, owner: u64, kind: LockKind) -> Outcome<()>;
 }
 
@@ -188,8 +188,8 @@ forward! {
     fn set_xattr(credentials: &Credentials, inode: InodeId, name: &[u8], value: &[u8], flags: XattrFlags, strip_sgid: bool) -> Outcome<()>;
     fn remove_xattr(credentials: &Credentials, inode: InodeId, name: &[u8]) -> Outcome<()>;
     fn space(inode: InodeId) -> Outcome<Space>;
-    fn lock(inode: InodeId, kind: LockKind, owner: u64, pid: u32, range: (u64, u64), mode: LockMode, wait: Option<u64>) -> Outcome<()>;
+    fn lock(inode: InodeId, kind: LockKind, owner: u64, pid: u32, range: ByteRange, action: LockAction, wait: Option<u64>) -> Outcome<()>;
     fn cancel_lock(ticket: u64) -> Outcome<()>;
-    fn query_lock(inode: InodeId, kind: LockKind, owner: u64, range: (u64, u64), mode: LockMode) -> Outcome<Option<(LockMode, u64, u64, u32)>>;
+    fn query_lock(inode: InodeId, kind: LockKind, owner: u64, range: ByteRange, action: LockAction) -> Outcome<Option<ConflictingLock>>;
     fn release_locks(inode: InodeId, owner: u64, kind: LockKind) -> Outcome<()>;
 }

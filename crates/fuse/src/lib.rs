@@ -20,6 +20,9 @@
 //! - The kernel's node numbers are inode numbers, which are never used twice. So the mount keeps nothing per inode.
 //! - A malformed request gives `EIO`. Nothing here panics on purpose.
 //!
+//! Modules, each of which uses only those before it: `proto` and `connection`, the kernel's protocol; `callers` and
+//! `kernel_cache`, records about both sides; `state`, which all threads share; `operations`; `serving`, the threads.
+//!
 //! Non-goals: mounting as an ordinary user; the session's life (its owner ends it after [`FuseMount::run`]).
 //!
 //! Source: `docs/architecture.md`, section "FUSE"; the kernel's `include/uapi/linux/fuse.h`. `docs/decisions/mount.md`
@@ -31,12 +34,15 @@ mod connection;
 mod file_system;
 mod kernel_cache;
 mod mount;
+mod mount_error;
 mod mountinfo;
 mod operations;
 mod proto;
 mod serving;
+mod state;
 
 pub use connection::notify;
 pub use file_system::FileSystem;
-pub use mount::{FuseMount, MountError, MountOptions, rings_are_on, unmount};
+pub use mount::{FuseMount, MountOptions, rings_are_on, unmount};
+pub use mount_error::MountError;
 pub use mountinfo::is_ashlar_mount;

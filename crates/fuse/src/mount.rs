@@ -11,12 +11,13 @@ use ashlar_wire::{Admission, MountTerms};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
-use thiserror::Error;
 
 use crate::connection::device::{FuseDevice, TRANSFER_BYTES};
 use crate::connection::negotiate::negotiate;
 use crate::file_system::FileSystem;
+use crate::mount_error::MountError;
 use crate::mountinfo;
+use crate::serving::ring_workers::RingWorkers;
 use crate::serving::server::Server;
 
 /// How far the kernel reads ahead in a file that is read in order, in KiB: one request of the largest size.
@@ -47,56 +48,10 @@ pub struct MountOptions {
     pub helper: Vec<OsString>,
 }
 
-/// Why mounting or unmounting failed.
-#[derive(Debug, Error)]
-#[allow(missing_docs)]
-pub enum MountError {
-    /// `/dev/fuse` is missing.
-    #[error(
-        "/dev/fuse cannot be opened ({0}); load the kernel's FUSE module with 'modprobe fuse', or pass the device into the container"
-    )]
-    NoDevice(Errno),
-    /// The caller may not mount.
-    #[error("{path} cannot be mounted or unmounted: only root may do that; run the command with sudo")]
-    NotRoot { path: PathBuf },
-    /// The mount point is missing.
-    #[error("{path} does not exist; make it with 'mkdir -p {path}'")]
-    NotFound { path: PathBuf },
-    /// The mount point is no directory.
-    #[error("{path} is not a directory; name a directory to mount on")]
-    NotADirectory { path: PathBuf },
-    /// The directory is a mount of Ashlar already.
-    #[error("{path} is mounted already; see it with 'ashlar status', or unmount it with 'ashlar unmount {path}'")]
-    AlreadyMounted { path: PathBuf },
-    /// The mount is in use.
-    #[error(
-        "{path} is in use; see which processes use it with 'fuser -vm {path}', or detach it with 'ashlar unmount --lazy {path}'"
-    )]
-    Busy { path: PathBuf },
-    /// The path is not a mount of Ashlar.
-    #[error("{path} is not a mount of Ashlar; see what is mounted with 'findmnt -t fuse.ashlar'")]
-    NotMounted { path: PathBuf },
-    /// The kernel's protocol is too old.
-    #[error("this kernel speaks FUSE {major}.{minor}, and 7.31 is needed: Linux 5.4 or later")]
-    OldKernel { major: u32, minor: u32 },
-    /// The kernel did not behave as the protocol says.
-    #[error("the kernel and this program did not understand each other: {reason}")]
-    Protocol { reason: String },
-    /// SharedFS did not take the mount.
-    #[error("the daemon could not take charge of the mount ({0}); look at the daemon's log, and mount again")]
-    NotRegistered(ashlar_types::Errno),
-    /// Another system call failed.
-    #[error("{path}: {reason}")]
-    Failed { path: PathBuf, reason: Errno },
-    /// No thread could be started.
-    #[error("no thread could be started to serve the mount: {0}")]
-    NoThread(std::io::Error),
-}
-
 /// A file system mounted on a directory. Dropping it unmounts it, lazily.
 #[derive(Debug)]
 pub struct FuseMount<F: FileSystem = LibFs> {
-    server: Arc<Server<F>>,
+    server: Server<F>,
     mount_point: PathBuf,
     device_number: u64,
 }
@@ -116,7 +71,8 @@ impl<F: FileSystem> FuseMount<F> {
         })?;
         mount_device(&device, &mount_point, &options)?;
         let guard = UnmountGuard(Some(&mount_point));
-        let (agreement, ring_workers) = negotiate(&device, options.without_rings)?;
+        let make_rings = || if options.without_rings { None } else { RingWorkers::new(&device) };
+        let (agreement, ring_workers) = negotiate(&device, make_rings)?;
         let duplicate =
             device.duplicate().map_err(|reason| MountError::Failed { path: mount_point.clone(), reason })?;
         // The device number comes from the kernel's table, since the mount itself answers nothing yet.
@@ -128,8 +84,9 @@ impl<F: FileSystem> FuseMount<F> {
         entry.iter().for_each(set_read_ahead);
         guard.keep_mount();
         let threads = if options.threads == 0 { default_threads() } else { options.threads };
+        let ring_workers = ring_workers.unwrap_or_default();
         let server = Server::new(file_system, device, threads, (agreement, ring_workers), Helper::new(options.helper));
-        Ok(Self { server: Arc::new(server), mount_point, device_number: number })
+        Ok(Self { server, mount_point, device_number: number })
     }
 
     /// Returns the mount point, without symbolic links.
@@ -147,7 +104,7 @@ impl<F: FileSystem> FuseMount<F> {
     /// Whether requests come by rings (FUSE over io_uring).
     #[must_use]
     pub fn has_rings(&self) -> bool {
-        self.server.ring_workers.are_any()
+        self.server.has_rings()
     }
 
     /// Serves the mount until it is unmounted. This does not end the session: its owner does that.
@@ -171,7 +128,7 @@ impl<F: FileSystem> Drop for FuseMount<F> {
 impl<F: FileSystem> FuseMount<F> {
     /// Whether the device still has its mount: without one it polls as broken.
     fn is_connected(&self) -> bool {
-        let mut polled = [PollFd::from_borrowed_fd(self.server.device.as_fd(), PollFlags::IN)];
+        let mut polled = [PollFd::from_borrowed_fd(self.server.device(), PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let answered = rustix::event::poll(&mut polled, Some(&now));
         answered.is_ok() && polled.iter().all(|fd| !fd.revents().contains(PollFlags::ERR))
@@ -270,12 +227,6 @@ pub fn unmount(mount_point: &Path, lazy: bool) -> Result<(), MountError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn errors_say_what_to_do_next() {
-        let error = MountError::Busy { path: "/mnt".into() };
-        assert!(error.to_string().contains("ashlar unmount --lazy /mnt"), "{error}");
-    }
 
     #[test]
     fn unmount_without_mount_fails() {

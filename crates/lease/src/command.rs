@@ -1,29 +1,7 @@
 //! The commands, requests and limits of the lease manager.
 
-use ashlar_types::{InodeId, LogPosition, SessionId};
+use ashlar_types::{InodeId, LeaseMode, LeaseScope, LogPosition, SessionId, WantedLease};
 use thiserror::Error;
-
-/// The right that a lease gives its holder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Mode {
-    /// Read; shared with other readers.
-    Read,
-    /// Read and write; exclusive.
-    Write,
-}
-
-/// The inodes that a lease covers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LeaseScope {
-    /// One inode: attributes, content, entries.
-    Node,
-    /// The files of one directory that have no other link and no lease of their own.
-    ///
-    /// Such a lease is for reading only, and is shared with other readers.
-    Files,
-    /// A directory and everything below it that has no lease of its own.
-    Subtree,
-}
 
 /// The target of a lease: an inode and a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,18 +51,11 @@ impl InodeHome {
     }
 }
 
-/// A lease that a session asks for.
+/// A lease that a session asks for, and how freely the manager may answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct WantedLease {
-    /// The inode.
-    pub inode: InodeId,
-    /// Read or write; a subtree lease is always a write lease.
-    pub mode: Mode,
-    /// The scope.
-    ///
-    /// `Subtree` takes everything below the directory from all other sessions. `Node` may be answered with more.
-    /// `Files` is like `Node`, but a file to be read is best held together with the other files of its directory.
-    pub scope: LeaseScope,
+pub struct RequestedLease {
+    /// The lease.
+    pub lease: WantedLease,
     /// Whether a write lease may answer it, on as much of the tree around as no other session uses.
     ///
     /// A session that only reads should not set this. Then other sessions can join as passive readers
@@ -109,7 +80,7 @@ pub struct SlotWord {
     /// The generation.
     pub generation: u64,
     /// The mode; `None`: no lease.
-    pub mode: Option<Mode>,
+    pub mode: Option<LeaseMode>,
     /// The scope.
     pub scope: LeaseScope,
 }

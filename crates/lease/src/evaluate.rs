@@ -4,11 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ashlar_types::{InodeId, SessionId};
+use ashlar_types::{InodeId, LeaseMode, LeaseScope, SessionId, WantedLease};
 
 use crate::{
-    Ancestry, Command, Grant, LeaseHole, LeaseManager, LeaseScope, LeaseTarget, Mode, RequestId, RevokeReason,
-    SlotWord, WantedLease,
+    Ancestry, Command, Grant, LeaseHole, LeaseManager, LeaseTarget, RequestId, RequestedLease, RevokeReason, SlotWord,
 };
 
 /// A piece of work in the queue.
@@ -17,7 +16,7 @@ pub(crate) enum Work {
     Acquire {
         session: SessionId,
         request: RequestId,
-        wants: Vec<WantedLease>,
+        wants: Vec<RequestedLease>,
     },
     Release {
         session: SessionId,
@@ -124,18 +123,18 @@ impl LeaseManager {
         let mut demands: BTreeSet<Demand> = revoked.copied().collect();
         match work {
             Work::Acquire { session, wants, .. } => {
-                let may_keep = wants.iter().all(|want| want.scope != LeaseScope::Subtree);
+                let may_keep = wants.iter().all(|want| want.lease.scope != LeaseScope::Subtree);
                 for want in &merged(wants, ancestry) {
                     let target = self.target_for(now_us, *session, want, ancestry);
                     match target.scope {
-                        LeaseScope::Node if self.leases.nodes.contains_key(&want.inode) => {
+                        LeaseScope::Node if self.leases.nodes.contains_key(&want.lease.inode) => {
                             self.demand_shared(*session, want, &mut demands);
                         }
                         LeaseScope::Node | LeaseScope::Files => {
-                            let keeps_read = may_keep && want.mode == Mode::Read;
+                            let keeps_read = may_keep && want.lease.mode == LeaseMode::Read;
                             self.demand_part(*session, want, target, keeps_read, ancestry, &mut demands);
                         }
-                        LeaseScope::Subtree => self.demand_subtree(*session, want.inode, ancestry, &mut demands),
+                        LeaseScope::Subtree => self.demand_subtree(*session, want.lease.inode, ancestry, &mut demands),
                     }
                 }
                 self.demand_room(*session, wants, ancestry, &mut demands);
@@ -176,12 +175,18 @@ impl LeaseManager {
     }
 
     /// Returns the target at which a session would hold the lease that it asks for, if it does not hold it yet.
-    fn target_for(&self, now_us: u64, session: SessionId, want: &WantedLease, ancestry: &impl Ancestry) -> LeaseTarget {
-        let WantedLease { inode, mode, scope, .. } = *want;
+    fn target_for(
+        &self,
+        now_us: u64,
+        session: SessionId,
+        want: &RequestedLease,
+        ancestry: &impl Ancestry,
+    ) -> LeaseTarget {
+        let WantedLease { inode, mode, scope } = want.lease;
         if scope == LeaseScope::Subtree {
             return LeaseTarget::subtree(inode);
         }
-        if mode == Mode::Write || self.leases.nodes.contains_key(&inode) {
+        if mode == LeaseMode::Write || self.leases.nodes.contains_key(&inode) {
             return LeaseTarget::node(inode);
         }
         let may_share = |directory: &InodeId| {
@@ -194,8 +199,8 @@ impl LeaseManager {
     }
 
     /// Demands changes of the leases on the inode itself.
-    fn demand_shared(&self, session: SessionId, want: &WantedLease, demands: &mut BTreeSet<Demand>) {
-        let WantedLease { inode, mode, .. } = *want;
+    fn demand_shared(&self, session: SessionId, want: &RequestedLease, demands: &mut BTreeSet<Demand>) {
+        let WantedLease { inode, mode, .. } = want.lease;
         for (holder, slot) in self.leases.nodes.get(&inode).into_iter().flatten() {
             let (holder, slot) = (*holder, *slot);
             if holder == session {
@@ -210,9 +215,9 @@ impl LeaseManager {
                     // Other state known on this slot must not become writable with it.
                     demands.insert(Demand { session, slot, change: Change::Refresh });
                 }
-            } else if mode == Mode::Write {
+            } else if mode == LeaseMode::Write {
                 demands.insert(Demand::remove(holder, slot, RevokeReason::Conflict));
-            } else if self.leases.slot(holder, slot).mode == Mode::Write || self.leases.is_dirty(holder, slot) {
+            } else if self.leases.slot(holder, slot).mode == LeaseMode::Write || self.leases.is_dirty(holder, slot) {
                 demands.insert(Demand { session: holder, slot, change: Change::ReadOnly });
             }
         }
@@ -222,13 +227,13 @@ impl LeaseManager {
     fn demand_part(
         &self,
         session: SessionId,
-        want: &WantedLease,
+        want: &RequestedLease,
         target: LeaseTarget,
         keeps_read: bool,
         ancestry: &impl Ancestry,
         demands: &mut BTreeSet<Demand>,
     ) {
-        match self.leases.governing(want.inode, ancestry) {
+        match self.leases.governing(want.lease.inode, ancestry) {
             Some(LeaseTarget { inode, scope: LeaseScope::Subtree }) => {
                 self.demand_cut(session, inode, target, keeps_read, demands);
             }
@@ -297,7 +302,7 @@ impl LeaseManager {
     fn filled_on(&self, now_us: u64, session: SessionId, directory: InodeId, ancestry: &impl Ancestry) -> Option<u32> {
         let slot = self.leases.slot_at(LeaseTarget::node(directory), session)?;
         let state = self.leases.slot(session, slot);
-        let is_held = state.live && state.mode == Mode::Write && !self.leases.holders[&session].ending;
+        let is_held = state.live && state.mode == LeaseMode::Write && !self.leases.holders[&session].ending;
         let is_own = self.leases.slot_at(LeaseTarget::subtree(directory), session).is_some();
         let is_open = !self.is_contended(now_us, directory) && self.reserved.admits_below(session, directory, ancestry);
         if !is_held || is_own || !is_open {
@@ -332,7 +337,7 @@ impl LeaseManager {
         let Some(LeaseTarget { inode: directory, scope: LeaseScope::Files }) = state.target else { return false };
         let is_sole = self.leases.holders_of(LeaseTarget::files(directory)).all(|(holder, _)| holder == session);
         // Inodes that the session knows by this lease and holds by another one become writable, too.
-        let is_written = |other: &u32| self.leases.slot(session, *other).mode == Mode::Write;
+        let is_written = |other: &u32| self.leases.slot(session, *other).mode == LeaseMode::Write;
         let is_top = self.leases.governing_subtree(Some(directory), ancestry).is_none();
         if !state.live || !is_sole || !state.shadowed.iter().all(is_written) {
             return false;
@@ -399,7 +404,7 @@ impl LeaseManager {
     fn demand_room(
         &self,
         session: SessionId,
-        wants: &[WantedLease],
+        wants: &[RequestedLease],
         ancestry: &impl Ancestry,
         demands: &mut BTreeSet<Demand>,
     ) {
@@ -412,7 +417,7 @@ impl LeaseManager {
             return;
         }
         let mut kept: BTreeSet<u32> =
-            wants.iter().filter_map(|want| self.leases.slot_governing(session, want.inode, ancestry)).collect();
+            wants.iter().filter_map(|want| self.leases.slot_governing(session, want.lease.inode, ancestry)).collect();
         kept.extend(demands.iter().filter(|demand| demand.session == session).map(|demand| demand.slot));
         let oldest = holder.by_stamp.iter().map(|(_, slot)| *slot);
         let oldest = oldest.filter(|slot| !kept.contains(slot) && !self.is_kept(session, *slot));
@@ -438,7 +443,11 @@ impl LeaseManager {
         let Demand { session, slot, change } = demand;
         let is_new = self.announced.insert(demand);
         // A reader may continue to read on the slot on which it knows the inode.
-        self.announce_to_shadows(session, slot, if change == Change::ReadOnly { Mode::Write } else { Mode::Read });
+        self.announce_to_shadows(
+            session,
+            slot,
+            if change == Change::ReadOnly { LeaseMode::Write } else { LeaseMode::Read },
+        );
         let is_live = self.leases.slot(session, slot).live;
         match change {
             Change::Remove(reason) if is_live || is_new => {
@@ -450,7 +459,9 @@ impl LeaseManager {
                 let hole = LeaseHole { inode: target.inode, scope: target.scope, keeps_read };
                 self.push(Command::Split { word, hole: Some(hole) });
             }
-            Change::ReadOnly if self.leases.slot(session, slot).mode == Mode::Write => self.downgrade(session, slot),
+            Change::ReadOnly if self.leases.slot(session, slot).mode == LeaseMode::Write => {
+                self.downgrade(session, slot)
+            }
             Change::Refresh if is_live => {
                 let word = self.leases.raise_generation(session, slot);
                 self.push(Command::Split { word, hole: None });
@@ -462,7 +473,7 @@ impl LeaseManager {
     /// Changes the words of the other slots on which the session knows the slot's target.
     ///
     /// Only slots whose mode is `least` or more are changed.
-    pub(crate) fn announce_to_shadows(&mut self, session: SessionId, slot: u32, least: Mode) {
+    pub(crate) fn announce_to_shadows(&mut self, session: SessionId, slot: u32, least: LeaseMode) {
         for shadow in self.leases.slot(session, slot).shadows.clone() {
             if self.leases.slot(session, shadow).mode >= least {
                 let word = self.leases.raise_generation(session, shadow);
@@ -472,7 +483,7 @@ impl LeaseManager {
     }
 
     fn downgrade(&mut self, session: SessionId, slot: u32) {
-        self.leases.slot_mut(session, slot).mode = Mode::Read;
+        self.leases.slot_mut(session, slot).mode = LeaseMode::Read;
         let word = self.leases.word(session, slot);
         self.push(Command::Downgrade { word });
         if self.leases.is_dirty(session, slot) {
@@ -506,7 +517,7 @@ impl LeaseManager {
                 self.leases.slot_mut(session, slot).splits += 1;
                 self.mark_dependency(session, slot, Some(target));
                 if keeps_read && self.leases.slot_at(target, session).is_none() {
-                    let kept = self.leases.add(target, session, Mode::Read, ancestry);
+                    let kept = self.leases.add(target, session, LeaseMode::Read, ancestry);
                     self.record_slot(session, kept);
                 }
             }
@@ -530,7 +541,7 @@ impl LeaseManager {
                 }
                 self.answer(now_us, *session, *request, wants, ancestry);
                 // A log that was applied for this request may have moved an inode to where it is reserved.
-                wants.iter().for_each(|want| self.take_if_reserved(want.inode, ancestry));
+                wants.iter().for_each(|want| self.take_if_reserved(want.lease.inode, ancestry));
             }
             Work::End { session } => {
                 self.leases.holders.remove(session);
@@ -557,19 +568,19 @@ impl LeaseManager {
         &mut self,
         now_us: u64,
         session: SessionId,
-        want: &WantedLease,
+        want: &RequestedLease,
         was_contended: bool,
         ancestry: &impl Ancestry,
     ) {
         let mut shadows = BTreeSet::new();
-        if let Some(slot) = self.leases.slot_governing(session, want.inode, ancestry) {
+        if let Some(slot) = self.leases.slot_governing(session, want.lease.inode, ancestry) {
             let state = self.leases.slot(session, slot);
-            if want.scope != LeaseScope::Subtree {
-                if state.mode >= want.mode {
+            if want.lease.scope != LeaseScope::Subtree {
+                if state.mode >= want.lease.mode {
                     return;
                 }
                 if state.target.is_some_and(|target| target.scope == LeaseScope::Node) {
-                    self.leases.slot_mut(session, slot).mode = want.mode;
+                    self.leases.slot_mut(session, slot).mode = want.lease.mode;
                     return;
                 }
                 if want.may_widen && !was_contended && self.is_sole_reader(now_us, session, slot, ancestry) {
@@ -578,21 +589,21 @@ impl LeaseManager {
                 }
                 // The session has read the file on this slot, together with others.
                 shadows.extend(state.live.then_some(slot));
-            } else if self.leases.slot_at(LeaseTarget::node(want.inode), session).is_none() {
+            } else if self.leases.slot_at(LeaseTarget::node(want.lease.inode), session).is_none() {
                 return;
             }
         }
-        let is_governed = self.leases.governing(want.inode, ancestry).is_some();
+        let is_governed = self.leases.governing(want.lease.inode, ancestry).is_some();
         let widest = if !want.may_widen || is_governed || was_contended {
             None
         } else {
-            self.find_widest(now_us, session, want.inode, ancestry)
+            self.find_widest(now_us, session, want.lease.inode, ancestry)
         };
         let target = self.target_for(now_us, session, want, ancestry);
         let (target, mode) = match (widest, target.scope) {
-            (Some(top), _) => (LeaseTarget::subtree(top), Mode::Write),
-            (None, LeaseScope::Subtree) => (target, Mode::Write),
-            (None, LeaseScope::Node | LeaseScope::Files) => (target, want.mode),
+            (Some(top), _) => (LeaseTarget::subtree(top), LeaseMode::Write),
+            (None, LeaseScope::Subtree) => (target, LeaseMode::Write),
+            (None, LeaseScope::Node | LeaseScope::Files) => (target, want.lease.mode),
         };
         let slot = self.leases.add(target, session, mode, ancestry);
         self.leases.set_shadows(session, slot, shadows);
@@ -603,20 +614,20 @@ impl LeaseManager {
         now_us: u64,
         session: SessionId,
         request: RequestId,
-        wants: &[WantedLease],
+        wants: &[RequestedLease],
         ancestry: &impl Ancestry,
     ) {
         let mut grants = Vec::with_capacity(wants.len());
         let mut dependencies = BTreeMap::new();
         for want in wants {
             // The session was given a lease a moment ago. If it has none, the answer has no grant at all.
-            let Some(slot) = self.leases.slot_governing(session, want.inode, ancestry) else {
+            let Some(slot) = self.leases.slot_governing(session, want.lease.inode, ancestry) else {
                 grants.clear();
                 break;
             };
             self.leases.record_grant(session, slot, now_us);
-            grants.push(Grant { inode: want.inode, word: self.leases.word(session, slot) });
-            self.dependencies.collect(want.inode, ancestry, &mut dependencies);
+            grants.push(Grant { inode: want.lease.inode, word: self.leases.word(session, slot) });
+            self.dependencies.collect(want.lease.inode, ancestry, &mut dependencies);
         }
         dependencies.remove(&session);
         self.push(Command::Grant { session, request, grants, dependencies: dependencies.into_iter().collect() });
@@ -626,14 +637,15 @@ impl LeaseManager {
 /// Merges requests so that one is left for each inode, in order.
 ///
 /// A directory may have gone since it was asked for. Nothing is below it then, and a lease on it alone does no harm.
-fn merged(wants: &[WantedLease], ancestry: &impl Ancestry) -> Vec<WantedLease> {
-    let mut merged: BTreeMap<InodeId, WantedLease> = BTreeMap::new();
+fn merged(wants: &[RequestedLease], ancestry: &impl Ancestry) -> Vec<RequestedLease> {
+    let mut merged: BTreeMap<InodeId, RequestedLease> = BTreeMap::new();
     for want in wants {
-        let is_gone = want.scope == LeaseScope::Subtree && !ancestry.home(want.inode).is_directory;
-        let want = WantedLease { scope: if is_gone { LeaseScope::Node } else { want.scope }, ..*want };
-        let known = merged.entry(want.inode).or_insert(want);
-        known.mode = known.mode.max(want.mode);
-        known.scope = known.scope.max(want.scope);
+        let is_gone = want.lease.scope == LeaseScope::Subtree && !ancestry.home(want.lease.inode).is_directory;
+        let scope = if is_gone { LeaseScope::Node } else { want.lease.scope };
+        let want = RequestedLease { lease: WantedLease { scope, ..want.lease }, ..*want };
+        let known = merged.entry(want.lease.inode).or_insert(want);
+        known.lease.mode = known.lease.mode.max(want.lease.mode);
+        known.lease.scope = known.lease.scope.max(want.lease.scope);
         known.may_widen |= want.may_widen;
     }
     merged.into_values().collect()

@@ -4,17 +4,17 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::BuildHasherDefault;
 
-use ashlar_types::{InodeHasher, InodeId, LogPosition, SessionId};
+use ashlar_types::{InodeHasher, InodeId, LeaseMode, LeaseScope, LogPosition, SessionId};
 
 use crate::leases_below::LeasesBelow;
-use crate::{Ancestry, InodeHome, LeaseScope, LeaseTarget, Mode, SlotWord};
+use crate::{Ancestry, InodeHome, LeaseTarget, SlotWord};
 
 /// A slot of a session's lease table.
 #[derive(Clone, Debug)]
 pub(crate) struct LeaseSlot {
     /// `None` if the slot is free. Its generation outlives the lease.
     pub target: Option<LeaseTarget>,
-    pub mode: Mode,
+    pub mode: LeaseMode,
     pub generation: u64,
     /// Whether the generation was granted, so that the session may consider it valid.
     pub live: bool,
@@ -47,7 +47,7 @@ impl LeaseSlot {
     const fn free() -> Self {
         Self {
             target: None,
-            mode: Mode::Read,
+            mode: LeaseMode::Read,
             generation: 1,
             live: false,
             dirty: false,
@@ -263,7 +263,7 @@ impl HeldLeases {
     }
 
     /// Gives a target to a session, on a free slot; beyond its table if the table is full.
-    pub fn add(&mut self, target: LeaseTarget, session: SessionId, mode: Mode, ancestry: &impl Ancestry) -> u32 {
+    pub fn add(&mut self, target: LeaseTarget, session: SessionId, mode: LeaseMode, ancestry: &impl Ancestry) -> u32 {
         let holder = self.holder(session);
         let slot = holder.free.first().copied().unwrap_or(holder.slots.len() as u32);
         self.take(slot, target, session, mode, ancestry);
@@ -271,7 +271,14 @@ impl HeldLeases {
     }
 
     /// Gives a target to a session on this slot, which is free.
-    pub fn take(&mut self, slot: u32, target: LeaseTarget, session: SessionId, mode: Mode, ancestry: &impl Ancestry) {
+    pub fn take(
+        &mut self,
+        slot: u32,
+        target: LeaseTarget,
+        session: SessionId,
+        mode: LeaseMode,
+        ancestry: &impl Ancestry,
+    ) {
         self.stamp += 1;
         let stamp = self.stamp;
         let holder = self.holder(session);
@@ -405,7 +412,7 @@ impl HeldLeases {
         let target = LeaseTarget::subtree(inode);
         self.enter_lease(target, session, slot);
         let state = self.slot_mut(session, slot);
-        (state.target, state.mode) = (Some(target), Mode::Write);
+        (state.target, state.mode) = (Some(target), LeaseMode::Write);
     }
 
     /// Records that the session has made an entry in the directory that it holds on the slot.
@@ -440,7 +447,7 @@ impl HeldLeases {
             state.live = true;
             state.granted_us = now_us;
         }
-        if state.mode == Mode::Write {
+        if state.mode == LeaseMode::Write {
             self.set_dirty(session, slot);
         }
     }

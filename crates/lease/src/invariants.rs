@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use ashlar_types::LeaseMode;
+
 use crate::leases_below::LeasesBelow;
-use crate::{Ancestry, LeaseManager, LeaseTarget, Mode};
+use crate::{Ancestry, LeaseManager, LeaseTarget};
 
 impl LeaseManager {
     /// Checks the tables against each other and against the tree, between two pieces of work.
@@ -23,7 +25,8 @@ impl LeaseManager {
                 return Err(format!("inode {inode} has an entry without a holder"));
             }
             let is_writer = |holder: (&ashlar_types::SessionId, &u32)| {
-                self.leases.slot(*holder.0, *holder.1).mode == Mode::Write || self.leases.is_dirty(*holder.0, *holder.1)
+                self.leases.slot(*holder.0, *holder.1).mode == LeaseMode::Write
+                    || self.leases.is_dirty(*holder.0, *holder.1)
             };
             if holders.len() > 1 && holders.iter().any(is_writer) {
                 return Err(format!("inode {inode} is held by {} sessions, and one may write", holders.len()));
@@ -31,14 +34,15 @@ impl LeaseManager {
         }
         for (directory, holders) in &self.leases.files {
             let is_reader = |holder: (&ashlar_types::SessionId, &u32)| {
-                self.leases.slot(*holder.0, *holder.1).mode == Mode::Read && !self.leases.is_dirty(*holder.0, *holder.1)
+                self.leases.slot(*holder.0, *holder.1).mode == LeaseMode::Read
+                    && !self.leases.is_dirty(*holder.0, *holder.1)
             };
             if holders.is_empty() || !holders.iter().all(is_reader) {
                 return Err(format!("the files of {directory} have no reader, or a holder that does more than read"));
             }
         }
         for (inode, (session, slot)) in &self.leases.subtrees {
-            if self.leases.slot(*session, *slot).mode != Mode::Write {
+            if self.leases.slot(*session, *slot).mode != LeaseMode::Write {
                 return Err(format!("the subtree lease on {inode} is not a write lease"));
             }
         }
@@ -56,7 +60,7 @@ impl LeaseManager {
                 if slot.dirty != holder.dirty.contains(&number) {
                     return fail("is missing in the list of dirty slots, or is in it though clean");
                 }
-                if slot.live && slot.mode == Mode::Write && !slot.dirty {
+                if slot.live && slot.mode == LeaseMode::Write && !slot.dirty {
                     return fail("can be written on, but is not dirty");
                 }
                 let is_shadow = |other: &u32| {

@@ -58,7 +58,7 @@
 //!   write lease below it to be removed: a file with a write lease is a hole from the start. The next reader joins that
 //!   lease, since a lease cut out of it would have to be cut out for all its readers. A session that writes one of the
 //!   files knows that file on both slots, so the wide slot becomes the shadow of the narrow one.
-//! - *A session that only reads* must not get a lease that excludes other readers ([`WantedLease::may_widen`]). Nor
+//! - *A session that only reads* must not get a lease that excludes other readers ([`RequestedLease::may_widen`]). Nor
 //!   should it ask for each file when it begins to write. If no other session holds anything there, its lease on all
 //!   files of a directory becomes one on everything below, on the same slot. A session that has read one of those files
 //!   meanwhile is known by the narrower lease that the session got on that file, whose shadow the wide one is.
@@ -98,8 +98,8 @@ mod reserved;
 mod tests;
 
 pub use command::{
-    Ancestry, Command, Grant, InodeHome, LeaseHole, LeaseScope, LeaseTarget, Limits, Mode, RequestError, RequestId,
-    RevokeReason, SlotWord, Stats, WantedLease,
+    Ancestry, Command, Grant, InodeHome, LeaseHole, LeaseTarget, Limits, RequestError, RequestId, RequestedLease,
+    RevokeReason, SlotWord, Stats,
 };
 pub use manager::LeaseManager;
 pub use reserved::Reach;

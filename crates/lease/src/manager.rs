@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use ashlar_types::{InodeId, LogPosition, SessionId};
+use ashlar_types::{InodeId, LeaseMode, LeaseScope, LogPosition, SessionId};
 
 use crate::dependencies::Dependencies;
 use crate::evaluate::{Demand, Work};
 use crate::held_leases::HeldLeases;
 use crate::reserved::ReservedInodes;
 use crate::{
-    Ancestry, Command, Grant, InodeHome, LeaseScope, LeaseTarget, Limits, Mode, RequestError, RequestId, RevokeReason,
-    SlotWord, Stats, WantedLease,
+    Ancestry, Command, Grant, InodeHome, LeaseTarget, Limits, RequestError, RequestId, RequestedLease, RevokeReason,
+    SlotWord, Stats,
 };
 
 /// The most directories remembered as contended.
@@ -126,13 +126,15 @@ impl LeaseManager {
     }
 
     /// Whether a restored lease conflicts with those restored before.
-    fn conflicts(&self, target: LeaseTarget, mode: Mode, session: SessionId) -> bool {
+    fn conflicts(&self, target: LeaseTarget, mode: LeaseMode, session: SessionId) -> bool {
         match target.scope {
             LeaseScope::Subtree => self.leases.subtrees.contains_key(&target.inode),
-            LeaseScope::Files => mode == Mode::Write || self.leases.slot_at(target, session).is_some(),
+            LeaseScope::Files => mode == LeaseMode::Write || self.leases.slot_at(target, session).is_some(),
             LeaseScope::Node => self.leases.nodes.get(&target.inode).is_some_and(|holders| {
                 holders.iter().any(|(holder, slot)| {
-                    *holder == session || mode == Mode::Write || self.leases.slot(*holder, *slot).mode == Mode::Write
+                    *holder == session
+                        || mode == LeaseMode::Write
+                        || self.leases.slot(*holder, *slot).mode == LeaseMode::Write
                 })
             }),
         }
@@ -178,7 +180,7 @@ impl LeaseManager {
         &mut self,
         now_us: u64,
         session: SessionId,
-        wants: &[WantedLease],
+        wants: &[RequestedLease],
         ancestry: &impl Ancestry,
     ) -> Result<RequestId, RequestError> {
         if self.queue.len() >= self.limits.queue_max {
@@ -188,7 +190,7 @@ impl LeaseManager {
             return Err(RequestError::TooManyWants(wants.len()));
         }
         if let Some(odd) = wants.iter().find(|want| is_odd(want, ancestry)) {
-            return Err(RequestError::OddScope(odd.inode));
+            return Err(RequestError::OddScope(odd.lease.inode));
         }
         let holder = self.leases.holder(session);
         if holder.ending {
@@ -246,13 +248,13 @@ impl LeaseManager {
         for number in std::mem::take(&mut holder.dirty) {
             let slot = &mut holder.slots[number as usize];
             let is_late = std::mem::take(&mut slot.late);
-            if is_late || slot.live && slot.mode == Mode::Write {
+            if is_late || slot.live && slot.mode == LeaseMode::Write {
                 holder.dirty.insert(number);
                 continue;
             }
             slot.dirty = false;
             slot.written = position;
-            if let (Some(target), Mode::Read) = (slot.target, slot.mode) {
+            if let (Some(target), LeaseMode::Read) = (slot.target, slot.mode) {
                 self.dependencies.mark(target, session, position);
             }
             for shadowed in slot.shadowed.clone() {
@@ -270,7 +272,7 @@ impl LeaseManager {
         now_us: u64,
         session: SessionId,
         inode: InodeId,
-        mode: Mode,
+        mode: LeaseMode,
         ancestry: &impl Ancestry,
     ) -> Option<(Grant, Vec<(SessionId, LogPosition)>)> {
         let is_ending = self.leases.holders.get(&session).is_none_or(|holder| holder.ending);
@@ -308,8 +310,9 @@ impl LeaseManager {
         if self.is_reserved_from(session, inode, ancestry) {
             return None;
         }
-        let reads =
-            |(holder, slot)| self.leases.slot(holder, slot).mode == Mode::Read && !self.leases.is_dirty(holder, slot);
+        let reads = |(holder, slot)| {
+            self.leases.slot(holder, slot).mode == LeaseMode::Read && !self.leases.is_dirty(holder, slot)
+        };
         // A subtree lease is always a write lease.
         if !self.leases.holders_of(target).all(reads) {
             return None;
@@ -320,7 +323,7 @@ impl LeaseManager {
                 self.evict_one(session);
                 return None;
             }
-            None => self.leases.add(target, session, Mode::Read, ancestry),
+            None => self.leases.add(target, session, LeaseMode::Read, ancestry),
         };
         self.stats.grants += 1;
         self.leases.holder(session).is_passive = true;
@@ -339,7 +342,7 @@ impl LeaseManager {
     pub fn is_free_to_read(&self, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> bool {
         let Some(target) = self.leases.governing(inode, ancestry) else { return true };
         self.leases.holders_of(target).all(|(holder, slot)| {
-            let is_read = self.leases.slot(holder, slot).mode == Mode::Read || target.scope == LeaseScope::Subtree;
+            let is_read = self.leases.slot(holder, slot).mode == LeaseMode::Read || target.scope == LeaseScope::Subtree;
             holder == session || is_read && !self.leases.is_dirty(holder, slot)
         })
     }
@@ -356,13 +359,16 @@ impl LeaseManager {
     /// It is removed without waiting, and taking it does not count as a collision.
     pub(crate) fn is_passive(&self, session: SessionId, slot: u32) -> bool {
         let state = self.leases.slot(session, slot);
-        self.leases.holders[&session].is_passive && state.mode == Mode::Read && !self.leases.is_dirty(session, slot)
+        self.leases.holders[&session].is_passive
+            && state.mode == LeaseMode::Read
+            && !self.leases.is_dirty(session, slot)
     }
 
     /// Removes a session's least recently granted read lease that has no unapplied records.
     fn evict_one(&mut self, session: SessionId) {
-        let is_read =
-            |slot: &u32| self.leases.slot(session, *slot).mode == Mode::Read && !self.leases.is_dirty(session, *slot);
+        let is_read = |slot: &u32| {
+            self.leases.slot(session, *slot).mode == LeaseMode::Read && !self.leases.is_dirty(session, *slot)
+        };
         let oldest = self.leases.holders[&session].by_stamp.iter().map(|(_, slot)| *slot).find(is_read);
         if let Some(slot) = oldest {
             self.drop_read(session, slot, RevokeReason::Evicted);
@@ -371,7 +377,7 @@ impl LeaseManager {
 
     /// Removes a read lease without unapplied records.
     fn drop_read(&mut self, session: SessionId, slot: u32, reason: RevokeReason) {
-        self.announce_to_shadows(session, slot, Mode::Read);
+        self.announce_to_shadows(session, slot, LeaseMode::Read);
         let word = SlotWord { mode: None, ..self.leases.raise_generation(session, slot) };
         self.push(Command::Revoke { word, reason });
         self.mark_dependency(session, slot, None);
@@ -432,7 +438,7 @@ impl LeaseManager {
     pub fn writers(&self, inode: InodeId, ancestry: &impl Ancestry) -> BTreeSet<SessionId> {
         let mut found = BTreeSet::new();
         let writes = |&(session, slot): &(SessionId, u32)| {
-            self.leases.slot(session, slot).mode == Mode::Write || self.leases.is_dirty(session, slot)
+            self.leases.slot(session, slot).mode == LeaseMode::Write || self.leases.is_dirty(session, slot)
         };
         // From the top down, the subtree lease that governs each inode is known from the one above.
         let way: Vec<_> = path_up(inode, ancestry).collect();
@@ -488,7 +494,7 @@ impl LeaseManager {
     #[must_use]
     pub fn may_write(&self, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> bool {
         self.leases.slot_governing(session, inode, ancestry).is_some_and(|slot| {
-            self.leases.slot(session, slot).mode == Mode::Write || self.leases.is_dirty(session, slot)
+            self.leases.slot(session, slot).mode == LeaseMode::Write || self.leases.is_dirty(session, slot)
         })
     }
 
@@ -600,7 +606,7 @@ impl LeaseManager {
         if known_on.live {
             shadows.insert(slot);
         }
-        let own = self.leases.add(target, session, Mode::Write, ancestry);
+        let own = self.leases.add(target, session, LeaseMode::Write, ancestry);
         self.leases.set_shadows(session, own, shadows);
         self.leases.set_dirty(session, own);
         self.leases.slot_mut(session, own).late = is_late;
@@ -771,11 +777,11 @@ impl LeaseManager {
 }
 
 /// Whether a lease of this scope makes no sense: no honest session asks for it.
-fn is_odd(want: &WantedLease, ancestry: &impl Ancestry) -> bool {
-    match want.scope {
+fn is_odd(want: &RequestedLease, ancestry: &impl Ancestry) -> bool {
+    match want.lease.scope {
         LeaseScope::Node => false,
-        LeaseScope::Files => want.mode == Mode::Write,
-        LeaseScope::Subtree => want.mode == Mode::Read || !ancestry.home(want.inode).is_directory,
+        LeaseScope::Files => want.lease.mode == LeaseMode::Write,
+        LeaseScope::Subtree => want.lease.mode == LeaseMode::Read || !ancestry.home(want.lease.inode).is_directory,
     }
 }
 

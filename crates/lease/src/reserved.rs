@@ -13,14 +13,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ashlar_types::{InodeId, SessionId};
+use ashlar_types::{InodeId, LeaseScope, SessionId, WantedLease};
 
 use crate::evaluate::Work;
 use crate::leases_below::LeasesBelow;
-use crate::{Ancestry, LeaseManager, LeaseScope, WantedLease};
-
-/// The session id under which all reservations are counted.
-const COUNTED_AS: SessionId = SessionId(0);
+use crate::{Ancestry, LeaseManager};
 
 /// The inodes that a reservation covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,7 +37,7 @@ pub(crate) struct ReservedInodes {
     inodes: BTreeMap<InodeId, Reach>,
     /// Whether one of them covers all inodes.
     is_all: bool,
-    /// The places of the reserved inodes in the tree.
+    /// The places of the reserved inodes in the tree, all counted under SharedFS.
     below: LeasesBelow,
 }
 
@@ -101,7 +98,7 @@ impl LeaseManager {
     /// Reserves an inode, or changes the reach of its reservation.
     pub fn reserve(&mut self, inode: InodeId, reach: Reach, ancestry: &impl Ancestry) {
         if self.reserved.inodes.insert(inode, reach).is_none() {
-            self.reserved.below.add(inode, COUNTED_AS, ancestry);
+            self.reserved.below.add(inode, SessionId::SHARED_FS, ancestry);
         }
         self.reserved.update_is_all();
     }
@@ -109,7 +106,7 @@ impl LeaseManager {
     /// Ends the reservation of an inode.
     pub fn free_reserved(&mut self, inode: InodeId) {
         if self.reserved.inodes.remove(&inode).is_some() {
-            self.reserved.below.remove(inode, COUNTED_AS);
+            self.reserved.below.remove(inode, SessionId::SHARED_FS);
             self.reserved.update_is_all();
         }
     }

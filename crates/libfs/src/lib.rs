@@ -7,7 +7,7 @@
 //! Invariants:
 //! - LibFS appends a record only while every lease that it needs holds. It reads the log's seal count first, then the
 //!   lease words. If SharedFS revokes a lease between that and the reservation, the reservation fails and the operation
-//!   starts again.
+//!   starts again. Types enforce that order (`log/update_log.rs`).
 //! - LibFS forgets committed changes only up to a bound: the first record that is being written or whose changes are
 //!   not noted yet.
 //! - A read returns bytes that were true at one moment between call and return: LibFS copies them and reads the lease
@@ -43,9 +43,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use ashlar_log::Log;
-use ashlar_pmem::{Mapping, MappingAccess, Medium};
-use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
+use ashlar_pmem::{Mapping, MappingAccess, Medium, Readable};
+use ashlar_types::{Errno, InodeId, LogPosition, SegmentVersion, SessionId};
 use ashlar_wire::{
     CONTROL_BYTES, ControlPage, GRANT_CACHE_BYTES, LEASE_TABLE_BYTES, LeaseTable, MountTerms, Reply, Request,
     SessionKind,
@@ -58,9 +57,10 @@ pub use api::{
 };
 #[cfg(target_arch = "x86_64")]
 pub use ashlar_pmem::processor;
+pub use ashlar_types::{ByteRange, LockAction, LockKind, LockMode, LockedRange};
 pub use ashlar_update::acl::Acl;
 pub use ashlar_update::{Allocation, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_QUOTA};
-pub use ashlar_wire::{LockKind, LockMode, ReserveReason, SpaceReply as Space};
+pub use ashlar_wire::{ReserveReason, SpaceReply as Space};
 pub use client::own_descriptors::DescriptorPolicy;
 pub use client::sharedfs_client::WakeReason;
 pub use files::dax::{MappedFile, MappedPiece};
@@ -84,6 +84,7 @@ use files::segments::{MappedSegment, Segments};
 use leases::grant_cache::{FirstReads, GrantCacheReader};
 use log::append::LOG_STEP_LEAST;
 use log::quota::QuotaBalances;
+use log::update_log::UpdateLog;
 use names::path_cache::DirectoryVersions;
 
 /// Milliseconds between two rounds in which an idle mount forgets committed changes.
@@ -139,9 +140,9 @@ pub struct LibFs {
     #[allow(dead_code, reason = "held only for its drop")]
     mapped: Vec<OwnDescriptor<RawFd>>,
     client: SharedFsClient,
-    log: Log<Mapping>,
+    log: UpdateLog,
     control: ControlPage<Mapping>,
-    leases: LeaseTable<Mapping>,
+    leases: LeaseTable<Mapping, Readable>,
     grant_cache: Option<GrantCacheReader>,
     /// The descriptor that the front end puts at the kernel's side of LibFS's descriptors, until the front end takes
     /// it.
@@ -218,7 +219,8 @@ impl LibFs {
             kept.map_err(|error| memory(&error))
         };
         let volatile = Medium::MEMORY;
-        let log = Log::open(map(log, welcome.log_bytes, MappingAccess::ReadWrite, medium)?).map_err(|e| memory(&e))?;
+        let log = map(log, welcome.log_bytes, MappingAccess::ReadWrite, medium)?;
+        let log = UpdateLog::open(log).map_err(|error| memory(&error))?;
         let log_began = log.tail();
         if options.kind != SessionKind::Mount {
             // A session that writes no more than the log's beginning ends soon.
@@ -232,7 +234,7 @@ impl LibFs {
                 .inspect(|memory| memory.set_read_ahead(false))
         };
         let control = ControlPage::new(table(control, CONTROL_BYTES, MappingAccess::ReadWrite)?);
-        let leases = LeaseTable::new(table(leases, LEASE_TABLE_BYTES, MappingAccess::ReadOnly)?);
+        let leases = LeaseTable::read_only(table(leases, LEASE_TABLE_BYTES, MappingAccess::ReadOnly)?);
         let (Some(control), Some(leases)) = (control, leases) else {
             return Err(memory(&"the control page is too short"));
         };
@@ -313,7 +315,7 @@ impl LibFs {
     ///
     /// Other sessions may ask for the mount's locks, or for inodes that its kernel caches. SharedFS does not wait long
     /// for a mount. A restarted SharedFS begins a new segment version, which shows here.
-    fn register_again(&self, known: &mut u64) {
+    fn register_again(&self, known: &mut SegmentVersion) {
         let version = self.control.segment_version();
         // Any request will do: the client sends device and locks before it.
         if version != *known && self.call(&Request::SyncDependencies(Vec::new())).is_ok() {

@@ -2,3 +2,4 @@
 
 pub(crate) mod append;
 pub(crate) mod quota;
+pub(crate) mod update_log;

@@ -19,7 +19,8 @@
 //!
 //! # Invariants
 //! * No reference to mapped memory ever exists: other processes write to it. Bytes are copied in and out, words are
-//!   atomics, and every access is bounds-checked and fails with a typed error.
+//!   atomics, and every access is bounds-checked and fails with a typed error. [`CheckedMemory`] proves once that a
+//!   page is whole; accesses at its typed offsets can't fail.
 //! * A process that truncates its file harms no other: the file's mapping reads as zeros and reports that it is
 //!   truncated ([`sigbus`]).
 //! * An arena stands in a directory that no other user can change, and no file in it is opened through a symbolic link.
@@ -30,6 +31,7 @@
 //! Source: `docs/design.md`, section "Arenas"; the crash model is that of the verified-storage and SquirrelFS work.
 
 mod arena;
+mod checked_memory;
 mod crash;
 mod crc32c;
 mod file_handle;
@@ -43,6 +45,7 @@ mod private_directory;
 #[cfg(target_arch = "x86_64")]
 pub mod processor;
 mod read_ahead;
+mod shared_memory;
 pub mod sigbus;
 mod superblock;
 #[cfg(feature = "witness")]
@@ -51,6 +54,7 @@ pub mod witness;
 pub use arena::{
     ARENA_BYTES_MIN, Arena, ArenaError, ArenaOptions, Resized, SEGMENT_BYTES_MAX, SegmentInfo, SessionFile, allocate,
 };
+pub use checked_memory::{CheckedMemory, PartAt, Readable, RowsAt, WordAt, Writable};
 pub use crash::{CrashImages, CrashMedium, CrashState, CrashTwin};
 pub use crc32c::Crc32c;
 pub use file_handle::open_by_handle;
@@ -62,4 +66,5 @@ pub use peer::{peer_groups, peer_process, set_descriptors_pass};
 pub use persistent::{OutOfBounds, Persistent};
 pub use private_directory::{DirectoryError, PrivateDirectory, UnsafeReason, resolve_directory};
 pub use read_ahead::FetchedAhead;
+pub use shared_memory::SharedMemory;
 pub use superblock::ArenaSummary;

@@ -511,6 +511,10 @@ impl Persistent for Mapping {
         self.length as u64
     }
 
+    fn is_writable(&self) -> bool {
+        self.access == MappingAccess::ReadWrite
+    }
+
     #[inline]
     fn load(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
         self.copy_out(offset, into)

@@ -35,6 +35,11 @@ pub trait Persistent: Send + Sync {
         self.len() == 0
     }
 
+    /// Whether the bytes may be stored to. Length and answer stay the same as long as the memory is there.
+    fn is_writable(&self) -> bool {
+        true
+    }
+
     /// Copies bytes out. Bytes that others write meanwhile may come out torn, at any byte.
     fn load(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds>;
 
@@ -124,6 +129,9 @@ macro_rules! forward {
             #[inline]
             fn len(&self) -> u64 {
                 (**self).len()
+            }
+            fn is_writable(&self) -> bool {
+                (**self).is_writable()
             }
             #[inline]
             fn load(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {

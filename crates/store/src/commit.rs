@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use ashlar_pmem::{Mapping, MediumKind, Persistent};
+use ashlar_pmem::{MediumKind, Persistent, SharedMemory};
 use ashlar_types::{BlockAddress, LogPosition, SessionId};
 
 use crate::blocks::segment::StoreSegment;
@@ -57,7 +57,7 @@ pub struct CommitJob {
     database: Arc<Database>,
     medium: MediumKind,
     /// Mapped memory that must be durable before the rows are.
-    memory: Vec<Arc<Mapping>>,
+    memory: Vec<Arc<SharedMemory>>,
 }
 
 /// A commit that was run, for [`Store::finish_commit`].
@@ -206,7 +206,7 @@ impl Store {
 
 impl CommitJob {
     /// Has other memory be durable before the rows are.
-    pub fn sync_first(&mut self, memory: Vec<Arc<Mapping>>) {
+    pub fn sync_first(&mut self, memory: Vec<Arc<SharedMemory>>) {
         self.memory = memory;
     }
 

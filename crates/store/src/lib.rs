@@ -41,6 +41,7 @@ mod blocks;
 mod checking;
 mod commit;
 mod database;
+mod dump;
 mod error;
 mod files;
 mod format;
@@ -59,15 +60,17 @@ extern crate self as ashlar_store;
 #[allow(dead_code, reason = "the tests in `tests/store` use the rest")]
 mod test_media;
 
-pub use blocks::allocator::NO_SESSION;
 pub use blocks::segment::StoreSegment;
 pub use checking::checker::Checker;
 pub use checking::problem::{CheckProgress, CheckReport, PROBLEMS_MAX, Problem, TreeCounts};
 pub use commit::{CommitDone, CommitJob};
 pub use database::{CommitFault, DatabaseError, MemoryDatabase};
+pub use dump::{
+    DumpComparison, DumpDifference, DumpError, DumpHash, DumpLines, DumpSubject, DumpSummary, InodePart, compare_dumps,
+};
 pub use error::StoreError;
 pub use medium::{MemoryArena, MemoryArenaOptions, PersistObserver};
-pub use model::{ArenaSpace, Committed, MapBlocks, MappedRun, SessionState, StoredContents, StoredExtent, Xattrs};
+pub use model::{ArenaSpace, Committed, MapBlocks, MappedRun, SessionState, Xattrs};
 pub use quotas::Move;
 pub use store::Store;
 

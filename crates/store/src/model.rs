@@ -1,38 +1,6 @@
 //! The store's descriptions of files, sessions and space.
 
-use ashlar_types::{BlockAddress, InodeId, LogGeneration, LogPosition, SessionId};
-
-/// An extent of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoredExtent {
-    /// The first block in the file.
-    pub logical_block: u64,
-    /// How many blocks.
-    pub blocks: u64,
-    /// The address of the first block; the others follow it in the same segment. `None`: reserved, and read as zeros.
-    pub address: Option<BlockAddress>,
-}
-
-impl StoredExtent {
-    /// Whether `next` continues this extent, in the file and in the arena.
-    pub(crate) fn continues(&self, next: &Self) -> bool {
-        self.logical_block + self.blocks == next.logical_block
-            && match (self.address, next.address) {
-                (None, None) => true,
-                (Some(own), Some(other)) => own.plus(self.blocks) == other && own.segment() == other.segment(),
-                _ => false,
-            }
-    }
-}
-
-/// A file's content.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StoredContents {
-    /// The bytes themselves, of a small file. There may be fewer than the file's size; zeros follow.
-    Inline(Vec<u8>),
-    /// Extents, in order; gaps between and behind them are holes.
-    Extents(Vec<StoredExtent>),
-}
+use ashlar_types::{BlockAddress, Extent, InodeId, LogGeneration, LogPosition, SessionId};
 
 /// Blocks of a file that stand in a process's memory, one behind the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +17,14 @@ pub struct MappedRun {
     pub blocks: u64,
     /// The address of the first block; the others follow it in the same segment.
     pub address: BlockAddress,
+}
+
+impl MappedRun {
+    /// Returns the blocks as an extent of the file.
+    #[must_use]
+    pub const fn extent(&self) -> Extent {
+        Extent { logical_block: self.logical_block, blocks: self.blocks, address: Some(self.address) }
+    }
 }
 
 /// The result for blocks that a process wants to map.

@@ -13,7 +13,7 @@ use ashlar_update::Entry;
 use ashlar_update::xattr_size::{attribute_bytes, attribute_fits};
 
 use crate::StoreError;
-use crate::blocks::allocator::{Allocator, Freer, NO_SESSION};
+use crate::blocks::allocator::{Allocator, Freer};
 use crate::blocks::segment::StoreSegment;
 use crate::commit::Frozen;
 use crate::database::{Database, Snapshot};
@@ -291,7 +291,7 @@ impl Store {
 
     /// Moves a session's applied position without an update, past records that say nothing.
     pub fn advance(&mut self, session: SessionId, end: LogPosition) {
-        if session == NO_SESSION {
+        if session == SessionId::SHARED_FS {
             return;
         }
         let state = self.sessions.entry(session).or_default();

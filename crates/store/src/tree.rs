@@ -23,7 +23,7 @@ impl Store {
     /// Applies an update of a session, whose record ends at `end` in its log.
     ///
     /// `may_free` says whether an inode without links may be freed, since no other session has it open. For SharedFS's
-    /// own updates the session is [`crate::NO_SESSION`], and the position has no meaning.
+    /// own updates the session is [`SessionId::SHARED_FS`], and the position has no meaning.
     ///
     /// # Errors
     /// [`StoreError::Invalid`], [`StoreError::FullBlocks`] and [`StoreError::FullMetadata`] leave everything as it was.

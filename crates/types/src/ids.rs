@@ -46,6 +46,17 @@ number! {
 }
 
 number! {
+    /// How often SharedFS has taken extents from a session. Extents that were granted under another count are invalid.
+    ExtentVersion(u64)
+}
+
+number! {
+    /// How often the segments of a session may have changed. A segment that was mapped under an earlier count may be
+    /// another segment now.
+    SegmentVersion(u64)
+}
+
+number! {
     /// A block in the arena: the segment's number in the upper 32 bits, the block's number in the segment in the lower.
     BlockAddress(u64)
 }
@@ -54,6 +65,50 @@ number! {
     /// A subtree with a quota of its own: the number of the directory at its top, so that it is never used twice; 0:
     /// none.
     QuotaId(u64)
+}
+
+number! {
+    /// A node of a cluster: a number that is given once to an arena, and never used twice.
+    NodeId(u16)
+}
+
+number! {
+    /// The file system's own random number, which the arenas of all its nodes share.
+    FileSystemId(u64)
+}
+
+number! {
+    /// A position in a node's journal: a count of bytes since the journal was made, which only grows. It means the same
+    /// on every copy.
+    JournalPosition(u64)
+}
+
+/// An epoch: a state of the cluster's membership. A higher number is a later one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Epoch {
+    /// The number; two nodes never make epochs of equal numbers unless the cluster manager fails.
+    pub number: u32,
+    /// The node that made the epoch.
+    pub node: NodeId,
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of node {}", self.number, self.node)
+    }
+}
+
+impl NodeId {
+    /// Bits of the largest number: the upper bits of ids that the node makes.
+    pub const BITS: u32 = 12;
+}
+
+impl JournalPosition {
+    /// Returns the position `bytes` further on.
+    #[must_use]
+    pub const fn plus(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
 }
 
 impl QuotaId {
@@ -76,6 +131,11 @@ impl QuotaId {
     }
 }
 
+impl SessionId {
+    /// SharedFS itself, in place of a session: it has no log, and the updates that it applies depend on none.
+    pub const SHARED_FS: Self = Self(0);
+}
+
 impl InodeId {
     /// The root directory.
     pub const ROOT: Self = Self(1);
@@ -83,6 +143,24 @@ impl InodeId {
     pub const RENAME: Self = Self(2);
     /// The first number that a file may have.
     pub const FIRST_FREE: Self = Self(16);
+}
+
+impl ExtentVersion {
+    /// Returns the version that follows.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        // The session can write the word that this is read from, so any number is possible.
+        Self(self.0.wrapping_add(1))
+    }
+}
+
+impl SegmentVersion {
+    /// Returns the version that follows.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        // The session can write the word that this is read from, so any number is possible.
+        Self(self.0.wrapping_add(1))
+    }
 }
 
 impl LogPosition {

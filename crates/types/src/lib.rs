@@ -7,10 +7,13 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod contents;
 mod credentials;
 mod errno;
 mod ids;
 mod inode_hasher;
+mod leases;
+mod locks;
 mod mountinfo;
 mod name;
 mod printable;
@@ -20,17 +23,23 @@ pub use attributes::{
     FileKind, Inode, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID, MODE_STICKY, NEVER_NAMED, Timestamp, WHITEOUT_DEVICE,
     WHITEOUT_MODE,
 };
+pub use contents::{Contents, Extent};
 pub use credentials::{Access, Credentials};
 pub use errno::Errno;
-pub use ids::{BlockAddress, InodeId, LogGeneration, LogPosition, QuotaId, SealCount, SessionId};
+pub use ids::{
+    BlockAddress, Epoch, ExtentVersion, FileSystemId, InodeId, JournalPosition, LogGeneration, LogPosition, NodeId,
+    QuotaId, SealCount, SegmentVersion, SessionId,
+};
 pub use inode_hasher::InodeHasher;
+pub use leases::{LeaseMode, LeaseScope, WantedLease};
+pub use locks::{ByteRange, LockAction, LockKind, LockMode, LockedRange};
 pub use mountinfo::{MOUNT_SOURCE, MOUNT_TYPE, MountLine, RING_SWITCH, mount_lines, topmost_mount};
 pub use name::{
     COOKIE_PARENT, COOKIE_SELF, DEPTH_MAX, NAME_MAX, Name, NameError, PATH_MAX, SYMLINK_MAX, XATTR_NAME_MAX,
     XATTR_VALUE_MAX, XATTRS_BYTES_MAX, name_cookie,
 };
 pub use printable::escape_controls;
-pub use quota::{QuotaAmount, QuotaKey, QuotaLimits, entry_blocks, quota_keys, xattr_blocks};
+pub use quota::{QuotaAmount, QuotaKey, QuotaLimits, QuotaVersion, entry_blocks, quota_keys, xattr_blocks};
 
 /// Bytes in one block of a data segment: the unit of allocation and of checksums.
 pub const BLOCK_BYTES: u64 = 4096;

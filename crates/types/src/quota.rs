@@ -41,6 +41,27 @@ pub struct QuotaAmount {
     pub inodes: u64,
 }
 
+/// A quota version: balances that were granted under one version are worthless under the next.
+///
+/// An odd version has limits. An even version has none, and sessions need not ask for balances.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct QuotaVersion(pub u64);
+
+impl QuotaVersion {
+    /// Whether any user, group or subtree is limited.
+    #[must_use]
+    pub const fn has_limits(self) -> bool {
+        self.0 % 2 == 1
+    }
+
+    /// Returns the next version, with limits or without.
+    #[must_use]
+    pub const fn next(self, has_limits: bool) -> Self {
+        // The session can write the word that this is read from, so any number is possible.
+        Self(self.0.wrapping_add(if self.has_limits() == has_limits { 2 } else { 1 }))
+    }
+}
+
 /// The most that may be used; `None` if only the space itself limits it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaLimits {

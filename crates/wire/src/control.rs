@@ -29,17 +29,17 @@ mod open_handles;
 
 use std::borrow::Borrow;
 use std::ops::Range;
+use std::sync::Arc;
 
-use ashlar_pmem::{Mapping, Persistent};
-use ashlar_types::{InodeId, LogPosition, SessionId};
+use ashlar_pmem::{CheckedMemory, Mapping, PartAt, Persistent, Readable, RowsAt, SharedMemory, WordAt, Writable};
+use ashlar_types::{
+    ExtentVersion, InodeId, LeaseScope, LockedRange, LogPosition, QuotaVersion, SegmentVersion, SessionId,
+};
 
 pub use self::open_handles::HandleSlot;
-use crate::lock_slots::{LOCK_SLOTS_BYTES, LockChange, LockList, LockSlotState, LockSlots, LockedRange};
+use crate::lock_slots::{LOCK_SLOTS_BYTES, LockChange, LockList, LockSlotState, LockSlots};
 use crate::request_slot::{REQUEST_SLOT_BYTES, RequestSlot};
-use crate::words::Words;
-use crate::{
-    Credit, LATENCY_BUCKETS, LockSlot, OperationCounts, OperationKind, QuotaVersion, ScopeKind, latency_bucket,
-};
+use crate::{Credit, LATENCY_BUCKETS, LockSlot, OperationCounts, OperationKind, latency_bucket};
 
 /// Slots in the table of open handles, which limit the different inodes that a session may have open.
 pub const HANDLE_SLOTS: u64 = 65_536;
@@ -67,36 +67,56 @@ pub const LEASE_TABLE_BYTES: u64 = TABLE + LEASE_SLOTS as u64 * SLOT_BYTES;
 /// The lanes in which operations are counted.
 pub const OPERATION_LANES: u32 = 24;
 
+/// The offset of a word in the control page.
+type ControlWord = WordAt<CONTROL_BYTES>;
+
 const TABLE: u64 = 4096;
 const SLOT_BYTES: u64 = 16;
 const LOCKS: u64 = TABLE + HANDLE_SLOTS * SLOT_BYTES;
 const REQUEST_SLOT: u64 = (LOCKS + LOCK_SLOTS_BYTES).next_multiple_of(4096);
 const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"ASHLCTL1");
 const LEASE_MAGIC: u64 = u64::from_le_bytes(*b"ASHLLSE1");
-const SESSION: u64 = 8;
-const COMMITTED: u64 = 64;
-const APPLIED: u64 = 72;
-const FENCED: u64 = 80;
-const EXTENT_VERSION: u64 = 88;
-const COMPANY: u64 = 96;
-const QUOTA: u64 = 104;
-const SEGMENT_VERSION: u64 = 112;
-const HANDLES: u64 = 120;
-const RELEASED: u64 = 128;
-const COMPANY_KNOWN: u64 = 136;
-const USING: u64 = 144;
-const CREDIT_BLOCKS: u64 = 192;
-const CREDIT_METADATA: u64 = 200;
-const KEPT_BLOCKS: u64 = 208;
-const KEPT_METADATA: u64 = 216;
-const PROGRAMS: u64 = 224;
-const TOKEN: u64 = 16;
+const MAGIC: ControlWord = ControlWord::new(0);
+const SESSION: ControlWord = ControlWord::new(8);
+const COMMITTED: ControlWord = ControlWord::new(64);
+const APPLIED: ControlWord = ControlWord::new(72);
+const FENCED: ControlWord = ControlWord::new(80);
+const EXTENT_VERSION: ControlWord = ControlWord::new(88);
+const COMPANY: ControlWord = ControlWord::new(96);
+const QUOTA: ControlWord = ControlWord::new(104);
+const SEGMENT_VERSION: ControlWord = ControlWord::new(112);
+const HANDLES: ControlWord = ControlWord::new(120);
+const RELEASED: ControlWord = ControlWord::new(128);
+const COMPANY_KNOWN: ControlWord = ControlWord::new(136);
+const USING: ControlWord = ControlWord::new(144);
+const CREDIT_BLOCKS: ControlWord = ControlWord::new(192);
+const CREDIT_METADATA: ControlWord = ControlWord::new(200);
+const KEPT_BLOCKS: ControlWord = ControlWord::new(208);
+const KEPT_METADATA: ControlWord = ControlWord::new(216);
+const PROGRAMS: ControlWord = ControlWord::new(224);
 const OPERATIONS: u64 = 256;
 const LANE_BYTES: u64 = 64;
 const SAMPLED: u64 = 2048;
 const SAMPLED_BYTES: u64 = LATENCY_BUCKETS as u64 * 8;
 
-const _: () = assert!(KEPT_METADATA + 8 <= PROGRAMS && PROGRAMS + 8 <= OPERATIONS);
+const HANDLE_ROWS: RowsAt<CONTROL_BYTES, SLOT_BYTES> = RowsAt::new(TABLE, HANDLE_SLOTS);
+const LOCKS_PART: PartAt<CONTROL_BYTES, LOCK_SLOTS_BYTES> = PartAt::new(LOCKS);
+const REQUEST_SLOT_PART: PartAt<CONTROL_BYTES, REQUEST_SLOT_BYTES> = PartAt::new(REQUEST_SLOT);
+const LANES: RowsAt<CONTROL_BYTES, LANE_BYTES> = RowsAt::new(OPERATIONS, OPERATION_LANES as u64);
+const LANE_WORDS: RowsAt<LANE_BYTES, 8> = RowsAt::new(0, OPERATION_KINDS);
+const SAMPLES: RowsAt<CONTROL_BYTES, SAMPLED_BYTES> = RowsAt::new(SAMPLED, OPERATION_KINDS);
+const BUCKETS: RowsAt<SAMPLED_BYTES, 8> = RowsAt::new(0, LATENCY_BUCKETS as u64);
+
+const LEASE_MAGIC_AT: WordAt<LEASE_TABLE_BYTES> = WordAt::new(0);
+const OWNER: WordAt<LEASE_TABLE_BYTES> = WordAt::new(8);
+const TOKEN: WordAt<LEASE_TABLE_BYTES> = WordAt::new(16);
+const LEASE_ROWS: RowsAt<LEASE_TABLE_BYTES, SLOT_BYTES> = RowsAt::new(TABLE, LEASE_SLOTS as u64);
+/// The first word of a slot: an inode of a handle, or the word of a lease.
+const FIRST: WordAt<SLOT_BYTES> = WordAt::new(0);
+/// The second word of a slot: a count of handles, or the inode of a lease.
+const SECOND: WordAt<SLOT_BYTES> = WordAt::new(8);
+
+const _: () = assert!(KEPT_METADATA.offset() + 8 <= PROGRAMS.offset() && PROGRAMS.offset() + 8 <= OPERATIONS);
 const _: () = assert!(OPERATION_KINDS * 8 <= LANE_BYTES);
 const _: () = assert!(OPERATIONS + OPERATION_LANES as u64 * LANE_BYTES <= SAMPLED);
 const _: () = assert!(SAMPLED + OPERATION_KINDS * SAMPLED_BYTES <= TABLE);
@@ -117,7 +137,7 @@ impl CreditKind {
     const ALL: [Self; 2] = [Self::Common, Self::Kept];
 
     /// Returns the offsets of this credit in the control page: blocks, metadata bytes.
-    const fn offsets(self) -> (u64, u64) {
+    const fn offsets(self) -> (ControlWord, ControlWord) {
         match self {
             Self::Common => (CREDIT_BLOCKS, CREDIT_METADATA),
             Self::Kept => (KEPT_BLOCKS, KEPT_METADATA),
@@ -142,18 +162,18 @@ pub struct TakenCredit {
 
 /// A session's control page.
 #[derive(Debug)]
-pub struct ControlPage<M>(Words<M>);
+pub struct ControlPage<M>(CheckedMemory<M, CONTROL_BYTES>);
 
 impl<M: Persistent> ControlPage<M> {
-    /// Takes memory as a control page; `None` if it is shorter than [`CONTROL_BYTES`].
+    /// Takes memory as a control page; `None` if it is shorter than [`CONTROL_BYTES`], or read-only.
     pub fn new(memory: M) -> Option<Self> {
-        Words::new(memory, CONTROL_BYTES).map(Self)
+        CheckedMemory::new(memory).ok().map(Self)
     }
 
     /// Makes an empty page for a session.
     pub fn format(&self, session: SessionId) {
         self.0.store(HANDLES, HANDLE_SLOTS_NEAR);
-        self.0.store(0, CONTROL_MAGIC);
+        self.0.store(MAGIC, CONTROL_MAGIC);
         self.0.store(SESSION, session.0);
     }
 
@@ -162,18 +182,21 @@ impl<M: Persistent> ControlPage<M> {
     /// Returns `false` if the session has had more pages.
     pub fn clear(&self) -> bool {
         let is_near = self.0.load(HANDLES) == HANDLE_SLOTS_NEAR;
-        CONTROL_ROOM.iter().for_each(|room| self.0.clear(room.clone()));
+        const NEAR: PartAt<CONTROL_BYTES, { CONTROL_ROOM[0].end }> = PartAt::new(0);
+        const LAST: PartAt<CONTROL_BYTES, { CONTROL_BYTES - LOCKS }> = PartAt::new(LOCKS);
+        self.0.clear(NEAR);
+        self.0.clear(LAST);
         is_near
     }
 
     /// Returns the session that owns the page; `None` if this is not a control page.
     pub fn session(&self) -> Option<SessionId> {
-        (self.0.load(0) == CONTROL_MAGIC).then(|| SessionId(self.0.load(SESSION)))
+        (self.0.load(MAGIC) == CONTROL_MAGIC).then(|| SessionId(self.0.load(SESSION)))
     }
 
     /// Returns the memory.
     pub fn memory(&self) -> &M {
-        &self.0.0
+        self.0.memory()
     }
 
     /// Returns the position up to which the session's log is committed.
@@ -282,15 +305,15 @@ impl<M: Persistent> ControlPage<M> {
     ///
     /// A version ends with a life of SharedFS, which may have put data into blocks and died before the commit. It ends
     /// too when SharedFS takes away blocks that the session might still read.
-    pub fn extent_version(&self) -> u64 {
-        self.0.load(EXTENT_VERSION)
+    pub fn extent_version(&self) -> ExtentVersion {
+        ExtentVersion(self.0.load(EXTENT_VERSION))
     }
 
     /// Begins an extent version.
     ///
     /// All sessions see it before any block is written that the program writes later.
     pub fn raise_extent_version(&self) {
-        self.0.store(EXTENT_VERSION, self.extent_version().wrapping_add(1));
+        self.0.store(EXTENT_VERSION, self.extent_version().next().0);
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
@@ -298,13 +321,13 @@ impl<M: Persistent> ControlPage<M> {
     ///
     /// A segment that was mapped under an earlier version may be another segment now: the number of a removed segment
     /// is used again.
-    pub fn segment_version(&self) -> u64 {
-        self.0.load(SEGMENT_VERSION)
+    pub fn segment_version(&self) -> SegmentVersion {
+        SegmentVersion(self.0.load(SEGMENT_VERSION))
     }
 
     /// Begins a segment version, and with it an extent version.
     pub fn raise_segment_version(&self) {
-        self.0.store(SEGMENT_VERSION, self.segment_version().wrapping_add(1));
+        self.0.store(SEGMENT_VERSION, self.segment_version().next().0);
         self.raise_extent_version();
     }
 
@@ -348,7 +371,7 @@ impl<M: Persistent> ControlPage<M> {
     /// Returns the unused credit of one kind.
     pub fn credit_left(&self, kind: CreditKind) -> Credit {
         let (blocks, metadata) = kind.offsets();
-        let amount = |offset| self.0.load(offset) & CREDIT_AMOUNT;
+        let amount = |word| self.0.load(word) & CREDIT_AMOUNT;
         Credit { blocks: amount(blocks), metadata_bytes: amount(metadata) }
     }
 
@@ -367,13 +390,13 @@ impl<M: Persistent> ControlPage<M> {
     }
 
     /// Takes an amount out of a word, and returns the word's version.
-    fn take(&self, offset: u64, amount: u64) -> Option<u64> {
-        let mut current = self.0.load(offset);
+    fn take(&self, word: ControlWord, amount: u64) -> Option<u64> {
+        let mut current = self.0.load(word);
         while current & CREDIT_AMOUNT >= amount {
             if amount == 0 {
                 return Some(current & !CREDIT_AMOUNT);
             }
-            match self.0.exchange(offset, current, current - amount) {
+            match self.0.exchange(word, current, current - amount) {
                 Ok(_) => return Some(current & !CREDIT_AMOUNT),
                 Err(found) => current = found,
             }
@@ -382,34 +405,34 @@ impl<M: Persistent> ControlPage<M> {
     }
 
     /// Adds an amount to a word, if it has this version or none is named.
-    fn give_within(&self, offset: u64, amount: u64, version: Option<u64>) {
+    fn give_within(&self, word: ControlWord, amount: u64, version: Option<u64>) {
         if amount == 0 {
             return;
         }
-        let mut current = self.0.load(offset);
+        let mut current = self.0.load(word);
         for _ in 0..CREDIT_TRIES {
             let own = current & !CREDIT_AMOUNT;
             if version.is_some_and(|version| version != own) {
                 return;
             }
             let sum = (current & CREDIT_AMOUNT).saturating_add(amount).min(CREDIT_AMOUNT);
-            match self.0.exchange(offset, current, own | sum) {
+            match self.0.exchange(word, current, own | sum) {
                 Ok(_) => return,
                 Err(found) => current = found,
             }
         }
     }
 
-    fn recall_word(&self, offset: u64) -> u64 {
+    fn recall_word(&self, word: ControlWord) -> u64 {
         let next = |word: u64| (word & !CREDIT_AMOUNT).wrapping_add(CREDIT_AMOUNT + 1);
-        let mut current = self.0.load(offset);
+        let mut current = self.0.load(word);
         for _ in 0..CREDIT_TRIES {
-            match self.0.exchange(offset, current, next(current)) {
+            match self.0.exchange(word, current, next(current)) {
                 Ok(_) => return current & CREDIT_AMOUNT,
                 Err(found) => current = found,
             }
         }
-        self.0.store(offset, next(current));
+        self.0.store(word, next(current));
         current & CREDIT_AMOUNT
     }
 
@@ -434,22 +457,22 @@ impl<M: Persistent> ControlPage<M> {
     }
 
     #[inline]
-    fn operations_at(kind: OperationKind, lane: u32) -> u64 {
+    fn operations_at(kind: OperationKind, lane: u32) -> ControlWord {
         let lane = if lane < OPERATION_LANES { lane } else { 0 };
-        OPERATIONS + u64::from(lane) * LANE_BYTES + kind as u64 * 8
+        LANES.row(lane.into()).word(LANE_WORDS.word(kind as u64))
     }
 
     /// Counts the time of an operation that was measured.
     pub fn record_latency(&self, kind: OperationKind, nanoseconds: u64) {
-        self.0.add(SAMPLED + kind as u64 * SAMPLED_BYTES + latency_bucket(nanoseconds) as u64 * 8, 1);
+        self.0.add(SAMPLES.row(kind as u64).word(BUCKETS.word(latency_bucket(nanoseconds) as u64)), 1);
     }
 
     /// Returns the operations that the session has counted, by kind.
     pub fn operations(&self) -> Vec<OperationCounts> {
         let counts = |kind: &OperationKind| {
-            let lanes = (0..u64::from(OPERATION_LANES)).map(|lane| OPERATIONS + lane * LANE_BYTES + *kind as u64 * 8);
-            let operations = lanes.fold(0u64, |sum, word| sum.saturating_add(self.0.load(word)));
-            let words = (0..LATENCY_BUCKETS as u64).map(|bucket| SAMPLED + *kind as u64 * SAMPLED_BYTES + bucket * 8);
+            let lanes = (0..OPERATION_LANES).map(|lane| self.operations_in(*kind, lane));
+            let operations = lanes.fold(0u64, u64::saturating_add);
+            let words = (0..BUCKETS.rows()).map(|bucket| SAMPLES.row(*kind as u64).word(BUCKETS.word(bucket)));
             let mut sampled: Vec<u64> = words.map(|word| self.0.load(word)).collect();
             sampled.truncate(sampled.iter().rposition(|&count| count > 0).map_or(0, |last| last + 1));
             OperationCounts { operations, sampled }
@@ -457,8 +480,8 @@ impl<M: Persistent> ControlPage<M> {
         OperationKind::ALL.iter().map(counts).collect()
     }
 
-    fn lock_slots(&self) -> LockSlots<'_, M> {
-        LockSlots { words: &self.0, at: LOCKS }
+    fn lock_slots(&self) -> LockSlots<'_, M, CONTROL_BYTES> {
+        LockSlots { memory: &self.0, at: LOCKS_PART }
     }
 
     /// Returns the slot that holds the session's record locks on a file, if one does. The session calls this.
@@ -527,30 +550,32 @@ impl<M: Persistent> ControlPage<M> {
     }
 
     /// Returns the slot through which the session asks SharedFS without a message.
-    pub fn request_slot(&self) -> RequestSlot<'_, M> {
-        RequestSlot::new(&self.0, REQUEST_SLOT)
+    pub fn request_slot(&self) -> RequestSlot<'_, M, CONTROL_BYTES> {
+        RequestSlot::new(&self.0, REQUEST_SLOT_PART)
     }
 }
 
 impl<M: Persistent + Borrow<Mapping>> ControlPage<M> {
     /// Sleeps while [`Self::company`] has this value. It may return sooner.
     pub fn wait_company(&self, company: u64) {
-        self.memory().borrow().wait(COMPANY, company as u32);
+        self.memory().borrow().wait(COMPANY.offset(), company as u32);
     }
 
     /// Sleeps while no sessions of programs exist. It may return sooner.
     pub fn wait_programs(&self) {
-        self.memory().borrow().wait(PROGRAMS, 0);
+        self.memory().borrow().wait(PROGRAMS.offset(), 0);
     }
+}
 
+impl ControlPage<Arc<SharedMemory>> {
     /// Wakes a thread that sleeps until sessions of programs exist.
     pub fn wake_programs(&self) {
-        self.memory().borrow().wake(PROGRAMS);
+        self.memory().wake(PROGRAMS.offset());
     }
 
     /// Wakes the threads that sleep until the company changes.
     pub fn wake_company(&self) {
-        self.memory().borrow().wake(COMPANY);
+        self.memory().wake(COMPANY.offset());
     }
 }
 
@@ -561,11 +586,11 @@ pub struct LeaseWord(pub u64);
 impl LeaseWord {
     /// Makes the word of a lease.
     #[must_use]
-    pub fn new(generation: u64, scope: ScopeKind, write: bool) -> Self {
+    pub fn new(generation: u64, scope: LeaseScope, write: bool) -> Self {
         let scope: u64 = match scope {
-            ScopeKind::Node => 0,
-            ScopeKind::Subtree => 1,
-            ScopeKind::Files => 2,
+            LeaseScope::Node => 0,
+            LeaseScope::Subtree => 1,
+            LeaseScope::Files => 2,
         };
         Self(generation << 16 | scope << 8 | if write { 2 } else { 1 })
     }
@@ -596,70 +621,79 @@ impl LeaseWord {
 
     /// Returns the scope that the lease covers.
     #[must_use]
-    pub fn scope(self) -> ScopeKind {
+    pub fn scope(self) -> LeaseScope {
         match self.0 >> 8 & 0xff {
-            1 => ScopeKind::Subtree,
-            2 => ScopeKind::Files,
-            _ => ScopeKind::Node,
+            1 => LeaseScope::Subtree,
+            2 => LeaseScope::Files,
+            _ => LeaseScope::Node,
         }
     }
 }
 
 /// A session's lease table.
+///
+/// SharedFS writes it; for a session, it is [`Readable`].
 #[derive(Debug)]
-pub struct LeaseTable<M>(Words<M>);
+pub struct LeaseTable<M, A = Writable>(CheckedMemory<M, LEASE_TABLE_BYTES, A>);
+
+impl<M: Persistent> LeaseTable<M, Readable> {
+    /// Takes memory as a table that is only read; `None` if it is shorter than [`LEASE_TABLE_BYTES`].
+    pub fn read_only(memory: M) -> Option<Self> {
+        CheckedMemory::read_only(memory).ok().map(Self)
+    }
+}
 
 impl<M: Persistent> LeaseTable<M> {
-    /// Takes memory as a lease table; `None` if it is shorter than [`LEASE_TABLE_BYTES`].
+    /// Takes memory as a lease table; `None` if it is shorter than [`LEASE_TABLE_BYTES`], or read-only.
     pub fn new(memory: M) -> Option<Self> {
-        Words::new(memory, LEASE_TABLE_BYTES).map(Self)
+        CheckedMemory::new(memory).ok().map(Self)
     }
 
     /// Makes an empty table for a session.
     pub fn format(&self, session: SessionId, token: u64) {
-        self.0.store(0, LEASE_MAGIC);
-        self.0.store(SESSION, session.0);
+        self.0.store(LEASE_MAGIC_AT, LEASE_MAGIC);
+        self.0.store(OWNER, session.0);
         self.0.store(TOKEN, token);
     }
 
     /// Clears the first slots.
     pub fn clear(&self, slots: u32) {
-        self.0.clear(TABLE..Self::bytes_of(slots.min(LEASE_SLOTS)));
-    }
-
-    /// Returns the memory.
-    pub fn memory(&self) -> &M {
-        &self.0.0
-    }
-
-    /// Returns the session and its secret; `None` if this is not a lease table.
-    pub fn owner(&self) -> Option<(SessionId, u64)> {
-        (self.0.load(0) == LEASE_MAGIC).then(|| (SessionId(self.0.load(SESSION)), self.0.load(TOKEN)))
-    }
-
-    /// Returns a slot's current word.
-    pub fn word(&self, slot: u32) -> LeaseWord {
-        LeaseWord(self.0.load(Self::offset(slot)))
-    }
-
-    /// Returns a slot's inode.
-    pub fn inode(&self, slot: u32) -> InodeId {
-        InodeId(self.0.load(Self::offset(slot) + 8))
+        self.0.clear_rows(LEASE_ROWS, slots.into());
     }
 
     /// Writes a slot: the word last, since it makes the rest valid.
     pub fn set(&self, slot: u32, word: LeaseWord, inode: InodeId) {
-        self.0.store(Self::offset(slot) + 8, inode.0);
-        self.0.store(Self::offset(slot), word.0);
+        let row = LEASE_ROWS.row(slot.into());
+        self.0.store(row.word(SECOND), inode.0);
+        self.0.store(row.word(FIRST), word.0);
     }
 
     /// Returns the bytes of the file up to the end of so many slots.
     pub const fn bytes_of(slots: u32) -> u64 {
         TABLE + slots as u64 * SLOT_BYTES
     }
+}
 
-    fn offset(slot: u32) -> u64 {
-        Self::bytes_of(slot % LEASE_SLOTS)
+impl<M: Persistent, A> LeaseTable<M, A> {
+    /// Returns the memory.
+    pub fn memory(&self) -> &M {
+        self.0.memory()
+    }
+
+    /// Returns the session and its secret; `None` if this is not a lease table.
+    pub fn owner(&self) -> Option<(SessionId, u64)> {
+        (self.0.load(LEASE_MAGIC_AT) == LEASE_MAGIC).then(|| (SessionId(self.0.load(OWNER)), self.0.load(TOKEN)))
+    }
+
+    /// Returns a slot's current word.
+    #[inline]
+    pub fn word(&self, slot: u32) -> LeaseWord {
+        LeaseWord(self.0.load(LEASE_ROWS.row(slot.into()).word(FIRST)))
+    }
+
+    /// Returns a slot's inode.
+    pub fn inode(&self, slot: u32) -> InodeId {
+        InodeId(self.0.load(LEASE_ROWS.row(slot.into()).word(SECOND)))
     }
 }
 

@@ -21,22 +21,26 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use ashlar_pmem::Persistent;
+use ashlar_pmem::{CheckedMemory, PartAt, Persistent, Readable, RowsAt, WordAt};
 use ashlar_types::{FileKind, Inode, InodeId, LogPosition, SessionId};
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
 
-use crate::words::Words;
 use crate::{InodeState, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, Need};
 
-const KEPT_FROM: u64 = LEASE_TABLE_BYTES;
-const PERSISTENT: u64 = KEPT_FROM + 8;
-const INDEX: u64 = KEPT_FROM + 64;
+const KEPT_FROM: CacheWord = CacheWord::new(LEASE_TABLE_BYTES);
+const PERSISTENT: CacheWord = CacheWord::new(LEASE_TABLE_BYTES + 8);
+const INDEX: u64 = LEASE_TABLE_BYTES + 64;
 const ROWS: u64 = 16_384;
 const WAYS: u64 = 4;
 const WAY_BYTES: u64 = 16;
+const INDEX_WAYS: RowsAt<GRANT_CACHE_BYTES, WAY_BYTES> = RowsAt::new(INDEX, ROWS * WAYS);
+const WAY_INODE: WordAt<WAY_BYTES> = WordAt::new(0);
+const WAY_POSITION: WordAt<WAY_BYTES> = WordAt::new(8);
 const RING: u64 = INDEX + ROWS * WAYS * WAY_BYTES;
 const RING_BYTES: u64 = 32 << 20;
+const RING_WORDS: RowsAt<GRANT_CACHE_BYTES, 8> = RowsAt::new(RING, RING_BYTES / 8);
+const RING_PIECES: RowsAt<GRANT_CACHE_BYTES, CLEARED_BYTES> = RowsAt::new(RING, RING_BYTES / CLEARED_BYTES);
 const HEADER_BYTES: u64 = 32;
 /// Bytes that are cleared at once.
 const CLEARED_BYTES: u64 = 4096;
@@ -49,7 +53,10 @@ const SHORT_BYTES: usize = 512;
 /// Bytes of the grant cache's file.
 pub const GRANT_CACHE_BYTES: u64 = RING + RING_BYTES;
 
-const _: () = assert!(KEPT_FROM == 1_052_672 && INDEX == 1_052_736 && RING == 2_101_312);
+/// The offset of a word in the grant cache.
+type CacheWord = WordAt<GRANT_CACHE_BYTES>;
+
+const _: () = assert!(KEPT_FROM.offset() == 1_052_672 && INDEX == 1_052_736 && RING == 2_101_312);
 
 /// A published grant on an inode: its state, or a part of that.
 #[derive(Clone, Debug)]
@@ -86,7 +93,6 @@ fn has_all(parts_there: u64, need: Need) -> bool {
 
 /// A header in the ring.
 struct Header {
-    at: u64,
     word: LeaseWord,
     slot: u32,
     length: u64,
@@ -96,25 +102,20 @@ struct Header {
 /// The grant cache, as sessions and SharedFS read it.
 #[derive(Debug)]
 pub struct GrantCache<M> {
-    words: Words<M>,
-    leases: LeaseTable<M>,
+    memory: CheckedMemory<M, GRANT_CACHE_BYTES, Readable>,
+    leases: LeaseTable<M, Readable>,
 }
 
 impl<M: Persistent + Clone> GrantCache<M> {
     /// Takes memory as a grant cache; `None` if it is shorter than [`GRANT_CACHE_BYTES`].
     pub fn new(memory: M) -> Option<Self> {
-        Some(Self { leases: LeaseTable::new(memory.clone())?, words: Words::new(memory, GRANT_CACHE_BYTES)? })
+        Some(Self { leases: LeaseTable::read_only(memory.clone())?, memory: CheckedMemory::read_only(memory).ok()? })
     }
 
     /// Returns a slot's current word.
     #[inline]
     pub fn word(&self, slot: u32) -> LeaseWord {
         self.leases.word(slot)
-    }
-
-    /// Writes a slot of the grant cache's leases. SharedFS calls this.
-    pub fn set_word(&self, slot: u32, word: LeaseWord, inode: InodeId) {
-        self.leases.set(slot, word, inode);
     }
 
     /// Whether the cache holds everything needed of an inode, and it is true now.
@@ -142,13 +143,13 @@ impl<M: Persistent + Clone> GrantCache<M> {
         }
         let mut bytes: SmallVec<[u8; SHORT_BYTES]> = SmallVec::new();
         bytes.resize(header.length.min(most) as usize, 0);
-        self.words.0.load(header.at + HEADER_BYTES, &mut bytes).ok()?;
+        self.memory.memory().load(body_offset(position), &mut bytes).ok()?;
         fence(Ordering::Acquire);
         if !self.is_kept(position) {
             return None;
         }
         let (mut dependencies, batch, state): (Vec<_>, u64, S) = postcard::from_bytes(&bytes).ok()?;
-        if self.words.load(PERSISTENT) >= batch {
+        if self.memory.load(PERSISTENT) >= batch {
             dependencies.clear();
         }
         Some(PublishedGrant { slot: header.slot, word: header.word, state, dependencies })
@@ -160,7 +161,7 @@ impl<M: Persistent + Clone> GrantCache<M> {
     }
 
     fn is_kept(&self, position: u64) -> bool {
-        position >= self.words.load(KEPT_FROM)
+        position >= self.memory.load(KEPT_FROM)
     }
 
     /// Returns the position of an inode's last post.
@@ -168,26 +169,36 @@ impl<M: Persistent + Clone> GrantCache<M> {
     /// Positions begin behind the ring's length, so that no position is 0.
     fn position(&self, inode: InodeId) -> Option<u64> {
         let ways = index_slots(inode);
-        let found = ways.into_iter().find(|way| self.words.load(*way) == inode.0)?;
-        Some(self.words.load(found + 8)).filter(|position| self.is_kept(*position))
+        let found = ways.into_iter().find(|way| self.memory.load(way.word(WAY_INODE)) == inode.0)?;
+        Some(self.memory.load(found.word(WAY_POSITION))).filter(|position| self.is_kept(*position))
     }
 
     /// Returns the header at a position; `None` if another post has overwritten it.
     fn header(&self, inode: InodeId, position: u64) -> Option<Header> {
-        let at = RING + position % RING_BYTES;
-        let word = LeaseWord(self.words.load(at + 8));
-        let (size, parts) = (self.words.load(at + 16), self.words.load(at + 24));
-        let is_its = self.words.load(at) == inode.0;
+        let [inode_at, word_at, size_at, parts_at] = header_words(position);
+        let word = LeaseWord(self.memory.load(word_at));
+        let (size, parts) = (self.memory.load(size_at), self.memory.load(parts_at));
+        let is_its = self.memory.load(inode_at) == inode.0;
         fence(Ordering::Acquire);
-        let header = Header { at, word, slot: size as u32, length: size >> 32, parts };
+        let header = Header { word, slot: size as u32, length: size >> 32, parts };
         (is_its && self.is_kept(position)).then_some(header)
     }
 }
 
 /// Returns the offsets in the index where an inode may stand.
-fn index_slots(inode: InodeId) -> [u64; WAYS as usize] {
+fn index_slots(inode: InodeId) -> [PartAt<GRANT_CACHE_BYTES, WAY_BYTES>; WAYS as usize] {
     let row = inode.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50;
-    std::array::from_fn(|way| INDEX + (row * WAYS + way as u64) * WAY_BYTES)
+    std::array::from_fn(|way| INDEX_WAYS.row(row * WAYS + way as u64))
+}
+
+/// Returns the words of the header at a position: inode, word, slot with length, parts.
+fn header_words(position: u64) -> [CacheWord; HEADER_BYTES as usize / 8] {
+    std::array::from_fn(|word| RING_WORDS.word(position / 8 + word as u64))
+}
+
+/// Returns the offset of the bytes behind the header at a position. A forged length may lead out of the ring.
+fn body_offset(position: u64) -> u64 {
+    RING + position % RING_BYTES + HEADER_BYTES
 }
 
 const _: () = assert!(1 << (64 - 50) == ROWS);
@@ -196,6 +207,8 @@ const _: () = assert!(1 << (64 - 50) == ROWS);
 #[derive(Debug)]
 pub struct GrantCacheWriter<M> {
     grant_cache: GrantCache<M>,
+    memory: CheckedMemory<M, GRANT_CACHE_BYTES>,
+    leases: LeaseTable<M>,
     /// The position of the next post.
     next: u64,
     /// The position up to which the memory was cleared last.
@@ -203,11 +216,18 @@ pub struct GrantCacheWriter<M> {
 }
 
 impl<M: Persistent + Clone> GrantCacheWriter<M> {
-    /// Takes memory that holds zeros as an empty grant cache; `None` if it is shorter than [`GRANT_CACHE_BYTES`].
+    /// Takes memory that holds zeros as an empty grant cache; `None` if it is shorter than [`GRANT_CACHE_BYTES`], or
+    /// read-only.
     pub fn new(memory: M) -> Option<Self> {
-        let grant_cache = GrantCache::new(memory)?;
-        grant_cache.words.store(KEPT_FROM, RING_BYTES);
-        Some(Self { grant_cache, next: RING_BYTES, cleared: RING_BYTES })
+        let (grant_cache, leases) = (GrantCache::new(memory.clone())?, LeaseTable::new(memory.clone())?);
+        let memory = CheckedMemory::new(memory).ok()?;
+        memory.store(KEPT_FROM, RING_BYTES);
+        Some(Self { grant_cache, memory, leases, next: RING_BYTES, cleared: RING_BYTES })
+    }
+
+    /// Writes a slot of the grant cache's leases.
+    pub fn set_word(&self, slot: u32, word: LeaseWord, inode: InodeId) {
+        self.leases.set(slot, word, inode);
     }
 
     /// Returns the grant cache, as sessions see it.
@@ -217,7 +237,7 @@ impl<M: Persistent + Clone> GrantCacheWriter<M> {
 
     /// Publishes the batch of updates that is committed. Batches are counted from 1.
     pub fn set_persistent(&self, batch: u64) {
-        self.grant_cache.words.store(PERSISTENT, batch);
+        self.memory.store(PERSISTENT, batch);
     }
 
     /// Publishes an inode's state in place of its last post; `false` if it is too long.
@@ -230,67 +250,62 @@ impl<M: Persistent + Clone> GrantCacheWriter<M> {
         if length > POST_BYTES_MAX {
             return false;
         }
-        let (words, size) = (&self.grant_cache.words, (HEADER_BYTES + length).next_multiple_of(8));
+        let (memory, size) = (&self.memory, (HEADER_BYTES + length).next_multiple_of(8));
         let room = RING_BYTES - self.next % RING_BYTES;
         let position = if room < size { self.next + room } else { self.next };
         self.next = position + size;
-        let kept_from = (self.next - RING_BYTES).max(words.load(KEPT_FROM));
-        words.store(KEPT_FROM, kept_from);
+        let kept_from = (self.next - RING_BYTES).max(memory.load(KEPT_FROM));
+        memory.store(KEPT_FROM, kept_from);
         fence(Ordering::SeqCst);
-        let at = RING + position % RING_BYTES;
-        words.store(at, inode.0);
-        words.store(at + 8, word.0);
-        words.store(at + 16, length << 32 | u64::from(*slot));
-        words.store(at + 24, parts_of(state));
-        if words.0.store(at + HEADER_BYTES, &bytes).is_err() {
+        let header = [inode.0, word.0, length << 32 | u64::from(*slot), parts_of(state)];
+        header_words(position).into_iter().zip(header).for_each(|(at, value)| memory.store(at, value));
+        if memory.memory().store(body_offset(position), &bytes).is_err() {
             return false;
         }
         // Take the inode's own place in the row, or that of the oldest post. A reader of a row that changes finds
         // another inode in the ring.
-        let by_age = |way: &u64| if words.load(*way) == inode.0 { 0 } else { words.load(way + 8).max(1) };
+        let by_age = |way: &PartAt<GRANT_CACHE_BYTES, WAY_BYTES>| match memory.load(way.word(WAY_INODE)) {
+            found if found == inode.0 => 0,
+            _ => memory.load(way.word(WAY_POSITION)).max(1),
+        };
         if let Some(way) = index_slots(inode).into_iter().min_by_key(by_age) {
-            words.store(way, 0);
-            words.store(way + 8, position);
-            words.store(way, inode.0);
+            memory.store(way.word(WAY_INODE), 0);
+            memory.store(way.word(WAY_POSITION), position);
+            memory.store(way.word(WAY_INODE), inode.0);
         }
         true
     }
 
     /// Returns the inodes that have posts.
     pub fn published(&self) -> Vec<InodeId> {
-        let words = &self.grant_cache.words;
-        let ways = (0..ROWS * WAYS).map(|way| INDEX + way * WAY_BYTES);
-        let kept = ways.filter(|way| words.load(*way) != 0 && self.grant_cache.is_kept(words.load(way + 8)));
-        kept.map(|way| InodeId(words.load(way))).collect()
+        let ways = (0..INDEX_WAYS.rows()).map(|way| INDEX_WAYS.row(way));
+        let posts = ways.map(|way| [WAY_INODE, WAY_POSITION].map(|word| self.memory.load(way.word(word))));
+        let kept = posts.filter(|[inode, position]| *inode != 0 && self.grant_cache.is_kept(*position));
+        kept.map(|[inode, _]| InodeId(inode)).collect()
     }
 
     /// Removes all posts.
     pub fn withdraw_all(&self) {
-        self.grant_cache.words.store(KEPT_FROM, self.next);
+        self.memory.store(KEPT_FROM, self.next);
     }
 
     /// Removes all posts, and clears their memory.
     pub fn clear(&mut self) {
         self.withdraw_all();
         fence(Ordering::SeqCst);
-        let words = &self.grant_cache.words;
-        (0..ROWS * WAYS).for_each(|way| words.store(INDEX + way * WAY_BYTES, 0));
-        let (zeros, used) = ([0; CLEARED_BYTES as usize], (self.next - self.cleared).min(RING_BYTES));
-        let mut at = self.next - used;
-        while at < self.next {
-            let place = at % RING_BYTES;
-            let length = (self.next - at).min(RING_BYTES - place).min(CLEARED_BYTES);
-            // The memory is as long as the ring.
-            let _ = words.0.store(RING + place, &zeros[..length as usize]);
-            at += length;
+        (0..INDEX_WAYS.rows()).for_each(|way| self.memory.store(INDEX_WAYS.row(way).word(WAY_INODE), 0));
+        let used = (self.next - self.cleared).min(RING_BYTES);
+        for piece in (self.next - used) / CLEARED_BYTES..self.next.div_ceil(CLEARED_BYTES) {
+            self.memory.store_bytes(RING_PIECES.row(piece), &[0; CLEARED_BYTES as usize]);
         }
         self.cleared = self.next;
     }
 
     /// Removes an inode's post from the index.
     pub fn withdraw(&mut self, inode: InodeId) {
-        let words = &self.grant_cache.words;
-        index_slots(inode).into_iter().filter(|way| words.load(*way) == inode.0).for_each(|way| words.store(way, 0));
+        let words = index_slots(inode).map(|way| way.word(WAY_INODE));
+        let its = words.into_iter().filter(|word| self.memory.load(*word) == inode.0);
+        its.for_each(|word| self.memory.store(word, 0));
     }
 }
 
@@ -300,10 +315,9 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use ashlar_pmem::{Mapping, MappingAccess, Medium};
-    use ashlar_types::Timestamp;
+    use ashlar_types::{LeaseScope, Timestamp};
 
     use super::*;
-    use crate::ScopeKind;
 
     fn grant_caches() -> (GrantCacheWriter<Arc<Mapping>>, GrantCache<Arc<Mapping>>) {
         let file = tempfile::tempfile().expect("a file");
@@ -331,7 +345,7 @@ mod tests {
     const XATTRS: Need = Need { contents: false, entries: false, children: false, xattrs: true };
 
     fn word(generation: u64) -> LeaseWord {
-        LeaseWord::new(generation, ScopeKind::Node, false)
+        LeaseWord::new(generation, LeaseScope::Node, false)
     }
 
     fn publish(
@@ -349,7 +363,7 @@ mod tests {
         let (mut writer, grant_cache) = grant_caches();
         let id = InodeId(77);
         assert!(grant_cache.find(id, XATTRS).is_none() && grant_cache.find(InodeId(0), Need::default()).is_none());
-        writer.grant_cache().set_word(3, word(WORD), id);
+        writer.set_word(3, word(WORD), id);
         assert!(publish(&mut writer, id.0, (3, word(WORD)), state(5, 9)));
         let found = grant_cache.find(id, XATTRS).expect("posted");
         assert!(is_of(&found, 5) && (found.slot, found.word) == (3, word(WORD)));
@@ -368,12 +382,12 @@ mod tests {
                 && grant_cache.has(id, Need { entries: true, ..XATTRS })
         );
         for gone in [LeaseWord::revoked(WORD + 1), word(WORD + 1), LeaseWord::revoked(WORD)] {
-            writer.grant_cache().set_word(3, gone, id);
+            writer.set_word(3, gone, id);
             assert!(grant_cache.find(id, XATTRS).is_none() && !grant_cache.has(id, Need::default()));
             assert!(grant_cache.attributes(id).is_none());
         }
         assert!(publish(&mut writer, id.0, (3, word(WORD + 2)), state(6, 9)));
-        writer.grant_cache().set_word(3, word(WORD + 2), id);
+        writer.set_word(3, word(WORD + 2), id);
         assert!(is_of(&grant_cache.find(id, XATTRS).expect("posted anew"), 6));
         writer.withdraw(id);
         assert!(grant_cache.find(id, XATTRS).is_none());
@@ -392,7 +406,7 @@ mod tests {
     #[test]
     fn cleared_cache_holds_nothing_of_its_posts() {
         let (mut writer, grant_cache) = grant_caches();
-        writer.grant_cache().set_word(0, word(WORD), InodeId(1));
+        writer.set_word(0, word(WORD), InodeId(1));
         for round in 0..2 {
             for id in 1..=600 {
                 assert!(publish(&mut writer, id, (0, word(WORD)), state(id, 60_000)));
@@ -402,7 +416,7 @@ mod tests {
             assert!(writer.published().is_empty());
             assert!((1..=600).all(|id| grant_cache.find(InodeId(id), XATTRS).is_none()), "round {round}");
             let mut ring = vec![1; RING_BYTES as usize];
-            grant_cache.words.0.load(RING, &mut ring).expect("read");
+            grant_cache.memory.memory().load(RING, &mut ring).expect("read");
             assert!(ring.iter().all(|byte| *byte == 0), "round {round}");
             assert!(publish(&mut writer, 7, (0, word(WORD)), state(7, 9)));
             assert!(is_of(&grant_cache.find(InodeId(7), XATTRS).expect("posted anew"), 7));
@@ -412,7 +426,7 @@ mod tests {
     #[test]
     fn reader_of_overwritten_ring_finds_whole_posts_or_none() {
         let (mut writer, grant_cache) = grant_caches();
-        writer.grant_cache().set_word(0, word(WORD), InodeId(1));
+        writer.set_word(0, word(WORD), InodeId(1));
         let is_over = AtomicBool::new(false);
         let found = std::thread::scope(|scope| {
             let reading = scope.spawn(|| {
@@ -438,13 +452,13 @@ mod tests {
             is_over.store(true, Ordering::Relaxed);
             reading.join().expect("no post was torn")
         });
-        assert!(found > 0 && writer.grant_cache().words.load(KEPT_FROM) > 2 * RING_BYTES, "{found} found");
+        assert!(found > 0 && writer.memory.load(KEPT_FROM) > 2 * RING_BYTES, "{found} found");
     }
 
     #[test]
     fn full_index_drops_the_oldest_posts() {
         let (mut writer, grant_cache) = grant_caches();
-        writer.grant_cache().set_word(0, word(WORD), InodeId(1));
+        writer.set_word(0, word(WORD), InodeId(1));
         let most = 2 * ROWS * WAYS;
         for id in 1..=most {
             assert!(publish(&mut writer, id, (0, word(WORD)), state(id, 0)));

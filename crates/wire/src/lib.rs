@@ -34,7 +34,6 @@ mod report;
 mod request_slot;
 mod run_environment;
 mod watch_attributes;
-mod words;
 
 pub use admission::{ADMITTED_MAX, Admission, MountTerms};
 pub use busy_wait::BusyWait;
@@ -45,14 +44,13 @@ pub use control::{
 };
 pub use grant_cache::{GRANT_CACHE_BYTES, GrantCache, GrantCacheWriter, PublishedGrant};
 pub use lock_slots::{
-    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockChange, LockList, LockNotes, LockSlotState,
-    LockedRange,
+    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LOCK_SLOTS_BYTES, LockChange, LockList, LockNotes,
+    LockSlotState,
 };
 pub use message::{
-    Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, HELPER_FLAG, Hello, InodeState, LeaseRequest,
-    LockKind, LockMode, LockSlot, Need, PROTOCOL_VERSION, Peer, QuotaGrant, QuotaRequest, QuotaStatus, QuotaVersion,
-    Reply, Request, ReserveReason, ScopeKind, SessionKind, SessionStatus, SpaceReply, StatusReply, Welcome,
-    WelcomeSegment,
+    Credit, DirectoryEntry, FsckReply, GrantReply, HELPER_FLAG, Hello, InodeState, LeaseRequest, LockSlot, Need,
+    PROTOCOL_VERSION, Peer, QuotaGrant, QuotaRequest, QuotaStatus, Reply, Request, ReserveReason, SessionKind,
+    SessionStatus, SpaceReply, StatusReply, Welcome, WelcomeSegment,
 };
 pub use operation_counts::{LATENCY_BUCKETS, OperationCounts, OperationKind, latency_bucket, latency_from};
 pub use program_file::can_load_library;

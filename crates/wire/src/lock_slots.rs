@@ -26,11 +26,10 @@
 //! The session can write all of it. SharedFS reads there only the locks of files that it has delegated. All others it
 //! notes where no session can write ([`LockNotes`]), and a restarted SharedFS believes the notes alone.
 
-use ashlar_pmem::Persistent;
-use ashlar_types::InodeId;
+use ashlar_pmem::{CheckedMemory, PartAt, Persistent, RowsAt, WordAt};
+use ashlar_types::{ByteRange, InodeId, LockAction, LockMode, LockedRange};
 
-use crate::words::Words;
-use crate::{LockMode, LockSlot};
+use crate::LockSlot;
 
 /// Slots of one session: files that it locks at the same time without messages. Databases use two or three.
 pub const LOCK_SLOTS: u32 = 16;
@@ -42,10 +41,17 @@ pub const LOCK_OWNER_PROCESS: u64 = u64::MAX;
 pub const LOCK_LAST: u64 = i64::MAX as u64;
 
 /// Bytes that the slots take.
-pub(crate) const LOCK_SLOTS_BYTES: u64 = LISTS + LOCK_SLOTS as u64 * 2 * LIST_BYTES;
+pub const LOCK_SLOTS_BYTES: u64 = LISTS + LOCK_SLOTS as u64 * 2 * LIST_BYTES;
 const HEADER_BYTES: u64 = 16;
 const LISTS: u64 = LOCK_SLOTS as u64 * HEADER_BYTES;
 const LIST_BYTES: u64 = 16 + LOCK_RANGES_MAX as u64 * 16;
+const HEADER_ROWS: RowsAt<LOCK_SLOTS_BYTES, HEADER_BYTES> = RowsAt::new(0, LOCK_SLOTS as u64);
+const LIST_ROWS: RowsAt<LOCK_SLOTS_BYTES, LIST_BYTES> = RowsAt::new(LISTS, 2 * LOCK_SLOTS as u64);
+const RANGE_ROWS: RowsAt<LIST_BYTES, 16> = RowsAt::new(16, LOCK_RANGES_MAX as u64);
+const COUNT: WordAt<LIST_BYTES> = WordAt::new(0);
+/// The first and the second word of a header or of a range.
+const FIRST: WordAt<16> = WordAt::new(0);
+const SECOND: WordAt<16> = WordAt::new(8);
 const WRITE: u64 = 1 << 63;
 /// How often SharedFS tries to recall or to read a slot.
 ///
@@ -103,25 +109,6 @@ impl Word {
     }
 }
 
-/// A locked range of bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LockedRange {
-    /// The first byte.
-    pub first: u64,
-    /// The last byte.
-    pub last: u64,
-    /// Whether it is a write lock.
-    pub write: bool,
-}
-
-impl LockedRange {
-    /// Returns the mode of the lock.
-    #[must_use]
-    pub fn mode(self) -> LockMode {
-        if self.write { LockMode::Write } else { LockMode::Read }
-    }
-}
-
 /// A process's record locks on one file.
 ///
 /// The ranges are sorted and disjoint. Adjacent ranges of one mode are merged.
@@ -152,32 +139,31 @@ impl LockList {
 
     /// Whether any byte of a range is locked.
     #[must_use]
-    pub fn overlaps(&self, first: u64, last: u64) -> bool {
-        self.ranges().iter().any(|range| range.first <= last && range.last >= first)
+    pub fn overlaps(&self, range: ByteRange) -> bool {
+        self.ranges().iter().any(|held| held.range.overlaps(range))
     }
 
     /// Locks or unlocks a range; `false` if the list has no room for the result, and then it stays unchanged.
     #[must_use]
-    pub fn set(&mut self, first: u64, last: u64, mode: LockMode) -> bool {
+    pub fn set(&mut self, range: ByteRange, action: LockAction) -> bool {
         let mut new = Self::default();
-        let mut is_placed = mode == LockMode::Unlock;
         let mut has_room = true;
-        let asked = LockedRange { first, last, write: mode == LockMode::Write };
-        for range in self.ranges() {
-            if range.first < first {
-                has_room &= new.push(LockedRange { last: range.last.min(first - 1), ..*range });
+        let mut asked = action.mode().map(|mode| LockedRange { mode, range });
+        for held in self.ranges() {
+            let ByteRange { first, last } = held.range;
+            if first < range.first {
+                let range = ByteRange { first, last: last.min(range.first - 1) };
+                has_room &= new.push(LockedRange { range, ..*held });
             }
-            if range.last >= first && !is_placed {
-                is_placed = true;
-                has_room &= new.push(asked);
+            if last >= range.first {
+                has_room &= asked.take().is_none_or(|asked| new.push(asked));
             }
-            if range.last > last {
-                has_room &= new.push(LockedRange { first: range.first.max(last + 1), ..*range });
+            if last > range.last {
+                let range = ByteRange { first: first.max(range.last + 1), last };
+                has_room &= new.push(LockedRange { range, ..*held });
             }
         }
-        if !is_placed {
-            has_room &= new.push(asked);
-        }
+        has_room &= asked.is_none_or(|asked| new.push(asked));
         if has_room {
             *self = new;
         }
@@ -185,15 +171,15 @@ impl LockList {
     }
 
     /// Appends a range behind all others; `false` if the list has no room.
-    fn push(&mut self, range: LockedRange) -> bool {
+    fn push(&mut self, held: LockedRange) -> bool {
         if let Some(before) = self.ranges[..self.count].last_mut() {
-            if before.write == range.write && before.last.checked_add(1) == Some(range.first) {
-                before.last = range.last;
+            if before.mode == held.mode && before.range.last.checked_add(1) == Some(held.range.first) {
+                before.range.last = held.range.last;
                 return true;
             }
         }
         let Some(place) = self.ranges.get_mut(self.count) else { return false };
-        *place = range;
+        *place = held;
         self.count += 1;
         true
     }
@@ -201,25 +187,21 @@ impl LockList {
 
 /// SharedFS's notes of the record locks that a session's process has in the table.
 ///
-/// They have the form of slots, in memory that only SharedFS writes. A kill in the middle of a change leaves the list
-/// from before it.
+/// They have the form of slots, in memory that only SharedFS writes: the last [`LOCK_SLOTS_BYTES`] of a file of `END`
+/// bytes. A kill in the middle of a change leaves the list from before it.
 #[derive(Debug)]
-pub struct LockNotes<M> {
-    words: Words<M>,
-    at: u64,
-}
+pub struct LockNotes<M, const END: u64>(CheckedMemory<M, END>);
 
-impl<M: Persistent> LockNotes<M> {
-    /// Bytes that the notes take.
-    pub const BYTES: u64 = LOCK_SLOTS_BYTES;
+impl<M: Persistent, const END: u64> LockNotes<M, END> {
+    const AT: PartAt<END, LOCK_SLOTS_BYTES> = PartAt::new(END - LOCK_SLOTS_BYTES);
 
-    /// Takes memory from an offset on; `None` if it is too short.
-    pub fn new(memory: M, at: u64) -> Option<Self> {
-        Words::new(memory, at + Self::BYTES).map(|words| Self { words, at })
+    /// Takes the last bytes of memory; `None` if it is too short, or read-only.
+    pub fn new(memory: M) -> Option<Self> {
+        CheckedMemory::new(memory).ok().map(Self)
     }
 
-    fn slots(&self) -> LockSlots<'_, M> {
-        LockSlots { words: &self.words, at: self.at }
+    fn slots(&self) -> LockSlots<'_, M, END> {
+        LockSlots { memory: &self.0, at: Self::AT }
     }
 
     /// Notes all locks that the process has on a file; `false` if there is no room for them.
@@ -245,57 +227,59 @@ impl<M: Persistent> LockNotes<M> {
 
     /// Removes all notes.
     pub fn clear(&self) {
-        self.words.clear(self.at..self.at + Self::BYTES);
+        self.0.clear(Self::AT);
     }
 }
 
-/// The slots of one session, at an offset of its control page.
+/// The slots of one session, in a part of its control page.
 #[derive(Debug)]
-pub(crate) struct LockSlots<'a, M> {
-    pub(crate) words: &'a Words<M>,
-    pub(crate) at: u64,
+pub(crate) struct LockSlots<'a, M, const BYTES: u64> {
+    pub(crate) memory: &'a CheckedMemory<M, BYTES>,
+    pub(crate) at: PartAt<BYTES, LOCK_SLOTS_BYTES>,
 }
 
-impl<M: Persistent> LockSlots<'_, M> {
-    fn header(&self, slot: u32) -> u64 {
-        self.at + u64::from(slot % LOCK_SLOTS) * HEADER_BYTES
+impl<M: Persistent, const BYTES: u64> LockSlots<'_, M, BYTES> {
+    fn header(&self, slot: u32) -> PartAt<BYTES, HEADER_BYTES> {
+        self.at.part(HEADER_ROWS.row(slot.into()))
     }
 
-    fn list(&self, slot: u32, which: u64) -> u64 {
-        self.at + LISTS + (u64::from(slot % LOCK_SLOTS) * 2 + which) * LIST_BYTES
+    fn list(&self, slot: u32, which: u64) -> PartAt<BYTES, LIST_BYTES> {
+        self.at.part(LIST_ROWS.row(u64::from(slot) * 2 + which))
     }
 
     fn word(&self, slot: u32) -> Word {
-        Word(self.words.load(self.header(slot)))
+        Word(self.memory.load(self.header(slot).word(FIRST)))
     }
 
     fn inode(&self, slot: u32) -> InodeId {
-        InodeId(self.words.load(self.header(slot) + 8))
+        InodeId(self.memory.load(self.header(slot).word(SECOND)))
     }
 
     fn exchange(&self, slot: u32, from: Word, to: Word) -> bool {
-        self.words.exchange(self.header(slot), from.0, to.0).is_ok()
+        self.memory.exchange(self.header(slot).word(FIRST), from.0, to.0).is_ok()
     }
 
     fn write(&self, slot: u32, which: u64, ranges: &[LockedRange]) {
         let list = self.list(slot, which);
-        for (at, range) in (list + 16..).step_by(16).zip(ranges) {
-            self.words.store(at, range.first | if range.write { WRITE } else { 0 });
-            self.words.store(at + 8, range.last);
+        for (number, LockedRange { mode, range }) in (0..RANGE_ROWS.rows()).zip(ranges) {
+            let row = list.part(RANGE_ROWS.row(number));
+            self.memory.store(row.word(FIRST), range.first | if *mode == LockMode::Write { WRITE } else { 0 });
+            self.memory.store(row.word(SECOND), range.last.min(LOCK_LAST));
         }
-        self.words.store(list, ranges.len() as u64);
+        self.memory.store(list.word(COUNT), ranges.len() as u64);
     }
 
     /// Returns the valid ranges of a list, whatever bytes stand there.
     fn read(&self, slot: u32, which: u64) -> impl Iterator<Item = LockedRange> + '_ {
         let list = self.list(slot, which);
-        let count = self.words.load(list).min(LOCK_RANGES_MAX as u64);
+        let count = self.memory.load(list.word(COUNT)).min(LOCK_RANGES_MAX as u64);
         let ranges = (0..count).map(move |number| {
-            let at = list + 16 + number * 16;
-            let (first, last) = (self.words.load(at), self.words.load(at + 8));
-            LockedRange { first: first & !WRITE, last: last.min(LOCK_LAST), write: first & WRITE != 0 }
+            let row = list.part(RANGE_ROWS.row(number));
+            let (first, last) = (self.memory.load(row.word(FIRST)), self.memory.load(row.word(SECOND)));
+            let mode = if first & WRITE != 0 { LockMode::Write } else { LockMode::Read };
+            LockedRange { mode, range: ByteRange { first: first & !WRITE, last: last.min(LOCK_LAST) } }
         });
-        ranges.filter(|range| range.first <= range.last)
+        ranges.filter(|held| held.range.is_valid())
     }
 
     fn read_own(&self, slot: u32, which: u64) -> LockList {
@@ -323,7 +307,7 @@ impl<M: Persistent> LockSlots<'_, M> {
     pub(crate) fn claim(&self, inode: InodeId) -> Option<u32> {
         let slot = (0..LOCK_SLOTS).find(|&slot| self.word(slot).state() == LockSlotState::Free)?;
         let word = self.word(slot);
-        self.words.store(self.header(slot) + 8, inode.0);
+        self.memory.store(self.header(slot).word(SECOND), inode.0);
         self.write(slot, 0, &[]);
         self.exchange(slot, word, word.next(LockSlotState::Shared, 0)).then_some(slot)
     }
@@ -375,7 +359,7 @@ impl<M: Persistent> LockSlots<'_, M> {
             }
             let shared = word.next(LockSlotState::Shared, word.active());
             if tried == TRIES {
-                self.words.store(self.header(slot), shared.0);
+                self.memory.store(self.header(slot).word(FIRST), shared.0);
             } else if !self.exchange(slot, word, shared) {
                 continue;
             }

@@ -1,8 +1,9 @@
 //! The messages of the session protocol.
 
 use ashlar_types::{
-    BlockAddress, Errno, FileKind, Inode, InodeId, LogGeneration, LogPosition, QuotaAmount, QuotaId, QuotaKey,
-    QuotaLimits, SessionId,
+    ByteRange, Contents, Errno, Extent, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LockAction, LockKind,
+    LockedRange, LogGeneration, LogPosition, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, QuotaVersion, SegmentVersion,
+    SessionId, WantedLease,
 };
 use ashlar_update::Cost;
 use serde::{Deserialize, Serialize};
@@ -91,7 +92,7 @@ pub struct Welcome {
     /// The segment version ([`crate::ControlPage::segment_version`]) in which the grant cache of this answer is valid.
     ///
     /// Under that version, the SharedFS that writes the cache has not ended.
-    pub segment_version: u64,
+    pub segment_version: SegmentVersion,
     /// The first data segment, of the same version.
     ///
     /// Most arenas have no other segment, and most sessions read from it.
@@ -100,17 +101,6 @@ pub struct Welcome {
     ///
     /// The session asks for more ([`Request::InodeRange`]).
     pub inodes: (InodeId, u64),
-}
-
-/// The inodes that a lease covers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ScopeKind {
-    /// One inode.
-    Node,
-    /// The files of a directory that have no lease of their own, to read.
-    Files,
-    /// A directory and everything below it.
-    Subtree,
 }
 
 /// The state to send with a lease. Attributes are always sent.
@@ -133,39 +123,27 @@ impl Need {
     pub const ENTRIES_MAX: u64 = 8192;
 }
 
-/// A lease that a session asks for.
+/// A lease that a session asks for, with state.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct LeaseRequest {
-    /// The inode.
-    pub inode: InodeId,
-    /// Whether to write, or only to read.
-    pub write: bool,
-    /// Whether on the inode alone, on a directory's files, or on everything below it.
-    pub scope: ScopeKind,
+    /// The lease.
+    pub lease: WantedLease,
     /// The state to send with it.
     pub need: Need,
 }
 
-/// An extent of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Extent {
-    /// The first block within the file.
-    pub logical_block: u64,
-    /// The number of blocks.
-    pub blocks: u64,
-    /// The address of the first block; the others follow it in the same segment. `None`: reserved, and read as zeros.
-    pub address: Option<BlockAddress>,
-}
+impl LeaseRequest {
+    /// Asks for a lease on an inode alone, to write or only to read.
+    #[must_use]
+    pub const fn on_inode(inode: InodeId, is_write: bool, need: Need) -> Self {
+        Self { lease: WantedLease { inode, mode: LeaseMode::new(is_write), scope: LeaseScope::Node }, need }
+    }
 
-/// A file's content as SharedFS has it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Contents {
-    /// The bytes themselves.
-    Inline(Vec<u8>),
-    /// Extents, in order. Gaps between them are holes.
-    Extents(Vec<Extent>),
-    /// The session's user may not read the file: the extents without addresses, for a user that may write it.
-    Withheld(Vec<Extent>),
+    /// Returns the same request for a lease to write.
+    #[must_use]
+    pub const fn to_write(self) -> Self {
+        Self { lease: WantedLease { mode: LeaseMode::Write, ..self.lease }, ..self }
+    }
 }
 
 /// A directory entry.
@@ -229,27 +207,6 @@ impl From<Cost> for Credit {
     }
 }
 
-/// A quota version: balances that were granted under one version are worthless under the next.
-///
-/// An odd version has limits. An even version has none, and sessions need not ask for balances.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct QuotaVersion(pub u64);
-
-impl QuotaVersion {
-    /// Whether any user, group or subtree is limited.
-    #[must_use]
-    pub const fn has_limits(self) -> bool {
-        self.0 % 2 == 1
-    }
-
-    /// Returns the next version, with limits or without.
-    #[must_use]
-    pub const fn next(self, has_limits: bool) -> Self {
-        // The session can write the word that this is read from, so any number is possible.
-        Self(self.0.wrapping_add(if self.has_limits() == has_limits { 2 } else { 1 }))
-    }
-}
-
 /// An amount by which an update raises a user's, group's or subtree's usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaRequest {
@@ -284,26 +241,6 @@ pub struct QuotaStatus {
     pub limits: QuotaLimits,
     /// The path of the directory at the top of a subtree, from the root of the file system.
     pub path: Option<Vec<u8>>,
-}
-
-/// The two kinds of file locks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LockKind {
-    /// `fcntl` record locks: a range, owned by a process (or an open file description).
-    Record,
-    /// `flock`: the whole file, owned by an open file description.
-    Flock,
-}
-
-/// The mode of a requested lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LockMode {
-    /// Shared.
-    Read,
-    /// Exclusive.
-    Write,
-    /// Removes the lock.
-    Unlock,
 }
 
 /// A slot of the session's control page, as it was when the session asked.
@@ -436,12 +373,10 @@ pub enum Request {
         owner: u64,
         /// The process that other lock queries report.
         pid: u32,
-        /// First byte.
-        start: u64,
-        /// Last byte.
-        end: u64,
-        /// The mode.
-        mode: LockMode,
+        /// The range.
+        range: ByteRange,
+        /// The action.
+        action: LockAction,
         /// `Some(ticket)`: wait. The ticket is the session's name for this wait.
         wait: Option<u64>,
         /// The slot that holds the session's copy of the process's locks on the file, and that may be delegated.
@@ -455,12 +390,10 @@ pub enum Request {
         kind: LockKind,
         /// The owner within the session.
         owner: u64,
-        /// First byte.
-        start: u64,
-        /// Last byte.
-        end: u64,
-        /// The mode.
-        mode: LockMode,
+        /// The range.
+        range: ByteRange,
+        /// The action of the lock that would conflict.
+        action: LockAction,
     },
     /// Cancels a wait.
     CancelLock {
@@ -702,10 +635,10 @@ pub enum Reply {
     Delegated,
     /// To `Lock` and `QueryLock`: the process has locks on this file through a mount, and must continue there.
     LockedOnMount,
-    /// To `YieldLocks`: mode, first and last byte of each lock.
-    Locks(Vec<(LockMode, u64, u64)>),
-    /// To `QueryLock`: mode, first and last byte, and process of a lock that conflicts.
-    Conflict(Option<(LockMode, u64, u64, u32)>),
+    /// To `YieldLocks`.
+    Locks(Vec<LockedRange>),
+    /// To `QueryLock`: a lock that conflicts, and its process.
+    Conflict(Option<(LockedRange, u32)>),
     /// To `Status`.
     Status(Box<StatusReply>),
     /// To `Fsck`.

@@ -24,22 +24,24 @@
 //! The session can write all of it. SharedFS copies the question before it decodes it, and answers nothing that it
 //! would not say by a message.
 
-use ashlar_pmem::Persistent;
+use ashlar_pmem::{CheckedMemory, PartAt, Persistent, WordAt};
 use serde::{Deserialize, Serialize};
 
-use crate::words::Words;
 use crate::{Reply, Request, WireError};
 
 /// Bytes that a request slot takes.
 pub(crate) const REQUEST_SLOT_BYTES: u64 = 32_768;
-const LISTENING: u64 = 0;
-const WORD: u64 = 64;
-const QUESTION_LENGTH: u64 = 72;
-const ANSWER_LENGTH: u64 = 80;
-const QUESTION: u64 = 128;
-const ANSWER: u64 = 4096;
-const QUESTION_BYTES: u64 = ANSWER - QUESTION;
-const ANSWER_BYTES: u64 = REQUEST_SLOT_BYTES - ANSWER;
+const LISTENING: SlotWord = SlotWord::new(0);
+const WORD: SlotWord = SlotWord::new(64);
+const QUESTION_LENGTH: SlotWord = SlotWord::new(72);
+const ANSWER_LENGTH: SlotWord = SlotWord::new(80);
+const QUESTION: PartAt<REQUEST_SLOT_BYTES, QUESTION_BYTES> = PartAt::new(128);
+const ANSWER: PartAt<REQUEST_SLOT_BYTES, ANSWER_BYTES> = PartAt::new(4096);
+const QUESTION_BYTES: u64 = 4096 - 128;
+const ANSWER_BYTES: u64 = REQUEST_SLOT_BYTES - 4096;
+
+/// The offset of a word in a request slot.
+type SlotWord = WordAt<REQUEST_SLOT_BYTES>;
 
 const STATE_BITS: u32 = 3;
 const FREE: u64 = 0;
@@ -74,24 +76,28 @@ pub enum QuestionProgress {
     Declined,
 }
 
-/// A session's request slot.
+/// A session's request slot, in a part of its control page of `BYTES` bytes.
 #[derive(Debug)]
-pub struct RequestSlot<'a, M> {
-    words: &'a Words<M>,
-    base: u64,
+pub struct RequestSlot<'a, M, const BYTES: u64> {
+    memory: &'a CheckedMemory<M, BYTES>,
+    at: PartAt<BYTES, REQUEST_SLOT_BYTES>,
 }
 
-impl<'a, M: Persistent> RequestSlot<'a, M> {
-    pub(crate) fn new(words: &'a Words<M>, base: u64) -> Self {
-        Self { words, base }
+impl<'a, M: Persistent, const BYTES: u64> RequestSlot<'a, M, BYTES> {
+    pub(crate) fn new(memory: &'a CheckedMemory<M, BYTES>, at: PartAt<BYTES, REQUEST_SLOT_BYTES>) -> Self {
+        Self { memory, at }
     }
 
-    fn load(&self, offset: u64) -> u64 {
-        self.words.load(self.base + offset)
+    fn load(&self, word: SlotWord) -> u64 {
+        self.memory.load(self.at.word(word))
+    }
+
+    fn store(&self, word: SlotWord, value: u64) {
+        self.memory.store(self.at.word(word), value);
     }
 
     fn change(&self, current: u64, new: u64) -> bool {
-        self.words.exchange(self.base + WORD, current, new).is_ok()
+        self.memory.exchange(self.at.word(WORD), current, new).is_ok()
     }
 
     /// Whether SharedFS checks the slot.
@@ -101,7 +107,7 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
 
     /// Publishes whether SharedFS checks the slot.
     pub fn set_listening(&self, listens: bool) {
-        self.words.store(self.base + LISTENING, u64::from(listens));
+        self.store(LISTENING, u64::from(listens));
     }
 
     /// Puts a question into the slot; `None` if it is too long.
@@ -118,8 +124,8 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
             return None;
         }
         let turn = Question((before >> STATE_BITS).wrapping_add(1) & (u64::MAX >> STATE_BITS));
-        self.words.0.store(self.base + QUESTION, buffer).ok()?;
-        self.words.store(self.base + QUESTION_LENGTH, buffer.len() as u64);
+        self.memory.store_bytes(self.at.part(QUESTION), buffer);
+        self.store(QUESTION_LENGTH, buffer.len() as u64);
         self.change(before, turn.word(ASKED)).then_some(turn)
     }
 
@@ -150,14 +156,13 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
     /// [`WireError::Malformed`] if it can't be decoded.
     pub fn read_answer(&self, buffer: &mut Vec<u8>) -> Result<Reply, WireError> {
         buffer.resize(self.load(ANSWER_LENGTH).min(ANSWER_BYTES) as usize, 0);
-        // The answer lies within the slot.
-        let _ = self.words.0.load(self.base + ANSWER, buffer);
+        self.memory.load_bytes(self.at.part(ANSWER), buffer);
         postcard::from_bytes(buffer).map_err(|_| WireError::Malformed)
     }
 
     /// Ends a question, answered or not.
     pub fn end_question(&self, question: Question) {
-        self.words.store(self.base + WORD, question.word(FREE));
+        self.store(WORD, question.word(FREE));
     }
 
     /// Whether the slot holds a question that SharedFS has not taken.
@@ -175,8 +180,7 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
             return None;
         }
         buffer.resize(self.load(QUESTION_LENGTH).min(QUESTION_BYTES) as usize, 0);
-        // The question lies within the slot.
-        let _ = self.words.0.load(self.base + QUESTION, buffer);
+        self.memory.load_bytes(self.at.part(QUESTION), buffer);
         match postcard::from_bytes(buffer) {
             Ok(request) => Some((turn, request)),
             Err(_) => {
@@ -199,9 +203,8 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
             return false;
         }
         if self.load(WORD) == question.word(TAKEN) {
-            // The answer fits.
-            let _ = self.words.0.store(self.base + ANSWER, buffer);
-            self.words.store(self.base + ANSWER_LENGTH, buffer.len() as u64);
+            self.memory.store_bytes(self.at.part(ANSWER), buffer);
+            self.store(ANSWER_LENGTH, buffer.len() as u64);
             self.change(question.word(TAKEN), question.word(ANSWERED));
         }
         true
@@ -312,11 +315,11 @@ mod tests {
         let base = CONTROL_BYTES - REQUEST_SLOT_BYTES;
         let (request_slot, mut bytes) = (page.request_slot(), Vec::new());
         for word in (0..1 << (STATE_BITS + 1)).chain([u64::MAX, u64::MAX - 6]) {
-            page.memory().store_u64(base + WORD, word).expect("stored");
-            page.memory().store_u64(base + QUESTION_LENGTH, u64::MAX).expect("stored");
-            page.memory().store(base + QUESTION, &[0xff; 64]).expect("stored");
+            page.memory().store_u64(base + WORD.offset(), word).expect("stored");
+            page.memory().store_u64(base + QUESTION_LENGTH.offset(), u64::MAX).expect("stored");
+            page.memory().store(base + QUESTION.offset(), &[0xff; 64]).expect("stored");
             assert!(request_slot.take_question(&mut bytes).is_none(), "{word:#x}");
-            let after = page.memory().load_u64(base + WORD).expect("loaded");
+            let after = page.memory().load_u64(base + WORD.offset()).expect("loaded");
             assert_eq!(after & 7, if word & 7 == ASKED { DECLINED } else { word & 7 }, "{word:#x}");
         }
     }

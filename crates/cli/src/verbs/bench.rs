@@ -27,11 +27,12 @@ use indicatif::ProgressBar;
 use crate::arguments::BenchArguments;
 use crate::error::CliError;
 use crate::output::progress;
-use case::{Case, Contender, Measurement, Step, WorkerTask, together};
+use case::{Case, Contender, Measurement, Step, together};
 use directories::BenchDirectories;
 use interrupt::Interrupt;
 use report::{BenchReport, Setting};
 use turn_page::TurnPage;
+use worker::WorkerTask;
 
 pub use worker::run as run_worker;
 
@@ -161,7 +162,7 @@ impl ContenderTurn<'_> {
             let mut tasks = vec![task(0)];
             if *step == Step::Pair {
                 tasks.push(task(1));
-                let page = aside.join(worker::PAGE);
+                let page = aside.join(turn_page::PAGE);
                 TurnPage::make(&page).map_err(CliError::system(format!("making {}", page.display())))?;
             }
             for measured in measure(&tasks, interrupt)? {

@@ -1,5 +1,7 @@
 //! `ashlar fsck`: through the daemon if one runs, else on the arena itself.
 
+mod compare;
+
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -33,8 +35,14 @@ struct Findings {
     repaired: Vec<String>,
 }
 
-/// Checks an arena, and repairs it if the user asks for that.
+/// Checks an arena, and repairs it if the user asks for that; or compares two, or dumps one.
 pub fn run(arguments: &FsckArguments) -> Result<ExitCode, CliError> {
+    if let Some([first, second]) = arguments.compare.as_deref() {
+        return compare::run(first, second, arguments.json);
+    }
+    if let Some(arena) = &arguments.dump {
+        return compare::print_dump(arena);
+    }
     let place = ArenaLocation::find(&arguments.arena.arena)?;
     place.probe()?;
     let spinner = progress::spinner("checking");

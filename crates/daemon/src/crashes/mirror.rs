@@ -10,7 +10,7 @@ use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent};
 use ashlar_tests::random::Random;
 
 use super::image::{FileImage, Image, read, read_metadata, torn_metadata};
-use crate::identity::{AT_BOOT, AT_START};
+use ashlar_node::sessions::identity::{AT_BOOT, AT_START};
 
 /// Bytes of control pages and lease tables that are followed.
 ///

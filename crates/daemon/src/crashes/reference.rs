@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ashlar_store::{Store, StoreError, StoredContents, Xattrs};
-use ashlar_types::{Inode, InodeId};
+use ashlar_store::{Store, StoreError, Xattrs};
+use ashlar_types::{Contents, Inode, InodeId};
 use ashlar_update::model::ModelTree;
 
 /// All that is known of an inode, with the numbers of a file's blocks.
@@ -42,8 +42,8 @@ impl TreePicture {
                 ahead.push((join(&path, name.as_bytes()), entry.inode));
             }
             let blocks = match store.contents(id)? {
-                StoredContents::Inline(_) => vec![0],
-                StoredContents::Extents(extents) => extents
+                Contents::Inline(_) => vec![0],
+                Contents::Extents(extents) | Contents::Withheld(extents) => extents
                     .iter()
                     .flat_map(|extent| extent.logical_block..extent.logical_block + extent.blocks)
                     .collect(),

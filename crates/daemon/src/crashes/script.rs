@@ -16,15 +16,23 @@ use ashlar_tests::random::Random;
 use ashlar_types::{FileKind, InodeId, LogPosition, SessionId, Timestamp};
 use ashlar_update::model::ModelTree;
 use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update, Whiteout};
-use ashlar_wire::{Credit, CreditKind, LeaseRequest, Need, Reply, ScopeKind, SessionKind};
+use ashlar_wire::{Credit, CreditKind, LeaseRequest, Need, Reply, SessionKind};
 
 use super::mirror::Mirror;
 use super::reference::TreePicture;
-use crate::apply::Slice;
-use crate::identity::{Process, SessionIdentity};
-use crate::session::{Control, LogRoom, PreparedSession};
+use crate::clock::boot_time;
+use crate::process::find_process;
+use crate::serve::ask_node;
+use crate::session_files::PreparedSession;
 use crate::shared_state::SharedState;
-use crate::{Config, digest, grant, recovery, sessions};
+use crate::test_sessions::{acquire, apply_settled};
+use crate::{Config, recovery};
+use ashlar_node::digest::commit::{begin_commit, finish_commit, release_blocks};
+use ashlar_node::leases::grant::Patience;
+use ashlar_node::pending::RequestTerms;
+use ashlar_node::records::apply::Slice;
+use ashlar_node::sessions::identity::SessionIdentity;
+use ashlar_node::sessions::session::{Control, LogRoom};
 
 /// Small, so that the log goes round often; a record may take a quarter of it.
 const RING_BYTES: u64 = 24 << 10;
@@ -118,7 +126,7 @@ impl Live {
         seed: u64,
     ) -> Self {
         let shared = recovery::recover(config(arena)).expect("a sound arena");
-        let process = Process::find(std::process::id()).expect("this process");
+        let process = find_process(std::process::id()).expect("this process");
         let identity = SessionIdentity {
             process,
             uid: 0,
@@ -130,9 +138,9 @@ impl Live {
         let id = shared.lock().store.next_session_id().expect("a number");
         let log_bytes = Log::<Mapping>::bytes_for(RING_BYTES);
         let mut session = PreparedSession::make(&shared.arena, id, LogRoom { bytes: log_bytes, allocated: log_bytes })
-            .and_then(|prepared| prepared.give_to(identity))
+            .and_then(|prepared| Ok(prepared.give_to(identity, boot_time())?.0))
             .expect("made");
-        session.grant_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 40 }, CreditKind::Common).expect("granted");
+        session.grant_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 40 }, CreditKind::Common);
         let control = Arc::clone(&session.control);
         {
             let mut state = shared.lock();
@@ -190,7 +198,8 @@ impl Live {
 
     /// Applies everything, and compares it with the model.
     pub fn check_applied(&self) -> Option<String> {
-        let state = self.shared.apply_settled(self.shared.lock(), self.id);
+        let mut state = self.shared.lock();
+        apply_settled(&mut state, self.id);
         if state.counters.sessions_fenced > 0 {
             return Some("the session is fenced".into());
         }
@@ -214,7 +223,7 @@ impl Live {
         let Some(to) = self.random.pick(&waiting).copied() else { return };
         let mut state = self.shared.lock();
         assert!(state.apply(self.id, to, Slice::All));
-        self.shared.perform_decisions(&mut state);
+        state.decide_all();
     }
 
     /// Brings the commit one stage further.
@@ -222,7 +231,7 @@ impl Live {
     /// Other steps may come between any two stages.
     fn advance_commit(&mut self) {
         if let Some(done) = self.done.take() {
-            digest::finish_commit(&mut self.shared.lock(), done).expect("committed");
+            finish_commit(&mut self.shared.lock(), done).expect("committed");
             self.commits += 1;
             self.story.borrow_mut().is_committing = false;
         } else if let Some(job) = self.job.take() {
@@ -231,7 +240,7 @@ impl Live {
             self.story.borrow_mut().is_writing = false;
         } else {
             let mut state = self.shared.lock();
-            self.job = digest::begin_commit(&mut state);
+            self.job = begin_commit(&mut state);
             let applied = state.store.applied(self.id);
             let frozen = self.ends.iter().filter(|(end, _)| *end <= applied).count();
             let mut story = self.story.borrow_mut();
@@ -247,7 +256,7 @@ impl Live {
         let mut state = self.shared.lock();
         self.log.release(self.control.committed());
         self.control.set_released(state.store.applied(self.id));
-        digest::release_blocks(&mut state);
+        release_blocks(&mut state);
     }
 
     fn sync_or_write_back(&mut self) {
@@ -258,7 +267,7 @@ impl Live {
         // As LibFS does.
         let state = self.shared.lock();
         let session = state.live(self.id).expect("it goes on");
-        session.page.sync().expect("synced");
+        session.page.memory().sync().expect("synced");
         self.log.memory().sync().expect("synced");
         drop(state);
         let mut story = self.story.borrow_mut();
@@ -266,7 +275,7 @@ impl Live {
     }
 
     fn make_room(&mut self) {
-        drop(self.shared.apply_settled(self.shared.lock(), self.id));
+        apply_settled(&mut self.shared.lock(), self.id);
         while self.job.is_some() || self.done.is_some() {
             self.advance_commit();
         }
@@ -280,8 +289,8 @@ impl Live {
 
     fn acquire(&mut self, inode: InodeId) {
         let need = Need { contents: false, entries: false, children: false, xattrs: false };
-        let want = LeaseRequest { inode, write: true, scope: ScopeKind::Node, need };
-        let reply = grant::acquire(&self.shared, self.id, &[want], grant::Patience::Any, usize::MAX).expect("granted");
+        let want = LeaseRequest::on_inode(inode, true, need);
+        let reply = acquire(&self.shared, self.id, want);
         let Reply::Granted { grants, .. } = reply else { panic!("{reply:?}") };
         self.leased.insert(inode, (grants[0].slot, grants[0].word));
     }
@@ -294,7 +303,9 @@ impl Live {
 
     fn new_inode(&mut self) -> InodeId {
         if self.inodes.is_empty() {
-            let (first, count) = sessions::grant_inode_range(&self.shared, self.id).expect("numbers");
+            let terms = RequestTerms { patience: Patience::Any, bytes_max: usize::MAX, reclaims: false };
+            let reply = ask_node(&self.shared, self.id, ashlar_wire::Request::InodeRange, terms).expect("numbers");
+            let Reply::Inodes(first, count) = reply else { panic!("{reply:?}") };
             self.inodes = first.0..first.0 + count;
         }
         InodeId(self.inodes.next().expect("not empty"))

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ashlar_lease::{LeaseScope, Mode, WantedLease};
+use ashlar_lease::RequestedLease;
 use ashlar_pmem::{Arena, ArenaOptions};
-use ashlar_store::{Store, StoredContents};
-use ashlar_types::{FileKind, Inode, InodeId, LogPosition, SessionId};
+use ashlar_store::Store;
+use ashlar_types::{Contents, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LogPosition, SessionId, WantedLease};
 use ashlar_wire::{Credit, CreditKind, SessionKind};
 use tempfile::TempDir;
 
@@ -15,11 +15,16 @@ use super::tree::{
     ANN, BOB, BYSTANDER, FOUND_AT, HIDDEN_FROM_ALL, HIDDEN_FROM_ANN, LIMITED, NEW_INODES, OPEN, TEAM, TREE, TreeInodes,
     TreeRow, WRITER, make_tree,
 };
-use crate::identity::{Process, SessionIdentity};
-use crate::leasing::{Ancestors, Leasing};
-use crate::session::{LogRoom, PreparedSession, ServedSession, SessionLog};
-use crate::state::State;
-use crate::{Config, grant};
+use crate::Config;
+use crate::clock;
+use crate::process::find_process;
+use crate::recovery::make_node;
+use crate::session_files::PreparedSession;
+use ashlar_node::Node;
+use ashlar_node::leases::decisions::lease_word;
+use ashlar_node::leases::leasing::Ancestors;
+use ashlar_node::sessions::identity::{Process, SessionIdentity};
+use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionLog};
 
 /// The smallest arena that there is.
 const ARENA_BYTES: u64 = 16 << 20;
@@ -35,7 +40,7 @@ pub struct ArenaBench {
     arena: Arc<Arena>,
     tree: TreeInodes,
     hidden: [Vec<InodeId>; 2],
-    contents: Vec<(InodeId, Inode, StoredContents)>,
+    contents: Vec<(InodeId, Inode, Contents)>,
     process: Process,
     /// The session of the super-user; its own records are none, so that no case changes it.
     bystander: Option<ServedSession>,
@@ -75,7 +80,7 @@ impl ArenaBench {
         });
         let contents = found.collect();
         drop(state);
-        let process = Process::find(std::process::id()).expect("this process");
+        let process = find_process(std::process::id()).expect("this process");
         let mut bench = Self { arena, tree, hidden, contents, process, bystander: None, _directory: directory };
         let bystander = bench.make_session(BYSTANDER, 0);
         // One has a name, and one has none.
@@ -93,14 +98,14 @@ impl ArenaBench {
         let (process, kind, label) = (self.process, SessionKind::Process, String::new());
         let identity = SessionIdentity { process, uid, gid: uid, groups, kind, label };
         let prepared = PreparedSession::make(&self.arena, id, LogRoom { bytes, allocated: bytes }).expect("made");
-        let mut session = prepared.give_to(identity).expect("given");
-        session.grant_credit(CREDIT, CreditKind::Common).expect("granted");
-        session.ranges.add(&*session.page, self.tree.first_new, NEW_INODES).expect("noted");
+        let (mut session, _) = prepared.give_to(identity, clock::boot_time()).expect("given");
+        session.grant_credit(CREDIT, CreditKind::Common);
+        session.ranges.add(&session.page, self.tree.first_new, NEW_INODES);
         session
     }
 
     /// Begins a case: user, leases and open files are as the script says.
-    pub fn begin(&mut self, script: &mut RecordScript<'_>) -> (State, TreeInodes) {
+    pub fn begin(&mut self, script: &mut RecordScript<'_>) -> (Node, TreeInodes) {
         let user = match script.byte() % 8 {
             0 => 0,
             1 | 2 => BOB,
@@ -129,7 +134,7 @@ impl ArenaBench {
     }
 
     /// Ends a case, and takes back what the next one needs.
-    pub fn end(&mut self, mut state: State) {
+    pub fn end(&mut self, mut state: Node) {
         self.bystander = state.sessions.remove(&BYSTANDER);
         drop(state);
         self.arena.remove_session(WRITER).expect("removed");
@@ -145,8 +150,8 @@ impl ArenaBench {
     }
 
     /// Returns a file whose attributes are those of the tree and whose content is not.
-    pub fn changed_content(&self, state: &State) -> Option<InodeId> {
-        let is_changed = |(id, inode, contents): &&(InodeId, Inode, StoredContents)| {
+    pub fn changed_content(&self, state: &Node) -> Option<InodeId> {
+        let is_changed = |(id, inode, contents): &&(InodeId, Inode, Contents)| {
             let is_same = state.store.inode(*id).expect("a sound store").as_ref() == Some(inode);
             is_same && state.store.contents(*id).expect("a sound store") != *contents
         };
@@ -154,13 +159,12 @@ impl ArenaBench {
     }
 }
 
-fn open_state(arena: &Arc<Arena>) -> State {
-    let store = Store::open(Arc::clone(arena)).expect("a sound store");
-    State::new(store, Leasing::new(&Config::new(arena.dir()))).expect("a sound store")
+fn open_state(arena: &Arc<Arena>) -> Node {
+    make_node(&Config::new(arena.dir()), arena).expect("a sound store")
 }
 
 /// Grants the leases that the script names, whatever the user may do.
-fn take_leases(state: &mut State, tree: &TreeInodes, script: &mut RecordScript<'_>) {
+fn take_leases(state: &mut Node, tree: &TreeInodes, script: &mut RecordScript<'_>) {
     let (how, chosen) = (script.byte(), script.word());
     let subtree = match how % 8 {
         0 => None,
@@ -172,12 +176,13 @@ fn take_leases(state: &mut State, tree: &TreeInodes, script: &mut RecordScript<'
     let nodes = tree.known.iter().enumerate().filter(|(index, _)| is_chosen(*index)).map(|(_, inode)| *inode);
     let wants = nodes.map(|inode| (inode, LeaseScope::Node)).chain(subtree.map(|top| (top, LeaseScope::Subtree)));
     for (inode, scope) in wants {
-        let want = WantedLease { inode, mode: Mode::Write, scope, may_widen: false };
+        let lease = WantedLease { inode, mode: LeaseMode::Write, scope };
+        let want = RequestedLease { lease, may_widen: false };
         let ancestors = Ancestors(&state.store);
         state.leasing.manager.handle_request(1, WRITER, &[want], &ancestors).expect("a request like any other");
         while let Some(command) = state.leasing.manager.poll_command(1, &ancestors, &|_| false) {
             let session = state.sessions.get_mut(&WRITER).expect("it is there");
-            command.words().for_each(|word| session.set_lease(word.slot, grant::lease_word(&word), word.inode));
+            command.words().for_each(|word| session.set_lease(word.slot, lease_word(&word), word.inode));
         }
     }
 }

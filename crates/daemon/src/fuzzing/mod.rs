@@ -33,11 +33,11 @@ use ashlar_update::Update;
 use self::bench::ArenaBench;
 use self::script::{RawRecord, RecordScript};
 use self::tree::{ANN, BOB, NEW_INODES, TEAM, TreeInodes, WRITER};
-use crate::apply::Slice;
-use crate::digest;
-use crate::leasing::Ancestors;
-use crate::state::State;
-use crate::validate::{Leases, Violation};
+use ashlar_node::Node;
+use ashlar_node::digest::commit::commit;
+use ashlar_node::leases::leasing::Ancestors;
+use ashlar_node::records::apply::Slice;
+use ashlar_node::records::validate::{Leases, Violation};
 
 /// Kinds of records, with the number 0 for all that are none.
 const KINDS: usize = 16;
@@ -105,7 +105,7 @@ pub fn validate_records(bytes: &[u8]) -> RecordCounts {
 type WatchedInodes = BTreeMap<InodeId, (Option<Inode>, bool)>;
 
 struct RecordCase {
-    state: State,
+    state: Node,
     tree: TreeInodes,
     counts: RecordCounts,
 }
@@ -226,7 +226,7 @@ impl RecordCase {
 
     /// Commits all, and checks the arena.
     fn check_arena(&mut self) {
-        digest::commit(&mut self.state).expect("committed");
+        commit(&mut self.state).expect("committed");
         let report = self.state.store.check(&mut |_| {}).expect("checked");
         assert!(report.is_clean(), "{:?}", report.problems);
     }

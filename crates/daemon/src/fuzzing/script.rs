@@ -10,7 +10,7 @@ use ashlar_update::{
 };
 
 use super::tree::{ANN, BOB, BYSTANDER, TEAM, TreeInodes, access_list};
-use crate::state::State;
+use ashlar_node::Node;
 
 /// The time of most records: later than the tree's, and in the past.
 const NOW: Timestamp = Timestamp { seconds: 1_700_000_000, nanoseconds: 7 };
@@ -131,7 +131,7 @@ impl<'a> RecordScript<'a> {
     }
 
     /// Takes a number for a new inode, mostly one that is free.
-    fn new_inode(&mut self, state: &State, tree: &TreeInodes) -> InodeId {
+    fn new_inode(&mut self, state: &Node, tree: &TreeInodes) -> InodeId {
         let free = (tree.first_new.0..).map(InodeId).find(|id| matches!(state.store.inode(*id), Ok(None)));
         if self.is_one_in(8) { self.inode(tree) } else { free.unwrap_or(tree.first_new) }
     }
@@ -145,7 +145,7 @@ impl<'a> RecordScript<'a> {
     }
 
     /// Takes a directory, a name in it, and the inode of that name, mostly as they are.
-    fn entry(&mut self, state: &State, tree: &TreeInodes) -> (InodeId, Vec<u8>, InodeId) {
+    fn entry(&mut self, state: &Node, tree: &TreeInodes) -> (InodeId, Vec<u8>, InodeId) {
         let directory = self.directory(tree);
         let mut entries = state.store.entries(directory, 0, usize::MAX).expect("a sound store");
         // The order of the directory itself depends on the arena's key.
@@ -173,7 +173,7 @@ impl<'a> RecordScript<'a> {
     }
 
     /// Takes a record.
-    pub fn record(&mut self, state: &State, tree: &TreeInodes) -> RawRecord {
+    pub fn record(&mut self, state: &Node, tree: &TreeInodes) -> RawRecord {
         let form = self.byte() % 32;
         if form == 0 {
             let (kind, length) = (self.byte(), self.byte().into());
@@ -200,7 +200,7 @@ impl<'a> RecordScript<'a> {
         }
     }
 
-    fn encoded_update(&mut self, state: &State, tree: &TreeInodes) -> RawRecord {
+    fn encoded_update(&mut self, state: &Node, tree: &TreeInodes) -> RawRecord {
         let at = self.time();
         let update = match self.byte() % 24 {
             0..3 => return self.creation(state, tree, at),
@@ -270,7 +270,7 @@ impl<'a> RecordScript<'a> {
         }
     }
 
-    fn creation(&mut self, state: &State, tree: &TreeInodes, at: Timestamp) -> RawRecord {
+    fn creation(&mut self, state: &Node, tree: &TreeInodes, at: Timestamp) -> RawRecord {
         let (inode, parent) = (self.new_inode(state, tree), self.directory(tree));
         let (kind, name, mode) = (self.pick(&ALL_KINDS), self.name(), self.mode());
         let gid = if self.is_one_in(4) { self.pick(&[ANN, TEAM, TEAM, BOB, 0]) } else { tree.user };
@@ -283,7 +283,7 @@ impl<'a> RecordScript<'a> {
         encode(&Update::Create(create))
     }
 
-    fn renaming(&mut self, state: &State, tree: &TreeInodes, at: Timestamp) -> RawRecord {
+    fn renaming(&mut self, state: &Node, tree: &TreeInodes, at: Timestamp) -> RawRecord {
         let (parent, name, inode) = self.entry(state, tree);
         let (new_parent, new_name) = if self.is_one_in(2) {
             let (directory, name, _) = self.entry(state, tree);

@@ -5,8 +5,8 @@ use ashlar_types::{
 };
 use ashlar_update::{Create, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_CAPABILITY};
 
-use crate::digest;
-use crate::state::{OWN_SESSION, State};
+use ashlar_node::Node;
+use ashlar_node::digest::commit::commit;
 
 /// A user, and its group.
 pub const ANN: u32 = 1000;
@@ -127,12 +127,12 @@ pub fn access_list(users: &[(u32, u8)], mask: u8, others: u8) -> Vec<u8> {
 }
 
 /// Makes the tree, and returns its inodes in the order of the rows.
-pub fn make_tree(state: &mut State) -> Vec<InodeId> {
+pub fn make_tree(state: &mut Node) -> Vec<InodeId> {
     let numbers = state.store.allocate_inodes(TREE.len() as u64 + NEW_INODES).expect("numbers");
     let inodes: Vec<InodeId> = numbers.take(TREE.len()).map(InodeId).collect();
     let at = FOUND_AT;
     let mut apply = |update: Update<'_>| {
-        state.apply_update(OWN_SESSION, LogPosition(1), &update).expect("it fits the state");
+        state.apply_update(SessionId::SHARED_FS, LogPosition(1), &update).expect("it fits the state");
     };
     for (row, &inode) in TREE.iter().zip(&inodes) {
         let &(directory, name, kind, mode, uid, gid) = row;
@@ -174,6 +174,6 @@ pub fn make_tree(state: &mut State) -> Vec<InodeId> {
     }
     let limits = QuotaLimits { blocks: Some(100), inodes: Some(100) };
     state.store.set_quota_limits(QuotaKey::Subtree(QuotaId::of(inodes[LIMITED])), limits);
-    digest::commit(state).expect("committed");
+    commit(state).expect("committed");
     inodes
 }

@@ -12,12 +12,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ashlar_log::{AppendError, Appended, Log};
-use ashlar_pmem::{Arena, ArenaOptions, Mapping, MappingAccess, Medium};
+use ashlar_pmem::{Arena, ArenaOptions, Mapping, MappingAccess, Medium, Readable};
 use ashlar_types::{Errno, FileKind, InodeId, LogPosition, SealCount, Timestamp};
 use ashlar_update::{Create, Update};
 use ashlar_wire::{
     CONTROL_BYTES, Connection, ControlPage, Credit, CreditKind, GrantReply, Hello, LEASE_TABLE_BYTES, LeaseRequest,
-    LeaseTable, Need, PROTOCOL_VERSION, Peer, Reply, Request, ScopeKind, SessionKind, Welcome, WireError,
+    LeaseTable, Need, PROTOCOL_VERSION, Peer, Reply, Request, SessionKind, Welcome, WireError,
 };
 use rustix::process::{Gid, Uid};
 
@@ -290,7 +290,7 @@ pub struct Client {
     pub welcome: Welcome,
     pub log: Log<Arc<Mapping>>,
     pub control: ControlPage<Arc<Mapping>>,
-    pub leases: LeaseTable<Arc<Mapping>>,
+    pub leases: LeaseTable<Arc<Mapping>, Readable>,
     pub log_file: OwnedFd,
     pub control_file: OwnedFd,
     pub leases_file: OwnedFd,
@@ -345,7 +345,7 @@ impl Client {
             line,
             log: Log::open(map(&log, welcome.log_bytes, MappingAccess::ReadWrite)).expect("a log"),
             control: ControlPage::new(map(&control, CONTROL_BYTES, MappingAccess::ReadWrite)).expect("a page"),
-            leases: LeaseTable::new(read_only).expect("a table"),
+            leases: LeaseTable::read_only(read_only).expect("a table"),
             welcome: *welcome,
             log_file: log,
             control_file: control,
@@ -400,7 +400,7 @@ impl Client {
 
     pub fn want(inode: InodeId, write: bool) -> LeaseRequest {
         let need = Need { contents: true, entries: true, children: true, xattrs: true };
-        LeaseRequest { inode, write, scope: ScopeKind::Node, need }
+        LeaseRequest::on_inode(inode, write, need)
     }
 
     pub fn acquire(&mut self, wants: &[(InodeId, bool)]) -> Result<Vec<GrantReply>, Errno> {

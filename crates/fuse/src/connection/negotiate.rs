@@ -6,11 +6,10 @@ use zerocopy::IntoBytes;
 
 use crate::connection::device::{FuseDevice, REQUEST_BYTES, TRANSFER_BYTES};
 use crate::connection::reply_buffer::ReplyBuffer;
-use crate::mount::MountError;
+use crate::mount_error::MountError;
 use crate::proto::{
     Arguments, InHeader, InitIn, InitOut, Opcode, VERSION_MAJOR, VERSION_MINOR, VERSION_MINOR_MIN, init,
 };
-use crate::serving::ring_workers::RingWorkers;
 
 /// How many requests for read-ahead and the like may be under way at once, and the number that makes the kernel slow
 /// down their senders.
@@ -91,9 +90,12 @@ impl Agreement {
     }
 }
 
-/// Answers INIT, which is the first request after mounting. If both sides agree on rings, the kernel waits for the
-/// rings from then on.
-pub(crate) fn negotiate(device: &FuseDevice, without_rings: bool) -> Result<(Agreement, RingWorkers), MountError> {
+/// Answers INIT, which is the first request after mounting. If the kernel offers rings, `make_rings` makes them. If it
+/// returns any, both sides agree on rings, and the kernel waits for them from then on.
+pub(crate) fn negotiate<R>(
+    device: &FuseDevice,
+    make_rings: impl FnOnce() -> Option<R>,
+) -> Result<(Agreement, Option<R>), MountError> {
     let mut buffer = vec![0; REQUEST_BYTES];
     let protocol = |reason: &str| MountError::Protocol { reason: reason.to_owned() };
     let count = device.receive(&mut buffer, &mut BusyWait::default()).map_err(|errno| protocol(&errno.to_string()))?;
@@ -101,9 +103,8 @@ pub(crate) fn negotiate(device: &FuseDevice, without_rings: bool) -> Result<(Agr
     let request = buffer.get(..count).unwrap_or_default();
     let (header, asked, flags) = parse_init(request).map_err(|_| protocol("the first request was malformed"))?;
     let mut reply = ReplyBuffer::new(size_of::<InitOut>());
-    let has_rings = flags & init::OVER_IO_URING != 0 && !without_rings;
-    let ring_workers = has_rings.then(|| RingWorkers::new(device)).flatten();
-    let wanted = WANTED | if ring_workers.is_some() { init::OVER_IO_URING } else { 0 };
+    let rings = if flags & init::OVER_IO_URING != 0 { make_rings() } else { None };
+    let wanted = WANTED | if rings.is_some() { init::OVER_IO_URING } else { 0 };
     let agreement = Agreement::with(&asked, flags, wanted);
     let result = match agreement {
         Some(agreement) => reply.bytes(agreement.reply(&asked).as_bytes()),
@@ -111,7 +112,7 @@ pub(crate) fn negotiate(device: &FuseDevice, without_rings: bool) -> Result<(Agr
     };
     device.send(reply.seal(header.unique, result)).map_err(|errno| protocol(&errno.to_string()))?;
     let agreement = agreement.ok_or(MountError::OldKernel { major: asked.major, minor: asked.minor })?;
-    Ok((agreement, ring_workers.unwrap_or_default()))
+    Ok((agreement, rings))
 }
 
 fn parse_init(request: &[u8]) -> Result<(InHeader, InitIn, u64), Errno> {

@@ -5,60 +5,21 @@
 //! may have such pages.
 //!
 //! LSEEK of such a file is answered once the kernel has written back the pages of the hole that the answer would name
-//! ([`Server::seek_written_back`]). The number of blocks that a file takes up is never shown as 0: programs take that
-//! for a file without data, and don't read it. Writing pages back for each `stat` would take them away from a database.
+//! ([`seek_past_dirty`]). The number of blocks that a file takes up is never shown as 0: programs take that for a file
+//! without data, and don't read it. Writing pages back for each `stat` would take them away from a database.
 //!
 //! [`MappableFiles`]: crate::kernel_cache::mappable::MappableFiles
 
 use std::ops::Range;
 
 use ashlar_libfs::{Outcome, Seek};
-use ashlar_types::{Errno, InodeId};
+use ashlar_types::Errno;
 
-use crate::connection::notify::Pages;
-use crate::file_system::FileSystem;
-use crate::kernel_cache::invalidation::StaleItem;
-use crate::serving::server::Server;
-
-impl<F: FileSystem> Server<F> {
-    /// Records that the kernel is about to fill pages of a file, by READ or WRITE.
-    pub(crate) fn record_fill(&self, inode: InodeId) {
-        self.page_fills.record_fill(inode);
-        if self.mappable.record_fill(inode) {
-            self.forget_no_blocks(inode);
-        }
-    }
-
-    /// Records that a handle was made through which a file may be mapped for writing.
-    pub(crate) fn record_mappable(&self, inode: InodeId) {
-        if self.mappable.add_handle(inode, self.page_fills.must_drop(inode)) {
-            self.forget_no_blocks(inode);
-        }
-    }
-
-    /// Makes the kernel ask again how many blocks a file takes up, if the last answer was 0.
-    fn forget_no_blocks(&self, inode: InodeId) {
-        let found = self.file_system.attributes(inode);
-        if found.is_ok_and(|found| found.inode.blocks == 0 && found.inode.size > 0) {
-            self.forget_attributes(inode);
-        }
-    }
-
-    /// Finds data or a hole, once the kernel has written back all pages of the hole that is found. Waits for the
-    /// kernel.
-    pub(crate) fn seek_written_back(&self, inode: InodeId, what: Seek, offset: u64) -> Outcome<u64> {
-        let seek = |what, offset| self.file_system.seek(inode, what, offset);
-        let write_back = |hole: Range<u64>| {
-            let length = if hole.end == u64::MAX { 0 } else { hole.end - hole.start };
-            self.forget_and_wait(&StaleItem::Inode(inode, Pages::Range { offset: hole.start, length }));
-        };
-        seek_past_dirty(&seek, &write_back, what, offset)
-    }
-}
-
-/// Implements [`Server::seek_written_back`]. A hole that was written back is not written back again: it holds no newer
-/// data.
-fn seek_past_dirty(
+/// Finds data or a hole that no newer pages of the kernel contradict.
+///
+/// `write_back` writes back the pages of the hole that `seek` finds. A hole that was written back is not written back
+/// again: it holds no newer data.
+pub(crate) fn seek_past_dirty(
     seek: &dyn Fn(Seek, u64) -> Outcome<u64>,
     write_back: &dyn Fn(Range<u64>),
     what: Seek,

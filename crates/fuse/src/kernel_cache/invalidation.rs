@@ -13,18 +13,13 @@
 //! Notifications that may wait for a request in flight go by the helper, so that this process can be killed meanwhile.
 
 use std::collections::{HashSet, VecDeque};
-use std::os::fd::AsFd;
 
 use ashlar_libfs::Seek;
 use ashlar_types::InodeId;
 use parking_lot::{Condvar, Mutex};
 
-use crate::connection::notify::{self, Pages};
-use crate::connection::reply_buffer::ReplyBuffer;
+use crate::connection::notify::Pages;
 use crate::connection::reply_route::ReplyRoute;
-use crate::file_system::FileSystem;
-use crate::proto::OffsetOut;
-use crate::serving::server::Server;
 
 /// The most notifications that wait. At most one arises for a request in flight, save for listings, so this is a
 /// hundred large listings. If more arise, all names are invalidated at once instead.
@@ -131,48 +126,6 @@ impl Invalidations {
                 return Some(task);
             }
             self.changed.wait(&mut queue);
-        }
-    }
-}
-
-impl<F: FileSystem> Server<F> {
-    /// Carries out a task that the thread has taken from the queue.
-    pub(crate) fn carry_out_task(&self, task: KernelTask) {
-        match task {
-            KernelTask::Forget(stale) => self.forget_and_wait(&stale),
-            KernelTask::DropPagesAndSend(inode, route, reply) => {
-                let began = self.page_fills.begin_drop();
-                self.forget_and_wait(&StaleItem::Inode(inode, Pages::ALL));
-                self.page_fills.end_drop(inode, began);
-                self.send_answer(&route, inode, &reply);
-            }
-            KernelTask::WriteBackAndSeek(SeekRequest { inode, what, offset, unique, route }) => {
-                let mut reply = ReplyBuffer::new(size_of::<OffsetOut>());
-                let found = self.seek_written_back(inode, what, offset);
-                let result = found.and_then(|offset| reply.structure(&OffsetOut { offset }));
-                self.send_answer(&route, inode, reply.seal(unique, result));
-            }
-        }
-    }
-
-    fn send_answer(&self, route: &ReplyRoute, inode: InodeId, reply: &[u8]) {
-        if let Err(errno) = route.send(&self.device, reply) {
-            tracing::error!(inode = inode.0, %errno, "the kernel took no answer that waited for an invalidation");
-        }
-    }
-
-    /// Makes the kernel forget something, and waits until it has.
-    pub(crate) fn forget_and_wait(&self, stale: &StaleItem) {
-        let (device, line) = (self.device.as_fd(), &self.forgetting);
-        let result = match stale {
-            StaleItem::Inode(inode, Pages::Keep) => notify::inval_inode(&device, *inode, Pages::Keep),
-            StaleItem::Inode(inode, pages) => notify::inval_inode(&line.to(device), *inode, *pages),
-            StaleItem::Entry(directory, name) => notify::inval_entry(&line.to(device), *directory, name),
-            // A kernel without epochs forgets names by itself when their validity ends.
-            StaleItem::Names => notify::inc_epoch(device).map(|_| ()),
-        };
-        if let Err(errno) = result {
-            tracing::debug!(?stale, %errno, "the kernel took no notification");
         }
     }
 }

@@ -11,10 +11,10 @@
 //! - Handles that bypass pages, as all do that are opened beside other sessions, fill none but for mappings. So a
 //!   program that opens a file for reading and writing, and never maps it, reserves nothing.
 //! - Pages that were filled before there were other sessions are dropped when the first one begins
-//!   ([`Server::drop_mappable_pages`]), which writes back changed ones. A mapping by a handle that bypasses pages drops
-//!   those that exist.
+//!   ([`KernelCache::drop_mappable_pages`]), which writes back changed ones. A mapping by a handle that bypasses pages
+//!   drops those that exist.
 //!
-//! [`Server::drop_mappable_pages`]: crate::serving::server::Server::drop_mappable_pages
+//! [`KernelCache::drop_mappable_pages`]: crate::kernel_cache::coherence::KernelCache::drop_mappable_pages
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -6,9 +6,8 @@ use ashlar_update::permission::lends_rights;
 
 use crate::connection::reply_buffer::CachedItem;
 use crate::file_system::FileSystem;
-use crate::operations::dispatch::{FuseRequest, ReplyAction, RequestResult};
+use crate::operations::request::{FuseRequest, ReplyAction, RequestResult};
 use crate::proto::{Attr, AttrOut, EntryOut, RequestText, SetattrIn, StatfsOut, Statx, StatxOut, SxTime, fattr};
-use crate::serving::server::Server;
 
 /// `STATX_BASIC_STATS` and `STATX_BTIME`.
 const STATX_MASK: u32 = 0x7ff | 0x800;
@@ -108,20 +107,18 @@ const fn asks_for_nothing(valid: u32) -> bool {
     valid & (all | fattr::ATIME_NOW | fattr::MTIME_NOW) == 0
 }
 
-impl<F: FileSystem> Server<F> {
+impl<F: FileSystem> FuseRequest<'_, F> {
     /// Returns an inode as `fuse_attr`, with the number of blocks that may be shown.
     fn shown_attr(&self, found: &FoundInode) -> Attr {
         let attr = fuse_attr(found.id, &found.inode);
-        Attr { blocks: self.mappable.shown_blocks(found.id, attr.size, attr.blocks), ..attr }
+        Attr { blocks: self.mount.kernel_cache.mappable.shown_blocks(found.id, attr.size, attr.blocks), ..attr }
     }
-}
 
-impl<F: FileSystem> FuseRequest<'_, F> {
     /// Replies with one inode's attributes.
     pub(crate) fn reply_attributes(&mut self, found: &FoundInode) -> RequestResult {
         let ttl_ms = self.fs().cache_ttl_ms(found.id);
         let (attr_valid, attr_valid_nsec) = validity(ttl_ms);
-        let attr = self.server.shown_attr(found);
+        let attr = self.shown_attr(found);
         self.reply.structure(&AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr })?;
         if ttl_ms > 0 {
             self.reply.record_cached(CachedItem::Attributes(found.id));
@@ -145,7 +142,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     /// Begins an answer with names. From here until the answer is sent and its names are recorded, a thread that makes
     /// the kernel forget names waits.
     pub(crate) fn begin_name_ttls(&mut self) {
-        self.server.dentry_ttls.begin_answer();
+        self.mount.kernel_cache.dentry_ttls.begin_answer();
         self.reply.has_name_ttls = true;
     }
 
@@ -167,7 +164,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
             attr_valid,
             entry_valid_nsec,
             attr_valid_nsec,
-            attr: self.server.shown_attr(found),
+            attr: self.shown_attr(found),
         })?;
         if entry_ttl_ms > 0 {
             self.reply.record_cached(CachedItem::Name(directory, name.place.clone()));
@@ -198,7 +195,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     /// Refuses strangers that would clear set-id bits without writing.
     fn check_clearing(&self) -> Result<(), Errno> {
         let (inode, user) = (self.inode(), self.header.uid);
-        if user == 0 || self.server.write_handles.has(inode) {
+        if user == 0 || self.mount.write_handles.has(inode) {
             return Ok(());
         }
         let found = self.fs().attributes(inode)?.inode;
@@ -212,7 +209,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
         let ttl_ms = self.fs().cache_ttl_ms(found.id);
         let (attr_valid, attr_valid_nsec) = validity(ttl_ms);
         let stat = fuse_statx(&found);
-        let blocks = self.server.mappable.shown_blocks(found.id, stat.size, stat.blocks);
+        let blocks = self.mount.kernel_cache.mappable.shown_blocks(found.id, stat.size, stat.blocks);
         self.reply.structure(&StatxOut {
             attr_valid,
             attr_valid_nsec,

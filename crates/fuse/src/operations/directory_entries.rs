@@ -6,7 +6,7 @@ use ashlar_types::{Errno, FileKind, InodeId, MODE_PERMISSIONS};
 use crate::connection::reply_buffer::CachedItem;
 use crate::file_system::FileSystem;
 use crate::operations::attributes::{is_regular, validity};
-use crate::operations::dispatch::{FuseRequest, ReplyAction, RequestResult};
+use crate::operations::request::{FuseRequest, ReplyAction, RequestResult};
 use crate::proto::{CreateIn, EntryOut, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn, RequestText};
 
 /// How often a retried look-up looks a name up, if the inode that it leads to is gone each time.
@@ -27,11 +27,15 @@ impl<F: FileSystem> FuseRequest<'_, F> {
         let answer = self.look_up_held(name.bytes);
         if self.fs().is_shared() {
             let directory = answer.as_ref().ok().filter(|found| found.inode.is_directory());
-            self.server.shown_directories.record_lookup(self.inode(), name.bytes, directory.map(|found| found.id));
+            self.mount.kernel_cache.shown_directories.record_lookup(
+                self.inode(),
+                name.bytes,
+                directory.map(|found| found.id),
+            );
         }
         match answer {
             Ok(found) => {
-                self.server.watches.reserve_if_watched(self.fs(), &self.header, name.bytes, found.id);
+                self.mount.watches.reserve_if_watched(self.fs(), &self.header, name.bytes, found.id);
                 self.reply_entry(&name, &found)
             }
             Err(Errno::ENOENT) => self.reply_absent(&name),
@@ -45,7 +49,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
         let mut answer = find();
         for _ in 0..LOOKUPS_MAX {
             let Some(found) =
-                answer.as_ref().ok().filter(|found| is_regular(found) && self.server.estale_retries.is_any())
+                answer.as_ref().ok().filter(|found| is_regular(found) && self.mount.estale_retries.is_any())
             else {
                 break;
             };
@@ -54,7 +58,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
                 Err(Errno::ESTALE) => answer = find(),
                 Err(_) => break,
                 Ok(_) => {
-                    let not_held = self.server.estale_retries.hold_inode(self.header.pid, found.id);
+                    let not_held = self.mount.estale_retries.hold_inode(self.header.pid, found.id);
                     not_held.into_iter().for_each(|inode| self.fs().close(inode));
                     break;
                 }
@@ -144,7 +148,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     fn reply_opened(&mut self, name: &RequestText<'_>, found: &FoundInode, flags: u32) -> RequestResult {
         debug_assert!(is_regular(found), "make_open makes regular files");
         let directory = self.inode();
-        self.server.page_fills.record_new_file(found.id);
+        self.mount.kernel_cache.page_fills.record_new_file(found.id);
         // As with OPEN: the kernel doesn't know the inode before it has this answer.
         let ttl_ms = if self.fs().is_shared() { 0 } else { self.fs().cache_ttl_ms(found.id) };
         let entry = self.put_entry(directory, name, found, ttl_ms);
@@ -193,7 +197,11 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     /// If a removal or a rename removes a directory, the kernel takes the one that it believes in for dead. From then
     /// on it answers all requests in it by itself.
     fn shown_directory(&self, directory: InodeId, name: &[u8]) -> Option<InodeId> {
-        if self.fs().is_shared() { self.server.shown_directories.directory_at(directory, name) } else { None }
+        if self.fs().is_shared() {
+            self.mount.kernel_cache.shown_directories.directory_at(directory, name)
+        } else {
+            None
+        }
     }
 
     fn rename_to(&mut self, directory: InodeId, flags: RenameFlags) -> RequestResult {

@@ -1,58 +1,65 @@
 //! Leads a request to the operation that it asks for.
 
-use ashlar_types::{Credentials, Errno, InodeId};
+use std::sync::Arc;
+
+use ashlar_types::Errno;
 
 use crate::connection::reply_buffer::ReplyBuffer;
 use crate::connection::reply_route::ReplyRoute;
 use crate::file_system::FileSystem;
-use crate::proto::{Arguments, InHeader, InterruptIn, Opcode};
-use crate::serving::server::Server;
+use crate::operations::request::{FuseRequest, ReplyAction, RequestResult};
+use crate::proto::{Arguments, InHeader, Opcode};
+use crate::state::mount_state::MountState;
 
-/// How a request that did not fail is answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReplyAction {
-    /// The reply is sent.
-    Send,
-    /// The reply is sent; if the caller is gone, this handle (its inode and its number) is closed again.
-    SendOpened(InodeId, u64),
-    /// The request has no reply.
-    NoReply,
-    /// Another thread sends the reply, by the request's [`ReplyRoute`].
-    SendLater,
+/// Splits a request into its header and its arguments.
+pub(crate) fn split_request(request: &[u8]) -> Option<(InHeader, Arguments<'_>)> {
+    let mut arguments = Arguments::new(request);
+    let header = arguments.structure::<InHeader>();
+    if header.is_err() {
+        tracing::error!(length = request.len(), "the kernel sent a request without a header");
+    }
+    Some((header.ok()?, arguments))
 }
 
-/// The result of an operation.
-pub(crate) type RequestResult = Result<ReplyAction, Errno>;
+/// Carries a request out. If it succeeds, the reply lists the items that the kernel may keep. They have to be
+/// checked once the reply is sent ([`KernelCache::recheck_cached`]).
+///
+/// [`KernelCache::recheck_cached`]: crate::kernel_cache::coherence::KernelCache::recheck_cached
+pub(crate) fn carry_out<F: FileSystem>(
+    mount: &Arc<MountState<F>>,
+    header: InHeader,
+    arguments: Arguments<'_>,
+    reply: &mut ReplyBuffer,
+    route: &ReplyRoute,
+) -> RequestResult {
+    reply.clear();
+    mount.report_runs.count_request(&header);
+    let answer = FuseRequest { mount, header, arguments, reply: &mut *reply, route }.dispatch();
+    track_estale_retry(mount, &header, answer);
+    if matches!(answer, Ok(ReplyAction::NoReply | ReplyAction::SendLater)) {
+        mount.kernel_cache.end_answer(reply);
+    }
+    answer
+}
 
-/// One request, with everything that is needed to carry it out.
-pub(crate) struct FuseRequest<'a, F> {
-    pub(crate) server: &'a std::sync::Arc<Server<F>>,
-    pub(crate) header: InHeader,
-    pub(crate) arguments: Arguments<'a>,
-    pub(crate) reply: &'a mut ReplyBuffer,
-    pub(crate) route: &'a ReplyRoute,
+/// Tracks retries: records a thread whose request fails with `ESTALE`, and ends a thread's retry. Between the
+/// look-up and the end of a retry come requests about rights.
+fn track_estale_retry<F: FileSystem>(mount: &MountState<F>, header: &InHeader, answer: RequestResult) {
+    let is_between = || {
+        let between = [Opcode::Lookup, Opcode::Getattr, Opcode::Getxattr, Opcode::Forget, Opcode::BatchForget];
+        Opcode::from_u32(header.opcode).is_none_or(|opcode| between.contains(&opcode))
+    };
+    let closed = match answer {
+        Err(Errno::ESTALE) => mount.estale_retries.record_estale(header.pid),
+        _ if mount.estale_retries.is_any() && !is_between() => mount.estale_retries.end_retry(header.pid),
+        _ => return,
+    };
+    closed.into_iter().for_each(|inode| mount.file_system.close(inode));
 }
 
 impl<F: FileSystem> FuseRequest<'_, F> {
-    /// Returns the file system.
-    pub(crate) fn fs(&self) -> &F {
-        &self.server.file_system
-    }
-
-    /// Returns the inode that the request is about. The kernel's node numbers are inode numbers, so FORGET has nothing
-    /// to free.
-    pub(crate) const fn inode(&self) -> InodeId {
-        InodeId(self.header.nodeid)
-    }
-
-    /// Returns the user and group of the caller. The kernel has checked permissions (`default_permissions`),
-    /// supplementary groups and ACLs included.
-    pub(crate) const fn credentials(&self) -> Credentials {
-        Credentials::checked(self.header.uid, self.header.gid)
-    }
-
     /// Carries the request out.
-    pub(crate) fn dispatch(self) -> RequestResult {
+    fn dispatch(self) -> RequestResult {
         let Some(opcode) = Opcode::from_u32(self.header.opcode) else { return Err(Errno::ENOSYS) };
         match opcode {
             Opcode::Lookup => self.lookup(),
@@ -100,12 +107,5 @@ impl<F: FileSystem> FuseRequest<'_, F> {
             // The mount was negotiated before it was served; a second INIT is no part of the protocol.
             Opcode::Init => Err(Errno::EIO),
         }
-    }
-
-    /// INTERRUPT: only a waiting lock can be cancelled; all other requests end by themselves.
-    fn interrupt(mut self) -> RequestResult {
-        let asked: InterruptIn = self.arguments.structure()?;
-        self.server.locks.interrupt_wait(self.server, asked.unique);
-        Ok(ReplyAction::NoReply)
     }
 }

@@ -11,7 +11,7 @@ use crate::connection::device::TRANSFER_BYTES;
 use crate::connection::reply_buffer::{CachedItem, ReplyBuffer};
 use crate::file_system::FileSystem;
 use crate::operations::attributes::{fuse_attr, validity};
-use crate::operations::dispatch::{FuseRequest, ReplyAction, RequestResult};
+use crate::operations::request::{FuseRequest, ReplyAction, RequestResult};
 use crate::proto::{Attr, Dirent, EntryOut, OpenOut, ReadIn, fopen};
 
 /// The handle of a directory that a 32-bit program has opened. Its library takes no place of more than 31 bits.
@@ -155,7 +155,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     fn list_entries(&mut self, plus: bool) -> Result<(), Errno> {
         let asked: ReadIn = self.arguments.structure()?;
         let directory = self.inode();
-        let fs = &self.server.file_system;
+        let fs = &self.mount.file_system;
         let size = (asked.size as usize).min(TRANSFER_BYTES);
         let narrow = asked.fh & HANDLE_NARROW != 0;
         let mut page = ListingPage { narrow, ..ListingPage::new(self.reply, directory, size, plus) };
@@ -181,14 +181,14 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     /// LibFS after the listing, and not for each entry within it, where LibFS may hold its locks.
     fn set_validity(&mut self, directory: InodeId) -> Result<(), Errno> {
         let (entry_valid, entry_valid_nsec) = validity(self.name_ttl_ms(directory));
-        let fs = &self.server.file_system;
+        let fs = &self.mount.file_system;
         for index in 0..self.reply.cached_count() {
             let Some(CachedItem::Listed(_, inode, name)) = self.reply.cached_items().get(index) else { continue };
             let (inode, start) = (*inode, name.start - ENTRY_BYTES);
             let (attr_valid, attr_valid_nsec) = validity(fs.cache_ttl_ms(inode));
             let bytes = self.reply.body_mut(start..start + size_of::<EntryOut>());
             let entry = EntryOut::read_from_bytes(bytes).map_err(|_| Errno::EIO)?;
-            let blocks = self.server.mappable.shown_blocks(inode, entry.attr.size, entry.attr.blocks);
+            let blocks = self.mount.kernel_cache.mappable.shown_blocks(inode, entry.attr.size, entry.attr.blocks);
             let attr = Attr { blocks, ..entry.attr };
             let entry = EntryOut { entry_valid, entry_valid_nsec, attr_valid, attr_valid_nsec, attr, ..entry };
             bytes.copy_from_slice(entry.as_bytes());

@@ -5,5 +5,5 @@ pub(crate) mod dispatch;
 pub(crate) mod listing;
 pub(crate) mod locks;
 pub(crate) mod open_files;
-pub(crate) mod write_handles;
+pub(crate) mod request;
 pub(crate) mod xattr;

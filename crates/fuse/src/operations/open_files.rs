@@ -13,12 +13,12 @@ use crate::connection::notify::Pages;
 use crate::connection::reply_buffer::CachedItem;
 use crate::file_system::FileSystem;
 use crate::kernel_cache::invalidation::{SeekRequest, StaleItem};
-use crate::operations::dispatch::{FuseRequest, ReplyAction, RequestResult};
+use crate::operations::request::{FuseRequest, ReplyAction, RequestResult};
 use crate::proto::{
     CopyFileRangeIn, FallocateIn, FlushIn, LseekIn, OffsetOut, OpenIn, OpenOut, READ_LOCKOWNER, RELEASE_FLOCK_UNLOCK,
     ReadIn, ReleaseIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut, fopen,
 };
-use crate::serving::server::Server;
+use crate::state::mount_state::MountState;
 
 /// Flag of a handle that bypasses the kernel's pages. A handle's number is its own as long as the mount lives; its
 /// lowest bits are flags.
@@ -54,17 +54,16 @@ const fn is_direct(flags: u32) -> bool {
     has(flags, libc::O_DIRECT) || only_writes
 }
 
-impl<F: FileSystem> Server<F> {
-    /// Closes a handle of a regular file, or one of a directory, whose number is 0.
-    pub(crate) fn close_handle(&self, inode: InodeId, handle: u64) {
-        if handle & HANDLE_MAPPABLE != 0 {
-            self.mappable.remove_handle(inode, || self.file_system.free_reserved(inode, ReserveReason::Mapped));
-        }
-        if handle & HANDLE_WRITES != 0 {
-            self.write_handles.remove(inode);
-        }
-        self.file_system.close(inode);
+/// Closes a handle of a regular file, or one of a directory, whose number is 0.
+pub(crate) fn close_handle<F: FileSystem>(mount: &MountState<F>, inode: InodeId, handle: u64) {
+    if handle & HANDLE_MAPPABLE != 0 {
+        let free = || mount.file_system.free_reserved(inode, ReserveReason::Mapped);
+        mount.kernel_cache.mappable.remove_handle(inode, free);
     }
+    if handle & HANDLE_WRITES != 0 {
+        mount.write_handles.remove(inode);
+    }
+    mount.file_system.close(inode);
 }
 
 impl<F: FileSystem> FuseRequest<'_, F> {
@@ -75,12 +74,12 @@ impl<F: FileSystem> FuseRequest<'_, F> {
         self.fs().open(inode)?;
         let handle = self.put_open(inode, asked.flags).inspect_err(|_| self.fs().close(inode))?;
         if has(asked.flags, HELPER_FLAG) && self.is_by_this_program() {
-            self.server.locks.record_sent_handle(handle, self.header.pid);
+            self.mount.locks.record_sent_handle(handle, self.header.pid);
         }
         if self.fs().is_shared() {
             // SharedFS may have sent the notification that the inode's attributes are stale before the kernel knew the
             // inode: the look-up that led here introduced it. So the kernel is made to ask for the attributes again.
-            self.server.forget_attributes(inode);
+            self.mount.kernel_cache.forget_attributes(inode);
         }
         Ok(ReplyAction::SendOpened(inode, handle))
     }
@@ -93,14 +92,14 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     /// it forget the others.
     pub(crate) fn put_open(&mut self, inode: InodeId, flags: u32) -> Result<u64, Errno> {
         let mut open =
-            OpenOut { fh: self.server.next_handle.fetch_add(HANDLE_STEP, Ordering::Relaxed), ..OpenOut::default() };
+            OpenOut { fh: self.mount.next_handle.fetch_add(HANDLE_STEP, Ordering::Relaxed), ..OpenOut::default() };
         let is_direct = is_direct(flags) || self.is_shared_directly();
         let access = flags & libc::O_ACCMODE as u32;
         let reads_and_writes = access == libc::O_RDWR as u32;
         if access != libc::O_RDONLY as u32 {
             open.fh |= HANDLE_WRITES;
         }
-        if reads_and_writes && (!is_direct || self.server.agreement.maps_direct()) {
+        if reads_and_writes && (!is_direct || self.mount.agreement.maps_direct()) {
             open.fh |= HANDLE_MAPPABLE;
         }
         if is_direct {
@@ -112,10 +111,10 @@ impl<F: FileSystem> FuseRequest<'_, F> {
         }
         self.reply.structure(&open)?;
         if open.fh & HANDLE_WRITES != 0 {
-            self.server.write_handles.add(inode);
+            self.mount.write_handles.add(inode);
         }
         if open.fh & HANDLE_MAPPABLE != 0 {
-            self.server.record_mappable(inode);
+            self.mount.kernel_cache.record_mappable(inode);
         }
         Ok(open.fh)
     }
@@ -125,8 +124,8 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     /// If a program may have mapped the file for writing, the kernel serves it from here on. Without another session no
     /// other process can have a lease on it.
     fn prepare_page_fill(&self, inode: InodeId) -> Result<(), Errno> {
-        self.server.record_fill(inode);
-        if !self.fs().is_shared() || !self.server.mappable.is_unreserved(inode) {
+        self.mount.kernel_cache.record_fill(inode);
+        if !self.fs().is_shared() || !self.mount.kernel_cache.mappable.is_unreserved(inode) {
             return Ok(());
         }
         // A file without a name may get one, and only LibFS can give it, to a file of its own. If the file were
@@ -134,7 +133,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
         if self.fs().attributes(inode).is_ok_and(|found| found.inode.links == 0) {
             return Ok(());
         }
-        self.server.mappable.reserve_once(inode, || self.fs().reserve(inode, ReserveReason::Mapped))
+        self.mount.kernel_cache.mappable.reserve_once(inode, || self.fs().reserve(inode, ReserveReason::Mapped))
     }
 
     /// Whether the caller is a process of this program, as a helper is.
@@ -158,7 +157,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     /// the answer, it uses the size and the pages that it has. Two leases that move in a row would then show the state
     /// before the first move.
     fn is_shared_directly(&self) -> bool {
-        self.server.agreement.maps_direct() && self.fs().is_shared()
+        self.mount.agreement.maps_direct() && self.fs().is_shared()
     }
 
     /// READ.
@@ -171,7 +170,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
             self.prepare_page_fill(inode)?;
         }
         let buffer = self.reply.space(size)?;
-        let count = self.server.file_system.read(inode, asked.offset, buffer)?;
+        let count = self.mount.file_system.read(inode, asked.offset, buffer)?;
         self.reply.fill(count.min(size));
         if asked.fh & HANDLE_DIRECT == 0 {
             self.reply.record_cached(CachedItem::Pages(inode));
@@ -206,11 +205,11 @@ impl<F: FileSystem> FuseRequest<'_, F> {
         // After a write the kernel asks for size and times again, but not for the mode. If the write was asynchronous,
         // it may have asked in between.
         if loses_set_id || has(asked.flags, libc::O_DIRECT) {
-            self.server.forget_attributes(inode);
+            self.mount.kernel_cache.forget_attributes(inode);
         }
         if offset != asked.offset {
             let pages = Pages::Range { offset: offset.min(asked.offset), length: 0 };
-            self.server.invalidations.push_stale(StaleItem::Inode(inode, pages));
+            self.mount.kernel_cache.invalidations.push_stale(StaleItem::Inode(inode, pages));
         }
         // For its own pages the kernel asks for FSYNC itself.
         if direct && has(asked.flags, libc::O_DSYNC) {
@@ -218,9 +217,9 @@ impl<F: FileSystem> FuseRequest<'_, F> {
         }
         let size = u32::try_from(bytes).map_err(|_| Errno::EIO)?;
         self.reply.structure(&WriteOut { size, padding: 0 })?;
-        if direct && self.server.page_fills.must_drop(inode) {
+        if direct && self.mount.kernel_cache.page_fills.must_drop(inode) {
             let reply = self.reply.seal(self.header.unique, Ok(()));
-            self.server.invalidations.answer_without_pages(inode, self.route, reply);
+            self.mount.kernel_cache.invalidations.answer_without_pages(inode, self.route, reply);
             return Ok(ReplyAction::SendLater);
         }
         Ok(ReplyAction::Send)
@@ -239,10 +238,10 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     pub(crate) fn flush(mut self) -> RequestResult {
         let asked: FlushIn = self.arguments.structure()?;
         let inode = self.inode();
-        if self.server.locks.take_sent_close(asked.fh, self.header.pid) {
+        if self.mount.locks.take_sent_close(asked.fh, self.header.pid) {
             return Ok(ReplyAction::Send);
         }
-        if self.server.locks.forget_record_owner(inode, asked.lock_owner) {
+        if self.mount.locks.forget_record_owner(inode, asked.lock_owner) {
             self.fs().release_locks(inode, asked.lock_owner, LockKind::Record)?;
         }
         Ok(ReplyAction::Send)
@@ -252,7 +251,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     pub(crate) fn release(mut self) -> RequestResult {
         let asked: ReleaseIn = self.arguments.structure()?;
         let inode = self.inode();
-        for owner in self.server.locks.forget_handle(inode, asked.fh) {
+        for owner in self.mount.locks.forget_handle(inode, asked.fh) {
             // If SharedFS is gone for good, so are all locks.
             let _ = self.fs().release_locks(inode, owner, LockKind::Record);
         }
@@ -261,7 +260,7 @@ impl<F: FileSystem> FuseRequest<'_, F> {
         } else {
             Ok(())
         };
-        self.server.close_handle(inode, asked.fh);
+        close_handle(self.mount, inode, asked.fh);
         unlocked.map(|()| ReplyAction::Send)
     }
 
@@ -301,9 +300,9 @@ impl<F: FileSystem> FuseRequest<'_, F> {
             _ => return Err(Errno::EINVAL),
         };
         let (inode, offset) = (self.inode(), asked.offset);
-        if self.server.mappable.may_be_dirty(inode) {
+        if self.mount.kernel_cache.mappable.may_be_dirty(inode) {
             let (unique, route) = (self.header.unique, self.route.clone());
-            self.server.invalidations.answer_seek(SeekRequest { inode, what, offset, unique, route });
+            self.mount.kernel_cache.invalidations.answer_seek(SeekRequest { inode, what, offset, unique, route });
             return Ok(ReplyAction::SendLater);
         }
         let offset = self.fs().seek(inode, what, offset)?;

@@ -4,14 +4,14 @@ use ashlar_libfs::{XattrFlags, xattr_list};
 use ashlar_types::Errno;
 
 use crate::file_system::FileSystem;
-use crate::operations::dispatch::{FuseRequest, ReplyAction, RequestResult};
+use crate::operations::request::{FuseRequest, ReplyAction, RequestResult};
 use crate::proto::{GetxattrIn, GetxattrOut, SETXATTR_ACL_KILL_SGID, SetxattrExtension, SetxattrIn};
 
 impl<F: FileSystem> FuseRequest<'_, F> {
     /// SETXATTR.
     pub(crate) fn setxattr(mut self) -> RequestResult {
         let asked: SetxattrIn = self.arguments.structure()?;
-        let extension: SetxattrExtension = if self.server.agreement.setxattr_extended() {
+        let extension: SetxattrExtension = if self.mount.agreement.setxattr_extended() {
             self.arguments.structure()?
         } else {
             SetxattrExtension::default()
@@ -28,8 +28,8 @@ impl<F: FileSystem> FuseRequest<'_, F> {
     pub(crate) fn getxattr(mut self) -> RequestResult {
         let asked: GetxattrIn = self.arguments.structure()?;
         let name = self.arguments.text()?.bytes;
-        let served = self.server.report_runs.serve_attribute(&self.header, name);
-        let value = match served.or_else(|| self.server.watches.serve_attribute(self.fs(), &self.header, name)) {
+        let served = self.mount.report_runs.serve_attribute(&self.header, name);
+        let value = match served.or_else(|| self.mount.watches.serve_attribute(self.fs(), &self.header, name)) {
             Some(served) => served?,
             None => self.fs().xattr(self.inode(), name)?,
         };

@@ -24,7 +24,6 @@ use std::thread::JoinHandle;
 
 use ashlar_types::InodeId;
 use parking_lot::Mutex;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::connection::device::{FuseDevice, TRANSFER_BYTES};
 use crate::connection::notify;
@@ -32,9 +31,11 @@ use crate::connection::reply_buffer::ReplyBuffer;
 use crate::connection::reply_route::ReplyRoute;
 use crate::connection::ring::{FuseRing, RingEvent, WorkerInbox};
 use crate::file_system::FileSystem;
-use crate::operations::dispatch::ReplyAction;
+use crate::operations::dispatch::{carry_out, split_request};
+use crate::operations::request::ReplyAction;
 use crate::proto::Opcode;
-use crate::serving::server::{Server, split_request};
+use crate::state::allowed_cores::{AllowedCores, bind_to_core};
+use crate::state::mount_state::MountState;
 
 /// Threads that each core has from the beginning.
 const CORE_WORKERS: usize = 3;
@@ -49,8 +50,7 @@ const LARGE_BYTES: usize = 64 << 10;
 #[derive(Debug, Default)]
 pub(crate) struct RingWorkers {
     cores: Vec<RingCore>,
-    /// The cores on which unbound threads may run.
-    everywhere: Option<CpuSet>,
+    allowed_cores: AllowedCores,
     /// Rings whose threads are not started yet.
     rings: Mutex<Vec<(FuseRing, ServedQueues)>>,
     threads: Mutex<Threads>,
@@ -91,9 +91,9 @@ impl RingWorkers {
         let listed =
             |file: &str| parse_core_list(&std::fs::read_to_string(format!("/sys/devices/system/cpu/{file}")).ok()?);
         let (online, possible) = (listed("online")?, listed("possible")?);
-        let allowed = sched_getaffinity(None).ok()?;
+        let allowed_cores = AllowedCores::read()?;
         let is_whole = possible.iter().copied().eq(0..possible.len()) && rustix::param::page_size() == 4096;
-        if !is_whole || online.iter().any(|core| *core >= CpuSet::MAX_CPU || !allowed.is_set(*core)) {
+        if !is_whole || !online.iter().all(|core| allowed_cores.has(*core)) {
             tracing::info!("this process may not run on all cores, so requests are read from the device");
             return None;
         }
@@ -104,7 +104,7 @@ impl RingWorkers {
         let rings = served.map(|queues| Ok((FuseRing::new(device.as_fd())?, queues))).collect::<io::Result<_>>();
         let rings = rings.inspect_err(|error| tracing::info!(%error, "no rings, so requests are read from the device"));
         let cores = online.iter().map(|core| RingCore::new(*core)).collect();
-        Some(Self { cores, everywhere: Some(allowed), rings: Mutex::new(rings.ok()?), ..Self::default() })
+        Some(Self { cores, allowed_cores, rings: Mutex::new(rings.ok()?), ..Self::default() })
     }
 
     /// Whether the mount is served by rings.
@@ -139,20 +139,49 @@ impl RingWorkers {
         }
     }
 
-    /// Lets the calling thread run on any core. It inherited the binding of the thread that started it.
-    pub(crate) fn unbind_thread(&self) {
-        if let Some(everywhere) = &self.everywhere {
-            bind_to(everywhere);
+    /// Returns the cores on which unbound threads may run.
+    pub(crate) const fn allowed_cores(&self) -> AllowedCores {
+        self.allowed_cores
+    }
+
+    /// Starts the threads that serve by rings.
+    pub(crate) fn start_cores<F: FileSystem>(self: &Arc<Self>, mount: &Arc<MountState<F>>) -> io::Result<()> {
+        let rings = std::mem::take(&mut *self.rings.lock());
+        rings.into_iter().try_for_each(|(ring, queues)| self.start_core_worker(mount, ring, queues))
+    }
+
+    fn start_core_worker<F: FileSystem>(
+        self: &Arc<Self>,
+        mount: &Arc<MountState<F>>,
+        ring: FuseRing,
+        queues: ServedQueues,
+    ) -> io::Result<()> {
+        let mut threads = self.threads.lock();
+        if threads.closed {
+            return Ok(());
+        }
+        let inbox = Arc::clone(ring.inbox());
+        let (mount, workers) = (Arc::clone(mount), Arc::clone(self));
+        let thread = std::thread::Builder::new().name("ashlar-ring".into());
+        let joined = thread.spawn(move || RingWorker::new(&mount, &workers, ring).run(&queues))?;
+        threads.started.push((inbox, joined));
+        Ok(())
+    }
+
+    /// Starts one more thread for a core most of whose threads are at work.
+    fn add_worker<F: FileSystem>(self: &Arc<Self>, mount: &Arc<MountState<F>>, index: usize) {
+        let core = &self.cores[index];
+        if core.workers.load(Ordering::Relaxed) >= CORE_WORKERS_MAX || core.is_growing.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let queues = ServedQueues::CoreQueue { index, late: true };
+        if let Err(error) =
+            FuseRing::new(mount.device.as_fd()).and_then(|ring| self.start_core_worker(mount, ring, queues))
+        {
+            core.is_growing.store(false, Ordering::Relaxed);
+            tracing::warn!(%error, "no further thread could be started to serve the mount");
         }
     }
-}
-
-fn bind_to(cores: &CpuSet) -> bool {
-    let bound = sched_setaffinity(None, cores);
-    if let Err(errno) = bound {
-        tracing::debug!(%errno, "a thread was not bound to its cores");
-    }
-    bound.is_ok()
 }
 
 impl RingCore {
@@ -172,42 +201,10 @@ fn parse_core_list(list: &str) -> Option<Vec<usize>> {
     (!numbers.is_empty() && numbers.iter().all(|number| u16::try_from(*number).is_ok())).then_some(numbers)
 }
 
-impl<F: FileSystem> Server<F> {
-    /// Starts the threads that serve by rings.
-    pub(crate) fn start_cores(self: &Arc<Self>) -> io::Result<()> {
-        let rings = std::mem::take(&mut *self.ring_workers.rings.lock());
-        rings.into_iter().try_for_each(|(ring, queues)| self.start_core_worker(ring, queues))
-    }
-
-    fn start_core_worker(self: &Arc<Self>, ring: FuseRing, queues: ServedQueues) -> io::Result<()> {
-        let mut threads = self.ring_workers.threads.lock();
-        if threads.closed {
-            return Ok(());
-        }
-        let (server, inbox) = (Arc::clone(self), Arc::clone(ring.inbox()));
-        let thread = std::thread::Builder::new().name("ashlar-ring".into());
-        let joined = thread.spawn(move || RingWorker::new(&server, ring).run(&queues))?;
-        threads.started.push((inbox, joined));
-        Ok(())
-    }
-
-    /// Starts one more thread for a core most of whose threads are at work.
-    fn add_worker(self: &Arc<Self>, index: usize) {
-        let core = &self.ring_workers.cores[index];
-        if core.workers.load(Ordering::Relaxed) >= CORE_WORKERS_MAX || core.is_growing.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        let queues = ServedQueues::CoreQueue { index, late: true };
-        if let Err(error) = FuseRing::new(self.device.as_fd()).and_then(|ring| self.start_core_worker(ring, queues)) {
-            core.is_growing.store(false, Ordering::Relaxed);
-            tracing::warn!(%error, "no further thread could be started to serve the mount");
-        }
-    }
-}
-
 /// One thread, its ring and its buffers.
 struct RingWorker<'a, F> {
-    server: &'a Arc<Server<F>>,
+    mount: &'a Arc<MountState<F>>,
+    workers: &'a Arc<RingWorkers>,
     ring: FuseRing,
     request: Vec<u8>,
     reply: ReplyBuffer,
@@ -216,8 +213,8 @@ struct RingWorker<'a, F> {
 }
 
 impl<'a, F: FileSystem> RingWorker<'a, F> {
-    fn new(server: &'a Arc<Server<F>>, ring: FuseRing) -> Self {
-        Self { server, ring, request: Vec::new(), reply: ReplyBuffer::new(TRANSFER_BYTES), large: 0 }
+    fn new(mount: &'a Arc<MountState<F>>, workers: &'a Arc<RingWorkers>, ring: FuseRing) -> Self {
+        Self { mount, workers, ring, request: Vec::new(), reply: ReplyBuffer::new(TRANSFER_BYTES), large: 0 }
     }
 
     /// Serves until the mount is gone. Returns the ring, whose memory is the kernel's until this thread has ended.
@@ -233,15 +230,12 @@ impl<'a, F: FileSystem> RingWorker<'a, F> {
     }
 
     fn serve_core(&mut self, index: usize, late: bool) -> io::Result<()> {
-        let core = &self.server.ring_workers.cores[index];
+        let core = &self.workers.cores[index];
         let queue = core.number as u16;
-        let mut own = CpuSet::new();
-        own.set(core.number);
-        let everywhere = self.server.ring_workers.everywhere.unwrap_or(own);
-        let mut is_bound = bind_to(&own);
+        let mut is_bound = bind_to_core(core.number);
         let begun = self.begin_queue(queue);
         if late {
-            self.server.ring_workers.ask_by_queue(&self.server.device);
+            self.workers.ask_by_queue(&self.mount.device);
             core.is_growing.store(false, Ordering::Relaxed);
         }
         begun?;
@@ -252,15 +246,18 @@ impl<'a, F: FileSystem> RingWorker<'a, F> {
                 RingEvent::Request(entry) => {
                     drop(free.take());
                     if core.free.load(Ordering::Relaxed) <= 1 {
-                        self.server.add_worker(index);
+                        self.workers.add_worker(self.mount, index);
                     }
                     if !self.serve_entry(entry)? {
                         continue;
                     }
                     // A thread that moves much data runs beside the client, on any core.
                     let binds = self.large < LARGE_IN_A_ROW;
-                    if binds != is_bound {
-                        is_bound = bind_to(if binds { &own } else { &everywhere }) && binds;
+                    if binds && !is_bound {
+                        is_bound = bind_to_core(core.number);
+                    } else if !binds && is_bound {
+                        self.workers.allowed_cores.unbind_thread();
+                        is_bound = false;
                     }
                     free = Some(CountGuard::new(&core.free));
                 }
@@ -313,17 +310,17 @@ impl<'a, F: FileSystem> RingWorker<'a, F> {
 
     /// Serves the request in an entry. Returns whether it is answered; if not, its answer comes by the inbox.
     fn serve_entry(&mut self, entry: usize) -> io::Result<bool> {
-        let server = self.server;
+        let mount = self.mount;
         let is_short = self.ring.receive(entry, &mut self.request);
         let request = if is_short { self.request.as_slice() } else { self.ring.request(entry) };
         let length = request.len();
         let Some((header, arguments)) = split_request(request) else { unreachable!("an entry has room for a header") };
         let of_file = [Opcode::Read, Opcode::Write, Opcode::Flush, Opcode::Fsync, Opcode::Setlkw];
         if Opcode::from_u32(header.opcode).is_some_and(|opcode| of_file.contains(&opcode)) {
-            server.ring_workers.file.store(header.nodeid, Ordering::Relaxed);
+            self.workers.file.store(header.nodeid, Ordering::Relaxed);
         }
         let route = ReplyRoute::ToRing(Arc::clone(self.ring.inbox()), entry);
-        let answer = server.carry_out(header, arguments, &mut self.reply, &route);
+        let answer = carry_out(mount, header, arguments, &mut self.reply, &route);
         match answer {
             Ok(ReplyAction::SendLater) => return Ok(false),
             // Every request of a ring is answered, or its entry would be lost.
@@ -336,8 +333,8 @@ impl<'a, F: FileSystem> RingWorker<'a, F> {
         if self.reply.is_cached() {
             sent = sent.and_then(|()| self.ring.submit());
             // A long request has no names.
-            server.recheck_cached(if is_short { &self.request } else { &[] }, &self.reply);
-            server.end_answer(&mut self.reply);
+            mount.kernel_cache.recheck_cached(if is_short { &self.request } else { &[] }, &self.reply);
+            mount.kernel_cache.end_answer(&mut self.reply);
         }
         sent.map(|()| true)
     }

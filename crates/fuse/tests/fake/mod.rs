@@ -9,8 +9,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use ashlar_fuse::notify::{self, Pages};
 use ashlar_libfs::{
-    Allocation, AttributeChange, FoundInode, Listed, LockKind, LockMode, NewInode, Outcome, RenameFlags, ReserveReason,
-    Seek, SetTime, Space, WriteAt, Written, XattrFlags,
+    Allocation, AttributeChange, ByteRange, ConflictingLock, FoundInode, Listed, LockAction, LockKind, LockedRange,
+    NewInode, Outcome, RenameFlags, ReserveReason, Seek, SetTime, Space, WriteAt, Written, XattrFlags,
 };
 use ashlar_types::{Credentials, Errno, FileKind, Inode, InodeId, Timestamp, blocks_for, name_cookie};
 use ashlar_wire::MountTerms;
@@ -32,8 +32,8 @@ struct Lock {
     kind: LockKind,
     owner: (usize, u64),
     pid: u32,
-    range: (u64, u64),
-    mode: LockMode,
+    range: ByteRange,
+    action: LockAction,
 }
 
 #[derive(Debug, Default)]
@@ -196,9 +196,8 @@ impl State {
             lock.inode == wanted.inode
                 && lock.kind == wanted.kind
                 && lock.owner != wanted.owner
-                && lock.range.0 <= wanted.range.1
-                && wanted.range.0 <= lock.range.1
-                && (lock.mode == LockMode::Write || wanted.mode == LockMode::Write)
+                && lock.range.overlaps(wanted.range)
+                && (lock.action == LockAction::Write || wanted.action == LockAction::Write)
         })
     }
 }
@@ -633,13 +632,13 @@ impl ashlar_fuse::FileSystem for Fake {
         kind: LockKind,
         owner: u64,
         pid: u32,
-        range: (u64, u64),
-        mode: LockMode,
+        range: ByteRange,
+        action: LockAction,
         wait: Option<u64>,
     ) -> Outcome<()> {
-        let wanted = Lock { inode, kind, owner: (self.number, owner), pid, range, mode };
+        let wanted = Lock { inode, kind, owner: (self.number, owner), pid, range, action };
         let mut state = self.state();
-        while mode != LockMode::Unlock && state.conflict(&wanted).is_some() {
+        while action != LockAction::Unlock && state.conflict(&wanted).is_some() {
             let Some(ticket) = wait else { return Err(Errno::EAGAIN) };
             if state.cancelled.contains(&(self.number, ticket)) {
                 return Err(Errno::EINTR);
@@ -648,7 +647,7 @@ impl ashlar_fuse::FileSystem for Fake {
         }
         // Ranges that overlap in part are beyond this model.
         state.locks.retain(|lock| (lock.inode, lock.kind, lock.owner) != (inode, kind, wanted.owner));
-        if mode != LockMode::Unlock {
+        if action != LockAction::Unlock {
             state.locks.push(wanted);
         }
         self.shared.changed.notify_all();
@@ -666,11 +665,12 @@ impl ashlar_fuse::FileSystem for Fake {
         inode: InodeId,
         kind: LockKind,
         owner: u64,
-        range: (u64, u64),
-        mode: LockMode,
-    ) -> Outcome<Option<(LockMode, u64, u64, u32)>> {
-        let wanted = Lock { inode, kind, owner: (self.number, owner), pid: 0, range, mode };
-        Ok(self.state().conflict(&wanted).map(|lock| (lock.mode, lock.range.0, lock.range.1, lock.pid)))
+        range: ByteRange,
+        action: LockAction,
+    ) -> Outcome<Option<ConflictingLock>> {
+        let wanted = Lock { inode, kind, owner: (self.number, owner), pid: 0, range, action };
+        let conflict = self.state().conflict(&wanted);
+        Ok(conflict.and_then(|lock| Some((LockedRange { mode: lock.action.mode()?, range: lock.range }, lock.pid))))
     }
 
     fn release_locks(&self, inode: InodeId, owner: u64, kind: LockKind) -> Outcome<()> {

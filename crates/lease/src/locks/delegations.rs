@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use ashlar_types::{InodeId, SessionId};
+use ashlar_types::{InodeId, LockKind, LockedRange, SessionId};
 
-use super::{ByteRange, HeldLockMode, LockAction, LockClass, LockOwner, LockRequest, LockTable};
+use super::{LockOwner, LockRequest, LockTable};
 
 /// Milliseconds for which a file must have had requests from one owner only, before it is delegated.
 ///
@@ -20,10 +20,10 @@ const ASKED_MAX: usize = 1024;
 /// The memory in which sessions keep their delegated locks.
 pub trait DelegationSlots {
     /// Delegates a session's locks on a file to it; `false` if the session can't have them.
-    fn delegate(&mut self, to: SessionId, slot: u32, inode: InodeId, locks: &[(ByteRange, HeldLockMode)]) -> bool;
+    fn delegate(&mut self, to: SessionId, slot: u32, inode: InodeId, locks: &[LockedRange]) -> bool;
 
     /// Recalls the delegation, and returns the locks that the session has on the file.
-    fn recall(&mut self, from: SessionId, slot: u32, inode: InodeId) -> Vec<(ByteRange, HeldLockMode)>;
+    fn recall(&mut self, from: SessionId, slot: u32, inode: InodeId) -> Vec<LockedRange>;
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -113,7 +113,7 @@ impl Delegations {
         if !slots.delegate(owner.session, slot, inode, &table.records(inode, owner)) {
             return false;
         }
-        table.handle_close(owner, inode, LockClass::Record);
+        table.handle_close(owner, inode, LockKind::Record);
         self.insert(inode, Delegation { owner, pid, slot });
         true
     }
@@ -140,7 +140,7 @@ impl Delegations {
         &mut self,
         (inode, owner, pid, slot): (InodeId, LockOwner, u32, u32),
         is_delegated: bool,
-        locks: &[(ByteRange, HeldLockMode)],
+        locks: &[LockedRange],
         table: &mut LockTable,
         slots: &mut impl DelegationSlots,
     ) {
@@ -171,10 +171,10 @@ impl Delegations {
     }
 }
 
-fn enter(inode: InodeId, owner: LockOwner, pid: u32, locks: &[(ByteRange, HeldLockMode)], table: &mut LockTable) {
-    for &(range, mode) in locks {
-        let kind = LockClass::Record;
+fn enter(inode: InodeId, owner: LockOwner, pid: u32, locks: &[LockedRange], table: &mut LockTable) {
+    for &LockedRange { mode, range } in locks {
+        let (kind, action) = (LockKind::Record, mode.into());
         // Only a session that has claimed locks of others is refused here, and the refusal has no other effect.
-        table.handle_lock(LockRequest { inode, kind, owner, pid, range, action: LockAction::Lock(mode), wait: None });
+        table.handle_lock(LockRequest { inode, kind, owner, pid, range, action, wait: None });
     }
 }

@@ -24,8 +24,4 @@ mod table;
 mod tests;
 
 pub use delegations::{DelegationSlots, Delegations};
-pub use spans::ByteRange;
-pub use table::{
-    HeldLock, HeldLockMode, LockAction, LockClass, LockLimits, LockOutcome, LockOwner, LockRequest, LockTable,
-    WaiterId, Woken,
-};
+pub use table::{HeldLock, LockLimits, LockOutcome, LockOwner, LockRequest, LockTable, WaiterId, Woken};

@@ -1,69 +1,48 @@
 //! The locks of one owner on one file.
 
-use super::HeldLockMode;
-
-/// A range of bytes, both ends inclusive.
-///
-/// If it reaches to the end of the file and beyond, `last` is the largest offset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ByteRange {
-    /// First byte.
-    pub first: u64,
-    /// Last byte; not before the first.
-    pub last: u64,
-}
-
-impl ByteRange {
-    /// All bytes.
-    pub const ALL: Self = Self { first: 0, last: u64::MAX };
-
-    /// Whether the two have a byte in common.
-    #[must_use]
-    pub const fn overlaps(self, other: Self) -> bool {
-        self.first <= other.last && other.first <= self.last
-    }
-}
+use ashlar_types::{ByteRange, LockMode, LockedRange};
 
 /// Ranges with their modes, sorted and disjoint; adjacent ranges of one mode are merged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Spans(Vec<(ByteRange, HeldLockMode)>);
+pub(super) struct Spans(Vec<LockedRange>);
 
 impl Spans {
     /// Sets the mode of a range; `None` unlocks it.
-    pub fn set(&mut self, range: ByteRange, mode: Option<HeldLockMode>) {
+    pub fn set(&mut self, range: ByteRange, mode: Option<LockMode>) {
         let mut spans = Vec::with_capacity(self.0.len() + 2);
-        for (span, span_mode) in &self.0 {
+        for held in &self.0 {
+            let span = held.range;
             if !span.overlaps(range) {
-                spans.push((*span, *span_mode));
+                spans.push(*held);
                 continue;
             }
             if span.first < range.first {
-                spans.push((ByteRange { first: span.first, last: range.first - 1 }, *span_mode));
+                spans.push(LockedRange { range: ByteRange { first: span.first, last: range.first - 1 }, ..*held });
             }
             if span.last > range.last {
-                spans.push((ByteRange { first: range.last + 1, last: span.last }, *span_mode));
+                spans.push(LockedRange { range: ByteRange { first: range.last + 1, last: span.last }, ..*held });
             }
         }
-        spans.extend(mode.map(|mode| (range, mode)));
-        spans.sort_unstable_by_key(|span| span.0);
+        spans.extend(mode.map(|mode| LockedRange { mode, range }));
+        spans.sort_unstable_by_key(|held| held.range);
         self.0.clear();
-        for (span, mode) in spans {
+        for held in spans {
             match self.0.last_mut() {
-                Some((last, last_mode)) if *last_mode == mode && last.last.checked_add(1) == Some(span.first) => {
-                    last.last = span.last;
+                Some(last) if last.mode == held.mode && last.range.last.checked_add(1) == Some(held.range.first) => {
+                    last.range.last = held.range.last;
                 }
-                _ => self.0.push((span, mode)),
+                _ => self.0.push(held),
             }
         }
     }
 
     /// Returns the first span that conflicts with another owner's lock.
-    pub fn find_conflict(&self, range: ByteRange, mode: HeldLockMode) -> Option<(ByteRange, HeldLockMode)> {
-        let conflicts = |held: HeldLockMode| mode == HeldLockMode::Write || held == HeldLockMode::Write;
-        self.0.iter().find(|(span, held)| span.overlaps(range) && conflicts(*held)).copied()
+    pub fn find_conflict(&self, range: ByteRange, mode: LockMode) -> Option<LockedRange> {
+        let conflicts = |held: LockMode| mode == LockMode::Write || held == LockMode::Write;
+        self.iter().find(|held| held.range.overlaps(range) && conflicts(held.mode))
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (ByteRange, HeldLockMode)> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = LockedRange> + '_ {
         self.0.iter().copied()
     }
 

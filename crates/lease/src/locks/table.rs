@@ -2,37 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use ashlar_types::{InodeId, SessionId};
+use ashlar_types::{ByteRange, InodeId, LockAction, LockKind, LockMode, LockedRange, SessionId};
 
-use super::ByteRange;
 use super::spans::Spans;
-
-/// The kind of a lock. Locks exclude only locks of their own kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LockClass {
-    /// `fcntl` record locks.
-    Record,
-    /// `flock`: always the whole file.
-    Flock,
-}
-
-/// The right that a lock leaves to other owners.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum HeldLockMode {
-    /// Others may read-lock.
-    Read,
-    /// Others may not lock.
-    Write,
-}
-
-/// The action of a lock request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LockAction {
-    /// Sets a lock, in place of the owner's locks on the range.
-    Lock(HeldLockMode),
-    /// Removes the owner's locks.
-    Unlock,
-}
 
 /// The owner of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,7 +30,7 @@ pub struct LockRequest {
     /// The file.
     pub inode: InodeId,
     /// The kind.
-    pub kind: LockClass,
+    pub kind: LockKind,
     /// The owner.
     pub owner: LockOwner,
     /// The process that other lock queries report.
@@ -77,7 +49,7 @@ pub struct HeldLock {
     /// The file.
     pub inode: InodeId,
     /// The kind.
-    pub kind: LockClass,
+    pub kind: LockKind,
     /// The owner.
     pub owner: LockOwner,
     /// The process that the owner named.
@@ -85,7 +57,7 @@ pub struct HeldLock {
     /// The range.
     pub range: ByteRange,
     /// The mode.
-    pub mode: HeldLockMode,
+    pub mode: LockMode,
 }
 
 /// The result of a request.
@@ -160,10 +132,10 @@ impl File {
 #[derive(Debug, Default)]
 pub struct LockTable {
     limits: LockLimits,
-    files: BTreeMap<(InodeId, LockClass), File>,
+    files: BTreeMap<(InodeId, LockKind), File>,
     /// The files for whose record locks an owner waits.
     waiting: BTreeMap<LockOwner, Vec<InodeId>>,
-    tickets: BTreeMap<WaiterId, (InodeId, LockClass)>,
+    tickets: BTreeMap<WaiterId, (InodeId, LockKind)>,
     count_of: BTreeMap<SessionId, usize>,
     woken: VecDeque<Woken>,
 }
@@ -181,10 +153,10 @@ impl LockTable {
     /// lost, as `flock(2)` says.
     pub fn handle_lock(&mut self, request: LockRequest) -> LockOutcome {
         let mut request = request;
-        if request.kind == LockClass::Flock {
+        if request.kind == LockKind::Flock {
             request.range = ByteRange::ALL;
         }
-        let LockAction::Lock(mode) = request.action else {
+        let Some(mode) = request.action.mode() else {
             self.apply(&request, None);
             self.settle(request.inode, request.kind);
             return LockOutcome::Granted;
@@ -193,7 +165,7 @@ impl LockTable {
         if self.count_of(request.owner.session) + 2 > self.limits.per_session_max {
             return LockOutcome::Full;
         }
-        let is_conversion = request.kind == LockClass::Flock && self.holds_other_mode(&request, mode);
+        let is_conversion = request.kind == LockKind::Flock && self.holds_other_mode(&request, mode);
         if is_conversion {
             self.apply(&request, None);
         }
@@ -237,9 +209,9 @@ impl LockTable {
     /// Returns the conflicting lock that begins first (`F_GETLK`). Nothing changes.
     #[must_use]
     pub fn query(&self, request: &LockRequest) -> Option<HeldLock> {
-        let LockAction::Lock(mode) = request.action else { return None };
+        let mode = request.action.mode()?;
         let mut request = *request;
-        if request.kind == LockClass::Flock {
+        if request.kind == LockKind::Flock {
             request.range = ByteRange::ALL;
         }
         self.find_conflict(&request, mode)
@@ -248,20 +220,20 @@ impl LockTable {
     /// Removes an owner's locks on a file, since the owner has closed a descriptor of it.
     ///
     /// Waits under the owner's name continue.
-    pub fn handle_close(&mut self, owner: LockOwner, inode: InodeId, kind: LockClass) {
+    pub fn handle_close(&mut self, owner: LockOwner, inode: InodeId, kind: LockKind) {
         let request =
             LockRequest { inode, kind, owner, pid: 0, range: ByteRange::ALL, action: LockAction::Unlock, wait: None };
         self.handle_lock(request);
     }
 
     /// Removes all locks and waits of this kind of an owner that is gone.
-    pub fn handle_owner_end(&mut self, owner: LockOwner, kind: LockClass) {
+    pub fn handle_owner_end(&mut self, owner: LockOwner, kind: LockKind) {
         self.handle_end(kind, |other| other == owner);
     }
 
     /// Removes all locks and waits of a session that has ended.
     pub fn handle_session_end(&mut self, session: SessionId) {
-        for kind in [LockClass::Record, LockClass::Flock] {
+        for kind in [LockKind::Record, LockKind::Flock] {
             self.handle_end(kind, |owner| owner.session == session);
         }
         self.woken.retain(|woken| woken.waiter.session != session);
@@ -276,7 +248,7 @@ impl LockTable {
         let mut locks = Vec::new();
         for ((inode, kind), file) in &self.files {
             for (owner, held) in file.owners.iter().filter(|(owner, _)| owner.session == session) {
-                locks.extend(held.spans.iter().map(|(range, mode)| HeldLock {
+                locks.extend(held.spans.iter().map(|LockedRange { mode, range }| HeldLock {
                     inode: *inode,
                     kind: *kind,
                     owner: *owner,
@@ -300,7 +272,7 @@ impl LockTable {
                 owner: lock.owner,
                 pid: lock.pid,
                 range: lock.range,
-                action: LockAction::Lock(lock.mode),
+                action: lock.mode.into(),
                 wait: None,
             };
             self.handle_lock(request) != LockOutcome::Granted
@@ -325,30 +297,30 @@ impl LockTable {
         self.count_of.get(&session).copied().unwrap_or(0)
     }
 
-    fn holds_other_mode(&self, request: &LockRequest, mode: HeldLockMode) -> bool {
+    fn holds_other_mode(&self, request: &LockRequest, mode: LockMode) -> bool {
         let file = self.files.get(&(request.inode, request.kind));
         let held = file.and_then(|file| file.owners.get(&request.owner));
-        held.is_some_and(|held| held.spans.iter().any(|(_, held)| held != mode))
+        held.is_some_and(|held| held.spans.iter().any(|held| held.mode != mode))
     }
 
     /// Returns the record locks of an owner on a file.
     #[must_use]
-    pub fn records(&self, inode: InodeId, owner: LockOwner) -> Vec<(ByteRange, HeldLockMode)> {
-        let file = self.files.get(&(inode, LockClass::Record));
+    pub fn records(&self, inode: InodeId, owner: LockOwner) -> Vec<LockedRange> {
+        let file = self.files.get(&(inode, LockKind::Record));
         file.and_then(|file| file.owners.get(&owner)).map(|held| held.spans.iter().collect()).unwrap_or_default()
     }
 
     /// Whether no other owner has a record lock on a file or waits for one.
     #[must_use]
     pub fn is_sole_owner(&self, inode: InodeId, owner: LockOwner) -> bool {
-        let file = self.files.get(&(inode, LockClass::Record));
+        let file = self.files.get(&(inode, LockKind::Record));
         file.is_none_or(|file| file.waiters.is_empty() && file.owners.keys().all(|other| *other == owner))
     }
 
     /// Whether an owner in another session, with the same process, has record locks on a file.
     #[must_use]
     pub fn is_held_elsewhere(&self, inode: InodeId, owner: LockOwner, pid: u32) -> bool {
-        let file = self.files.get(&(inode, LockClass::Record));
+        let file = self.files.get(&(inode, LockKind::Record));
         let is_it = |(other, held): (&LockOwner, &OwnerLocks)| other.session != owner.session && held.pid == pid;
         file.is_some_and(|file| file.owners.iter().any(is_it))
     }
@@ -359,7 +331,7 @@ impl LockTable {
     /// there end: the moved locks would block them for ever.
     pub fn handle_move(&mut self, inode: InodeId, owner: LockOwner) {
         self.end_waits(inode, |wait| wait.owner == owner);
-        let file = self.files.get_mut(&(inode, LockClass::Record));
+        let file = self.files.get_mut(&(inode, LockKind::Record));
         if let Some(held) = file.and_then(|file| file.owners.get_mut(&owner)) {
             held.yields = true;
         }
@@ -373,7 +345,7 @@ impl LockTable {
     }
 
     fn end_waits(&mut self, inode: InodeId, is_it: impl Fn(&LockRequest) -> bool) {
-        let Some(file) = self.files.get_mut(&(inode, LockClass::Record)) else { return };
+        let Some(file) = self.files.get_mut(&(inode, LockKind::Record)) else { return };
         let waiters = std::mem::take(&mut file.waiters).into_iter();
         let (ended, kept): (VecDeque<_>, VecDeque<_>) = waiters.partition(is_it);
         file.waiters = kept;
@@ -381,13 +353,13 @@ impl LockTable {
             self.forget_waiter(request);
             self.woken.extend(waiter_id(request).map(|waiter| Woken { waiter, outcome: LockOutcome::Moved }));
         }
-        self.remove_if_empty(inode, LockClass::Record);
+        self.remove_if_empty(inode, LockKind::Record);
     }
 
-    fn find_conflict(&self, request: &LockRequest, mode: HeldLockMode) -> Option<HeldLock> {
+    fn find_conflict(&self, request: &LockRequest, mode: LockMode) -> Option<HeldLock> {
         let file = self.files.get(&(request.inode, request.kind))?;
         let conflicts = file.others(request).filter_map(|(owner, held)| {
-            let (range, mode) = held.spans.find_conflict(request.range, mode)?;
+            let LockedRange { mode, range } = held.spans.find_conflict(request.range, mode)?;
             Some(HeldLock { inode: request.inode, kind: request.kind, owner, pid: held.pid, range, mode })
         });
         conflicts.min_by_key(|lock| (lock.range, lock.owner))
@@ -395,8 +367,7 @@ impl LockTable {
 
     /// Returns every owner that conflicts with a request.
     fn blockers(&self, request: &LockRequest) -> Vec<LockOwner> {
-        let (LockAction::Lock(mode), Some(file)) = (request.action, self.files.get(&(request.inode, request.kind)))
-        else {
+        let (Some(mode), Some(file)) = (request.action.mode(), self.files.get(&(request.inode, request.kind))) else {
             return Vec::new();
         };
         file.others(request)
@@ -407,7 +378,7 @@ impl LockTable {
 
     /// Whether the conflicting owners wait, directly or indirectly, for the request's owner.
     fn closes_circle(&self, request: &LockRequest) -> bool {
-        if request.kind != LockClass::Record {
+        if request.kind != LockKind::Record {
             return false;
         }
         let mut rest = self.blockers(request);
@@ -420,7 +391,7 @@ impl LockTable {
                 continue;
             }
             for inode in self.waiting.get(&owner).into_iter().flatten() {
-                let file = self.files.get(&(*inode, LockClass::Record));
+                let file = self.files.get(&(*inode, LockKind::Record));
                 let waits = file.into_iter().flat_map(|file| &file.waiters).filter(|wait| wait.owner == owner);
                 rest.extend(waits.flat_map(|wait| self.blockers(wait)));
             }
@@ -428,13 +399,13 @@ impl LockTable {
         false
     }
 
-    fn block(&mut self, request: LockRequest, mode: HeldLockMode, holder: HeldLock) -> LockOutcome {
-        debug_assert_eq!(request.action, LockAction::Lock(mode));
+    fn block(&mut self, request: LockRequest, mode: LockMode, holder: HeldLock) -> LockOutcome {
+        debug_assert_eq!(request.action.mode(), Some(mode));
         let Some(waiter) = waiter_id(&request) else { return LockOutcome::WouldBlock(holder) };
         if self.closes_circle(&request) {
             return LockOutcome::Deadlock;
         }
-        if request.kind == LockClass::Record {
+        if request.kind == LockKind::Record {
             self.waiting.entry(request.owner).or_default().push(request.inode);
         }
         self.tickets.insert(waiter, (request.inode, request.kind));
@@ -444,7 +415,7 @@ impl LockTable {
     }
 
     /// Changes the owner's locks.
-    fn apply(&mut self, request: &LockRequest, mode: Option<HeldLockMode>) {
+    fn apply(&mut self, request: &LockRequest, mode: Option<LockMode>) {
         let key = (request.inode, request.kind);
         if mode.is_none() && !self.files.contains_key(&key) {
             return;
@@ -469,10 +440,10 @@ impl LockTable {
     }
 
     /// Grants free locks to waiting owners, in the order of their requests.
-    fn settle(&mut self, inode: InodeId, kind: LockClass) {
+    fn settle(&mut self, inode: InodeId, kind: LockKind) {
         let mut at = 0;
         while let Some(request) = self.files.get(&(inode, kind)).and_then(|file| file.waiters.get(at)).copied() {
-            let LockAction::Lock(mode) = request.action else { unreachable!("only locks are waited for") };
+            let Some(mode) = request.action.mode() else { unreachable!("only locks are waited for") };
             let outcome = if self.find_conflict(&request, mode).is_none() {
                 LockOutcome::Granted
             } else if self.closes_circle(&request) {
@@ -500,7 +471,7 @@ impl LockTable {
             self.tickets.remove(&waiter);
         }
         self.give_back(request.owner.session, 1);
-        if let Some(inodes) = self.waiting.get_mut(&request.owner).filter(|_| request.kind == LockClass::Record) {
+        if let Some(inodes) = self.waiting.get_mut(&request.owner).filter(|_| request.kind == LockKind::Record) {
             if let Some(at) = inodes.iter().position(|inode| *inode == request.inode) {
                 inodes.swap_remove(at);
             }
@@ -519,7 +490,7 @@ impl LockTable {
         }
     }
 
-    fn handle_end(&mut self, kind: LockClass, is_ended: impl Fn(LockOwner) -> bool) {
+    fn handle_end(&mut self, kind: LockKind, is_ended: impl Fn(LockOwner) -> bool) {
         let keys: Vec<_> = self.files.keys().filter(|key| key.1 == kind).copied().collect();
         let mut changed = Vec::new();
         for key in keys {
@@ -552,7 +523,7 @@ impl LockTable {
         }
     }
 
-    fn remove_if_empty(&mut self, inode: InodeId, kind: LockClass) {
+    fn remove_if_empty(&mut self, inode: InodeId, kind: LockKind) {
         let key = (inode, kind);
         if self.files.get(&key).is_some_and(|file| file.owners.is_empty() && file.waiters.is_empty()) {
             self.files.remove(&key);

@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use ashlar_types::{InodeId, SessionId};
+use ashlar_types::{ByteRange, InodeId, LockAction, LockKind, LockMode, LockedRange, SessionId};
 use proptest::prelude::*;
 
 use super::*;
@@ -14,15 +14,15 @@ fn owner(session: u64, owner: u64) -> LockOwner {
 
 fn record(by: LockOwner, first: u64, last: u64, action: LockAction) -> LockRequest {
     let range = ByteRange { first, last };
-    LockRequest { inode: FILE, kind: LockClass::Record, owner: by, pid: by.owner as u32, range, action, wait: None }
+    LockRequest { inode: FILE, kind: LockKind::Record, owner: by, pid: by.owner as u32, range, action, wait: None }
 }
 
-fn lock(by: LockOwner, first: u64, last: u64, mode: HeldLockMode) -> LockRequest {
-    record(by, first, last, LockAction::Lock(mode))
+fn lock(by: LockOwner, first: u64, last: u64, mode: LockMode) -> LockRequest {
+    record(by, first, last, mode.into())
 }
 
-fn flock(by: LockOwner, mode: HeldLockMode) -> LockRequest {
-    LockRequest { kind: LockClass::Flock, ..lock(by, 3, 4, mode) }
+fn flock(by: LockOwner, mode: LockMode) -> LockRequest {
+    LockRequest { kind: LockKind::Flock, ..lock(by, 3, 4, mode) }
 }
 
 fn waiting(request: LockRequest, ticket: u64) -> LockRequest {
@@ -33,7 +33,7 @@ fn granted(by: LockOwner, ticket: u64) -> Option<Woken> {
     Some(Woken { waiter: WaiterId { session: by.session, ticket }, outcome: LockOutcome::Granted })
 }
 
-fn ranges(table: &LockTable, session: u64) -> Vec<(u64, u64, HeldLockMode)> {
+fn ranges(table: &LockTable, session: u64) -> Vec<(u64, u64, LockMode)> {
     let locks = table.export(SessionId(session));
     locks.iter().map(|lock| (lock.range.first, lock.range.last, lock.mode)).collect()
 }
@@ -42,35 +42,31 @@ fn ranges(table: &LockTable, session: u64) -> Vec<(u64, u64, HeldLockMode)> {
 fn ranges_split_and_merge() {
     let mut table = LockTable::default();
     let me = owner(1, 1);
-    table.handle_lock(lock(me, 0, 99, HeldLockMode::Read));
-    table.handle_lock(lock(me, 20, 29, HeldLockMode::Write));
+    table.handle_lock(lock(me, 0, 99, LockMode::Read));
+    table.handle_lock(lock(me, 20, 29, LockMode::Write));
     table.handle_lock(record(me, 50, 59, LockAction::Unlock));
-    let split = [
-        (0, 19, HeldLockMode::Read),
-        (20, 29, HeldLockMode::Write),
-        (30, 49, HeldLockMode::Read),
-        (60, 99, HeldLockMode::Read),
-    ];
+    let split =
+        [(0, 19, LockMode::Read), (20, 29, LockMode::Write), (30, 49, LockMode::Read), (60, 99, LockMode::Read)];
     assert_eq!(ranges(&table, 1), split);
-    table.handle_lock(lock(me, 20, 59, HeldLockMode::Read));
-    assert_eq!(ranges(&table, 1), [(0, 99, HeldLockMode::Read)]);
-    table.handle_lock(lock(me, 100, u64::MAX, HeldLockMode::Read));
-    assert_eq!(ranges(&table, 1), [(0, u64::MAX, HeldLockMode::Read)]);
+    table.handle_lock(lock(me, 20, 59, LockMode::Read));
+    assert_eq!(ranges(&table, 1), [(0, 99, LockMode::Read)]);
+    table.handle_lock(lock(me, 100, u64::MAX, LockMode::Read));
+    assert_eq!(ranges(&table, 1), [(0, u64::MAX, LockMode::Read)]);
 }
 
 #[test]
 fn first_conflicting_lock_is_reported_with_its_process() {
     let mut table = LockTable::default();
     let (first, second, me) = (owner(2, 9), owner(1, 8), owner(1, 1));
-    table.handle_lock(lock(second, 50, 59, HeldLockMode::Write));
-    table.handle_lock(lock(first, 10, 19, HeldLockMode::Read));
-    let found = table.query(&lock(me, 0, 99, HeldLockMode::Write)).unwrap();
-    assert_eq!((found.pid, found.range.first, found.mode), (9, 10, HeldLockMode::Read));
-    let found = table.query(&lock(me, 0, 99, HeldLockMode::Read)).unwrap();
+    table.handle_lock(lock(second, 50, 59, LockMode::Write));
+    table.handle_lock(lock(first, 10, 19, LockMode::Read));
+    let found = table.query(&lock(me, 0, 99, LockMode::Write)).unwrap();
+    assert_eq!((found.pid, found.range.first, found.mode), (9, 10, LockMode::Read));
+    let found = table.query(&lock(me, 0, 99, LockMode::Read)).unwrap();
     assert_eq!((found.pid, found.range.first), (8, 50));
-    assert_eq!(table.query(&lock(me, 60, 99, HeldLockMode::Write)), None);
+    assert_eq!(table.query(&lock(me, 60, 99, LockMode::Write)), None);
     assert!(
-        matches!(table.handle_lock(lock(me, 0, 99, HeldLockMode::Write)), LockOutcome::WouldBlock(held) if held.pid == 9)
+        matches!(table.handle_lock(lock(me, 0, 99, LockMode::Write)), LockOutcome::WouldBlock(held) if held.pid == 9)
     );
 }
 
@@ -78,26 +74,26 @@ fn first_conflicting_lock_is_reported_with_its_process() {
 fn waiters_are_served_in_order() {
     let mut table = LockTable::default();
     let (holder, second, third) = (owner(1, 1), owner(2, 2), owner(3, 3));
-    table.handle_lock(lock(holder, 0, 9, HeldLockMode::Write));
-    for (by, mode) in [(second, HeldLockMode::Write), (third, HeldLockMode::Write)] {
+    table.handle_lock(lock(holder, 0, 9, LockMode::Write));
+    for (by, mode) in [(second, LockMode::Write), (third, LockMode::Write)] {
         assert_eq!(table.handle_lock(waiting(lock(by, 0, 9, mode), 7)), LockOutcome::Blocked);
     }
     assert_eq!(table.poll_woken(), None);
     table.handle_lock(record(holder, 0, 9, LockAction::Unlock));
     assert_eq!((table.poll_woken(), table.poll_woken()), (granted(second, 7), None));
-    table.handle_close(second, FILE, LockClass::Record);
+    table.handle_close(second, FILE, LockKind::Record);
     assert_eq!((table.poll_woken(), table.poll_woken()), (granted(third, 7), None));
-    assert_eq!(ranges(&table, 3), [(0, 9, HeldLockMode::Write)]);
+    assert_eq!(ranges(&table, 3), [(0, 9, LockMode::Write)]);
 }
 
 #[test]
 fn readers_wake_together_when_a_writer_becomes_a_reader() {
     let mut table = LockTable::default();
     let (holder, second, third) = (owner(1, 1), owner(2, 2), owner(3, 3));
-    table.handle_lock(lock(holder, 0, 9, HeldLockMode::Write));
-    table.handle_lock(waiting(lock(second, 0, 4, HeldLockMode::Read), 1));
-    table.handle_lock(waiting(lock(third, 5, 9, HeldLockMode::Read), 2));
-    table.handle_lock(lock(holder, 0, 9, HeldLockMode::Read));
+    table.handle_lock(lock(holder, 0, 9, LockMode::Write));
+    table.handle_lock(waiting(lock(second, 0, 4, LockMode::Read), 1));
+    table.handle_lock(waiting(lock(third, 5, 9, LockMode::Read), 2));
+    table.handle_lock(lock(holder, 0, 9, LockMode::Read));
     assert_eq!((table.poll_woken(), table.poll_woken()), (granted(second, 1), granted(third, 2)));
 }
 
@@ -105,29 +101,29 @@ fn readers_wake_together_when_a_writer_becomes_a_reader() {
 fn circle_over_two_files_is_a_deadlock() {
     let mut table = LockTable::default();
     let (one, two) = (owner(1, 1), owner(2, 2));
-    let elsewhere = |by| LockRequest { inode: OTHER, ..lock(by, 0, 0, HeldLockMode::Write) };
-    table.handle_lock(lock(one, 0, 0, HeldLockMode::Write));
+    let elsewhere = |by| LockRequest { inode: OTHER, ..lock(by, 0, 0, LockMode::Write) };
+    table.handle_lock(lock(one, 0, 0, LockMode::Write));
     table.handle_lock(elsewhere(two));
     assert_eq!(table.handle_lock(waiting(elsewhere(one), 1)), LockOutcome::Blocked);
-    assert_eq!(table.handle_lock(waiting(lock(two, 0, 0, HeldLockMode::Write), 1)), LockOutcome::Deadlock);
+    assert_eq!(table.handle_lock(waiting(lock(two, 0, 0, LockMode::Write), 1)), LockOutcome::Deadlock);
     // A request without waiting closes no circle, and neither does a cancelled wait.
-    assert!(matches!(table.handle_lock(lock(two, 0, 0, HeldLockMode::Write)), LockOutcome::WouldBlock(_)));
+    assert!(matches!(table.handle_lock(lock(two, 0, 0, LockMode::Write)), LockOutcome::WouldBlock(_)));
     assert!(table.handle_cancel(WaiterId { session: SessionId(1), ticket: 1 }));
-    assert_eq!(table.handle_lock(waiting(lock(two, 0, 0, HeldLockMode::Write), 1)), LockOutcome::Blocked);
+    assert_eq!(table.handle_lock(waiting(lock(two, 0, 0, LockMode::Write), 1)), LockOutcome::Blocked);
 }
 
 #[test]
 fn circle_closed_by_a_grant_wakes_the_waiter() {
     let mut table = LockTable::default();
     let (one, two, three) = (owner(1, 1), owner(2, 2), owner(3, 3));
-    let elsewhere = |by| LockRequest { inode: OTHER, ..lock(by, 0, 0, HeldLockMode::Write) };
-    table.handle_lock(lock(three, 0, 0, HeldLockMode::Write));
+    let elsewhere = |by| LockRequest { inode: OTHER, ..lock(by, 0, 0, LockMode::Write) };
+    table.handle_lock(lock(three, 0, 0, LockMode::Write));
     table.handle_lock(elsewhere(one));
     // One thread of `two` waits for `one` elsewhere. Then another thread gets the lock that `one` waits for.
     assert_eq!(table.handle_lock(waiting(elsewhere(two), 1)), LockOutcome::Blocked);
-    assert_eq!(table.handle_lock(waiting(lock(two, 0, 0, HeldLockMode::Write), 2)), LockOutcome::Blocked);
-    assert_eq!(table.handle_lock(waiting(lock(one, 0, 0, HeldLockMode::Write), 3)), LockOutcome::Blocked);
-    table.handle_close(three, FILE, LockClass::Record);
+    assert_eq!(table.handle_lock(waiting(lock(two, 0, 0, LockMode::Write), 2)), LockOutcome::Blocked);
+    assert_eq!(table.handle_lock(waiting(lock(one, 0, 0, LockMode::Write), 3)), LockOutcome::Blocked);
+    table.handle_close(three, FILE, LockKind::Record);
     assert_eq!(table.poll_woken(), granted(two, 2));
     let woken = table.poll_woken().unwrap();
     assert_eq!((woken.waiter.ticket, woken.outcome), (3, LockOutcome::Deadlock));
@@ -137,24 +133,24 @@ fn circle_closed_by_a_grant_wakes_the_waiter() {
 fn flock_covers_the_file_and_does_not_see_record_locks() {
     let mut table = LockTable::default();
     let (one, two) = (owner(1, 1), owner(1, 2));
-    table.handle_lock(lock(one, 0, 9, HeldLockMode::Write));
-    assert_eq!(table.handle_lock(flock(two, HeldLockMode::Write)), LockOutcome::Granted);
+    table.handle_lock(lock(one, 0, 9, LockMode::Write));
+    assert_eq!(table.handle_lock(flock(two, LockMode::Write)), LockOutcome::Granted);
     assert!(
-        matches!(table.handle_lock(flock(one, HeldLockMode::Read)), LockOutcome::WouldBlock(held) if held.owner == two)
+        matches!(table.handle_lock(flock(one, LockMode::Read)), LockOutcome::WouldBlock(held) if held.owner == two)
     );
-    table.handle_owner_end(two, LockClass::Flock);
-    assert_eq!(table.handle_lock(flock(one, HeldLockMode::Read)), LockOutcome::Granted);
+    table.handle_owner_end(two, LockKind::Flock);
+    assert_eq!(table.handle_lock(flock(one, LockMode::Read)), LockOutcome::Granted);
 }
 
 #[test]
 fn flock_that_cannot_be_converted_is_lost() {
     let mut table = LockTable::default();
     let (one, two, three) = (owner(1, 1), owner(1, 2), owner(2, 3));
-    table.handle_lock(flock(one, HeldLockMode::Read));
-    table.handle_lock(flock(two, HeldLockMode::Read));
-    assert!(matches!(table.handle_lock(flock(one, HeldLockMode::Write)), LockOutcome::WouldBlock(_)));
-    assert_eq!(table.handle_lock(waiting(flock(three, HeldLockMode::Write), 4)), LockOutcome::Blocked);
-    table.handle_close(two, FILE, LockClass::Flock);
+    table.handle_lock(flock(one, LockMode::Read));
+    table.handle_lock(flock(two, LockMode::Read));
+    assert!(matches!(table.handle_lock(flock(one, LockMode::Write)), LockOutcome::WouldBlock(_)));
+    assert_eq!(table.handle_lock(waiting(flock(three, LockMode::Write), 4)), LockOutcome::Blocked);
+    table.handle_close(two, FILE, LockKind::Flock);
     assert_eq!(table.poll_woken(), granted(three, 4), "the first one's lock is gone");
 }
 
@@ -162,11 +158,11 @@ fn flock_that_cannot_be_converted_is_lost() {
 fn ended_session_leaves_no_locks_and_no_waits() {
     let mut table = LockTable::default();
     let (gone, here) = (owner(1, 1), owner(2, 2));
-    assert_eq!(table.handle_lock(lock(gone, 0, 9, HeldLockMode::Write)), LockOutcome::Granted);
-    table.handle_lock(waiting(flock(gone, HeldLockMode::Read), 1));
-    table.handle_lock(lock(here, 20, 29, HeldLockMode::Write));
-    table.handle_lock(waiting(lock(owner(1, 5), 20, 29, HeldLockMode::Write), 2));
-    table.handle_lock(waiting(lock(here, 0, 9, HeldLockMode::Write), 3));
+    assert_eq!(table.handle_lock(lock(gone, 0, 9, LockMode::Write)), LockOutcome::Granted);
+    table.handle_lock(waiting(flock(gone, LockMode::Read), 1));
+    table.handle_lock(lock(here, 20, 29, LockMode::Write));
+    table.handle_lock(waiting(lock(owner(1, 5), 20, 29, LockMode::Write), 2));
+    table.handle_lock(waiting(lock(here, 0, 9, LockMode::Write), 3));
     table.handle_session_end(SessionId(1));
     assert_eq!((table.poll_woken(), table.poll_woken()), (granted(here, 3), None));
     assert_eq!(table.counts(), (2, 0));
@@ -177,13 +173,13 @@ fn ended_session_leaves_no_locks_and_no_waits() {
 fn locks_outlive_a_restart_and_conflicts_are_returned() {
     let mut table = LockTable::default();
     let (one, two) = (owner(1, 1), owner(2, 2));
-    table.handle_lock(lock(one, 0, 9, HeldLockMode::Write));
-    table.handle_lock(flock(one, HeldLockMode::Read));
+    table.handle_lock(lock(one, 0, 9, LockMode::Write));
+    table.handle_lock(flock(one, LockMode::Read));
     let locks = table.export(SessionId(1));
     let mut after = LockTable::default();
-    after.handle_lock(lock(two, 5, 5, HeldLockMode::Read));
+    after.handle_lock(lock(two, 5, 5, LockMode::Read));
     let lost = after.import(&locks);
-    assert_eq!(lost.iter().map(|lock| lock.kind).collect::<Vec<_>>(), [LockClass::Record]);
+    assert_eq!(lost.iter().map(|lock| lock.kind).collect::<Vec<_>>(), [LockKind::Record]);
     assert_eq!(after.export(SessionId(1)), locks[1..]);
 }
 
@@ -192,15 +188,15 @@ fn session_with_too_many_locks_is_refused_more() {
     let mut table = LockTable::new(LockLimits { per_session_max: 4 });
     let me = owner(1, 1);
     for at in 0..3 {
-        assert_eq!(table.handle_lock(lock(me, at * 10, at * 10, HeldLockMode::Read)), LockOutcome::Granted);
+        assert_eq!(table.handle_lock(lock(me, at * 10, at * 10, LockMode::Read)), LockOutcome::Granted);
     }
-    assert_eq!(table.handle_lock(lock(me, 90, 90, HeldLockMode::Read)), LockOutcome::Full);
+    assert_eq!(table.handle_lock(lock(me, 90, 90, LockMode::Read)), LockOutcome::Full);
     assert_eq!(table.handle_lock(record(me, 0, 0, LockAction::Unlock)), LockOutcome::Granted);
-    assert_eq!(table.handle_lock(lock(me, 90, 90, HeldLockMode::Read)), LockOutcome::Granted);
+    assert_eq!(table.handle_lock(lock(me, 90, 90, LockMode::Read)), LockOutcome::Granted);
 }
 
 const BYTES: u64 = 12;
-type Bytes = BTreeMap<(InodeId, u64), BTreeMap<LockOwner, HeldLockMode>>;
+type Bytes = BTreeMap<(InodeId, u64), BTreeMap<LockOwner, LockMode>>;
 
 /// A model of locks byte by byte, without ranges.
 #[derive(Default)]
@@ -211,21 +207,20 @@ struct Model {
 
 impl Model {
     fn blockers(&self, request: &LockRequest) -> BTreeSet<LockOwner> {
-        let LockAction::Lock(mode) = request.action else { return BTreeSet::new() };
+        let Some(mode) = request.action.mode() else { return BTreeSet::new() };
         let bytes = request.range.first..=request.range.last;
         let held = bytes.filter_map(|byte| self.bytes.get(&(request.inode, byte))).flatten();
-        let held = held.filter(|(by, held)| {
-            **by != request.owner && (mode == HeldLockMode::Write || **held == HeldLockMode::Write)
-        });
+        let held =
+            held.filter(|(by, held)| **by != request.owner && (mode == LockMode::Write || **held == LockMode::Write));
         held.map(|(by, _)| *by).collect()
     }
 
     fn set(&mut self, request: &LockRequest) {
         for byte in request.range.first..=request.range.last {
             let holders = self.bytes.entry((request.inode, byte)).or_default();
-            match request.action {
-                LockAction::Lock(mode) => holders.insert(request.owner, mode),
-                LockAction::Unlock => holders.remove(&request.owner),
+            match request.action.mode() {
+                Some(mode) => holders.insert(request.owner, mode),
+                None => holders.remove(&request.owner),
             };
         }
         self.bytes.retain(|_, holders| !holders.is_empty());
@@ -291,8 +286,8 @@ proptest! {
         for (ticket, (action, by, file, first, last, waits)) in (1_u64..).zip(steps) {
             let by = owner(by % 3, by);
             let action = match action {
-                0..3 => LockAction::Lock(HeldLockMode::Read),
-                3..7 => LockAction::Lock(HeldLockMode::Write),
+                0..3 => LockAction::Read,
+                3..7 => LockAction::Write,
                 _ => LockAction::Unlock,
             };
             let inode = InodeId(20 + file);
@@ -337,16 +332,16 @@ struct Kept {
 }
 
 impl DelegationSlots for Kept {
-    fn delegate(&mut self, to: SessionId, _: u32, inode: InodeId, locks: &[(ByteRange, HeldLockMode)]) -> bool {
+    fn delegate(&mut self, to: SessionId, _: u32, inode: InodeId, locks: &[LockedRange]) -> bool {
         let mut table = LockTable::default();
-        for &(range, mode) in locks {
+        for &LockedRange { mode, range } in locks {
             table.handle_lock(LockRequest { inode, ..lock(owner(to.0, to.0), range.first, range.last, mode) });
         }
         assert!(self.slots.insert((to, inode), table).is_none(), "nothing is delegated twice");
         true
     }
 
-    fn recall(&mut self, from: SessionId, _: u32, inode: InodeId) -> Vec<(ByteRange, HeldLockMode)> {
+    fn recall(&mut self, from: SessionId, _: u32, inode: InodeId) -> Vec<LockedRange> {
         let table = self.slots.remove(&(from, inode)).expect("it was delegated");
         table.records(inode, owner(from.0, from.0))
     }
@@ -372,13 +367,13 @@ fn sole_owner_is_delegated_again_after_a_quiet_time() {
         let outcome = ask(&mut table, (&mut delegations, &mut slots), now_ms, request);
         (outcome, slots.slots.len(), table.counts().0)
     };
-    assert_eq!(ask(0, lock(me, 0, 9, HeldLockMode::Write)), (LockOutcome::Granted, 1, 0));
+    assert_eq!(ask(0, lock(me, 0, 9, LockMode::Write)), (LockOutcome::Granted, 1, 0));
     assert!(
-        matches!(ask(1000, lock(mount, 5, 5, HeldLockMode::Read)), (LockOutcome::WouldBlock(held), 0, 1) if held.pid == 1)
+        matches!(ask(1000, lock(mount, 5, 5, LockMode::Read)), (LockOutcome::WouldBlock(held), 0, 1) if held.pid == 1)
     );
     // First the quiet time is too short. Then it suffices, but another owner has a lock. Then the other owner has none.
-    assert_eq!(ask(1010, lock(me, 20, 29, HeldLockMode::Read)), (LockOutcome::Granted, 0, 2));
-    assert_eq!(ask(1100, lock(mount, 20, 20, HeldLockMode::Read)), (LockOutcome::Granted, 0, 3));
+    assert_eq!(ask(1010, lock(me, 20, 29, LockMode::Read)), (LockOutcome::Granted, 0, 2));
+    assert_eq!(ask(1100, lock(mount, 20, 20, LockMode::Read)), (LockOutcome::Granted, 0, 3));
     assert_eq!(ask(1200, record(me, 0, 9, LockAction::Unlock)), (LockOutcome::Granted, 0, 2));
     assert_eq!(ask(1250, record(mount, 0, 99, LockAction::Unlock)), (LockOutcome::Granted, 0, 1));
     assert_eq!(ask(1300, record(me, 0, 9, LockAction::Unlock)), (LockOutcome::Granted, 0, 1));
@@ -411,9 +406,9 @@ fn slot_holds_one_file_until_its_session_ends() {
 fn file_with_waiters_is_not_delegated() {
     let mut table = LockTable::default();
     let (me, other) = (owner(1, 1), owner(2, 2));
-    table.handle_lock(lock(me, 0, 9, HeldLockMode::Write));
+    table.handle_lock(lock(me, 0, 9, LockMode::Write));
     assert!(table.is_sole_owner(FILE, me) && !table.is_sole_owner(FILE, other) && table.is_sole_owner(OTHER, other));
-    table.handle_lock(waiting(lock(other, 0, 0, HeldLockMode::Read), 1));
+    table.handle_lock(waiting(lock(other, 0, 0, LockMode::Read), 1));
     assert!(!table.is_sole_owner(FILE, me));
 }
 
@@ -423,16 +418,16 @@ fn locks_move_to_another_owner_without_a_gap() {
     let (me, other) = (owner(1, 0), owner(2, 2));
     let mine = |request: LockRequest| LockRequest { pid: 50, ..request };
     let on_mount = owner(7, 99);
-    table.handle_lock(mine(lock(me, 0, 9, HeldLockMode::Write)));
-    assert!(matches!(table.handle_lock(mine(lock(on_mount, 0, 9, HeldLockMode::Write))), LockOutcome::WouldBlock(_)));
+    table.handle_lock(mine(lock(me, 0, 9, LockMode::Write)));
+    assert!(matches!(table.handle_lock(mine(lock(on_mount, 0, 9, LockMode::Write))), LockOutcome::WouldBlock(_)));
     assert!(!table.is_held_elsewhere(FILE, me, 50));
     table.handle_move(FILE, me);
-    assert!(matches!(table.handle_lock(lock(other, 3, 3, HeldLockMode::Read)), LockOutcome::WouldBlock(_)));
-    assert_eq!(table.handle_lock(mine(lock(on_mount, 0, 9, HeldLockMode::Write))), LockOutcome::Granted);
-    table.handle_close(me, FILE, LockClass::Record);
+    assert!(matches!(table.handle_lock(lock(other, 3, 3, LockMode::Read)), LockOutcome::WouldBlock(_)));
+    assert_eq!(table.handle_lock(mine(lock(on_mount, 0, 9, LockMode::Write))), LockOutcome::Granted);
+    table.handle_close(me, FILE, LockKind::Record);
     assert!(table.is_held_elsewhere(FILE, me, 50) && !table.is_held_elsewhere(FILE, me, 51));
-    assert!(matches!(table.handle_lock(lock(other, 3, 3, HeldLockMode::Read)), LockOutcome::WouldBlock(_)));
-    assert!(matches!(table.handle_lock(mine(lock(me, 3, 3, HeldLockMode::Read))), LockOutcome::WouldBlock(_)));
+    assert!(matches!(table.handle_lock(lock(other, 3, 3, LockMode::Read)), LockOutcome::WouldBlock(_)));
+    assert!(matches!(table.handle_lock(mine(lock(me, 3, 3, LockMode::Read))), LockOutcome::WouldBlock(_)));
 }
 
 #[test]
@@ -440,19 +435,19 @@ fn waits_of_a_process_end_when_its_locks_move() {
     let mut table = LockTable::default();
     let (me, other, on_mount) = (owner(1, 0), owner(2, 2), owner(7, 99));
     let mine = |request: LockRequest| LockRequest { pid: 50, ..request };
-    table.handle_lock(mine(lock(me, 20, 29, HeldLockMode::Read)));
-    table.handle_lock(lock(other, 0, 9, HeldLockMode::Write));
-    let wait = waiting(mine(lock(me, 0, 39, HeldLockMode::Write)), 4);
+    table.handle_lock(mine(lock(me, 20, 29, LockMode::Read)));
+    table.handle_lock(lock(other, 0, 9, LockMode::Write));
+    let wait = waiting(mine(lock(me, 0, 39, LockMode::Write)), 4);
     assert_eq!(table.handle_lock(wait), LockOutcome::Blocked);
     table.handle_move(FILE, me);
     let moved = |ticket| Woken { waiter: WaiterId { session: SessionId(1), ticket }, outcome: LockOutcome::Moved };
     assert_eq!((table.poll_woken(), table.poll_woken()), (Some(moved(4)), None));
-    table.handle_close(me, FILE, LockClass::Record);
+    table.handle_close(me, FILE, LockKind::Record);
     // One wait is queued before the process gets its lock under the other owner. Waits of other processes stay.
-    let late = waiting(mine(lock(me, 0, 39, HeldLockMode::Write)), 5);
-    let others = waiting(lock(owner(3, 0), 0, 0, HeldLockMode::Read), 6);
+    let late = waiting(mine(lock(me, 0, 39, LockMode::Write)), 5);
+    let others = waiting(lock(owner(3, 0), 0, 0, LockMode::Read), 6);
     assert_eq!((table.handle_lock(late), table.handle_lock(others)), (LockOutcome::Blocked, LockOutcome::Blocked));
-    assert_eq!(table.handle_lock(mine(lock(on_mount, 20, 29, HeldLockMode::Read))), LockOutcome::Granted);
+    assert_eq!(table.handle_lock(mine(lock(on_mount, 20, 29, LockMode::Read))), LockOutcome::Granted);
     table.handle_lock_elsewhere(FILE, SessionId(7), 50, 0);
     assert_eq!((table.poll_woken(), table.poll_woken()), (Some(moved(5)), None));
     assert_eq!(table.counts(), (2, 1));
@@ -462,13 +457,13 @@ fn waits_of_a_process_end_when_its_locks_move() {
 fn only_one_of_two_claims_after_a_restart_succeeds() {
     let (mut table, mut delegations, mut slots) = (LockTable::default(), Delegations::default(), Kept::default());
     let (one, two, three) = (owner(1, 1), owner(2, 2), owner(3, 3));
-    let all = [(ByteRange { first: 0, last: 9 }, HeldLockMode::Write)];
+    let all = [LockedRange { mode: LockMode::Write, range: ByteRange { first: 0, last: 9 } }];
     assert!(slots.delegate(SessionId(1), 4, FILE, &all) && slots.delegate(SessionId(2), 4, FILE, &all));
     delegations.restore_claim((FILE, one, 1, 4), true, &all, &mut table, &mut slots);
     assert_eq!((delegations.count(), table.counts().0), (1, 0));
     delegations.restore_claim((FILE, two, 2, 4), true, &all, &mut table, &mut slots);
     delegations.restore_claim((FILE, three, 3, 4), false, &all, &mut table, &mut slots);
-    assert_eq!((delegations.count(), ranges(&table, 1)), (0, vec![(0, 9, HeldLockMode::Write)]));
+    assert_eq!((delegations.count(), ranges(&table, 1)), (0, vec![(0, 9, LockMode::Write)]));
     assert_eq!((table.counts().0, slots.slots.len()), (1, 0));
 }
 
@@ -495,8 +490,8 @@ proptest! {
                 slots.slots.retain(|(session, _), _| *session != by.session);
             }
             let action = match action {
-                0..3 => LockAction::Lock(HeldLockMode::Read),
-                3..6 => LockAction::Lock(HeldLockMode::Write),
+                0..3 => LockAction::Read,
+                3..6 => LockAction::Write,
                 _ => LockAction::Unlock,
             };
             let inode = InodeId(20 + file);

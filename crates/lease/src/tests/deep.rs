@@ -2,9 +2,9 @@
 
 use std::cell::Cell;
 
-use ashlar_types::{InodeId, SessionId};
+use ashlar_types::{InodeId, LeaseMode, LeaseScope, SessionId, WantedLease};
 
-use crate::{Ancestry, Command, InodeHome, LeaseManager, LeaseScope, Limits, Mode, WantedLease};
+use crate::{Ancestry, Command, InodeHome, LeaseManager, Limits, RequestedLease};
 
 const DEPTH: u64 = 1000;
 const SESSION: SessionId = SessionId(1);
@@ -26,7 +26,10 @@ impl Ancestry for DeepTree {
 /// Returns a manager whose session holds a lease on everything below this directory.
 fn holding(directory: InodeId, tree: &DeepTree) -> LeaseManager {
     let mut manager = LeaseManager::new(Limits::default());
-    let want = WantedLease { inode: directory, mode: Mode::Write, scope: LeaseScope::Subtree, may_widen: false };
+    let want = RequestedLease {
+        lease: WantedLease { inode: directory, mode: LeaseMode::Write, scope: LeaseScope::Subtree },
+        may_widen: false,
+    };
     manager.handle_request(1, SESSION, &[want], tree).expect("queued");
     let mut is_granted = false;
     while let Some(command) = manager.poll_command(1, tree, &|_| false) {

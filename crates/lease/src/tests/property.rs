@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use ashlar_types::{InodeId, SessionId};
+use ashlar_types::{InodeId, LeaseMode, LeaseScope, SessionId, WantedLease};
 use proptest::prelude::*;
 
 use super::world::{Check, Op, Plant, World};
-use crate::{LeaseScope, Limits, Mode, Reach, WantedLease};
+use crate::{Limits, Reach, RequestedLease};
 
 const SESSIONS_MAX: usize = 4;
 
@@ -98,8 +98,8 @@ fn late(world: &World, asking: SessionId, inode: InodeId, value: u64) -> Vec<(Se
     ops.flat_map(|op| others.iter().map(move |session| (*session, op))).collect()
 }
 
-fn wanted(inode: InodeId, scope: LeaseScope, by: u64) -> WantedLease {
-    WantedLease { inode, mode: Mode::Read, scope, may_widen: by & 0x80 == 0 }
+fn wanted(inode: InodeId, scope: LeaseScope, by: u64) -> RequestedLease {
+    RequestedLease { lease: WantedLease { inode, mode: LeaseMode::Read, scope }, may_widen: by & 0x80 == 0 }
 }
 
 fn rename(world: &mut World, session: SessionId, inode: InodeId, to: InodeId) -> Check {

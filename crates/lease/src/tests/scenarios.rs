@@ -1,9 +1,9 @@
 //! Scenarios of leases, one test each.
 
-use ashlar_types::{InodeId, LogPosition, SessionId};
+use ashlar_types::{InodeId, LeaseMode, LeaseScope, LogPosition, SessionId, WantedLease};
 
 use super::world::{Op, Plant, Tree, World};
-use crate::{Command, LeaseManager, LeaseScope, Limits, Mode, Reach, RequestError, RevokeReason, WantedLease};
+use crate::{Command, LeaseManager, Limits, Reach, RequestError, RequestedLease, RevokeReason};
 
 const ROOT: InodeId = InodeId::ROOT;
 
@@ -15,17 +15,22 @@ fn quick() -> Limits {
     Limits { hold_us: 0, ..Limits::default() }
 }
 
-fn read(inode: InodeId) -> WantedLease {
-    WantedLease { inode, mode: Mode::Read, scope: LeaseScope::Node, may_widen: true }
+fn read(inode: InodeId) -> RequestedLease {
+    RequestedLease { lease: WantedLease { inode, mode: LeaseMode::Read, scope: LeaseScope::Node }, may_widen: true }
 }
 
 /// Makes a request like [`read`], for a lease of this scope that other readers can join.
-fn read_passively(inode: InodeId, scope: LeaseScope) -> WantedLease {
-    WantedLease { scope, may_widen: false, ..read(inode) }
+fn read_passively(inode: InodeId, scope: LeaseScope) -> RequestedLease {
+    RequestedLease { lease: WantedLease { inode, mode: LeaseMode::Read, scope }, may_widen: false }
 }
 
-fn write(inode: InodeId) -> WantedLease {
-    WantedLease { inode, mode: Mode::Write, scope: LeaseScope::Node, may_widen: true }
+fn write(inode: InodeId) -> RequestedLease {
+    RequestedLease { lease: WantedLease { inode, mode: LeaseMode::Write, scope: LeaseScope::Node }, may_widen: true }
+}
+
+/// Makes a request like [`write`], for everything below the directory.
+fn write_below(inode: InodeId) -> RequestedLease {
+    RequestedLease { lease: WantedLease { inode, mode: LeaseMode::Write, scope: LeaseScope::Subtree }, may_widen: true }
 }
 
 #[test]
@@ -51,12 +56,12 @@ fn second_session_cuts_a_hole_and_sees_logged_updates() {
     assert_eq!(world.read(second, file), Ok(7));
     assert_eq!(world.seals[&first], 1);
     // The holder's other inodes stay under its lease, which it gets again on request.
-    assert!(!world.is_valid(first, other, Mode::Read));
+    assert!(!world.is_valid(first, other, LeaseMode::Read));
     world.run(first, Op::Write { inode: other, value: 8 }).unwrap();
     assert_eq!((world.word(first, other).inode, world.word(first, other).scope), (ROOT, LeaseScope::Subtree));
     // Both sessions read the file, on leases of their own.
     assert_eq!(world.read(first, file), Ok(7));
-    assert!(world.is_valid(second, file, Mode::Read));
+    assert!(world.is_valid(second, file, LeaseMode::Read));
 }
 
 /// The lease of a removed directory, by which the session also knew another inode, is removed with it.
@@ -208,7 +213,7 @@ fn lease_split_too_often_is_revoked_as_a_whole() {
     // From here on the two do not collide: a new grant to one does not cover the other's inodes.
     world.run(wide, Op::Write { inode: ROOT, value: 3 }).unwrap();
     assert_eq!(world.word(wide, ROOT).scope, LeaseScope::Node);
-    assert!(files.iter().all(|file| world.is_valid(narrow, *file, Mode::Write)));
+    assert!(files.iter().all(|file| world.is_valid(narrow, *file, LeaseMode::Write)));
 }
 
 #[test]
@@ -219,7 +224,7 @@ fn downgraded_writer_keeps_its_cached_state() {
     world.digest(writer, usize::MAX).unwrap();
     world.run(reader, Op::Write { inode: file, value: 1 }).unwrap();
     assert_eq!(world.read(third, file), Ok(1));
-    assert!(world.is_valid(reader, file, Mode::Read) && !world.is_valid(reader, file, Mode::Write));
+    assert!(world.is_valid(reader, file, LeaseMode::Read) && !world.is_valid(reader, file, LeaseMode::Write));
     assert_eq!(world.manager.stats().downgrades, 1);
 }
 
@@ -232,9 +237,9 @@ fn file_made_under_a_node_lease_stays_with_its_maker() {
     world.run(maker, Op::Write { inode: file, value: 5 }).unwrap();
     // The other session may read the directory while its maker continues to read the file that was never granted.
     world.read(other, ROOT).unwrap();
-    assert!(world.is_valid(maker, file, Mode::Read));
+    assert!(world.is_valid(maker, file, LeaseMode::Read));
     world.run(other, Op::Write { inode: file, value: 6 }).unwrap();
-    assert!(!world.is_valid(maker, file, Mode::Read));
+    assert!(!world.is_valid(maker, file, LeaseMode::Read));
     assert_eq!(world.read(maker, file), Ok(6));
 }
 
@@ -273,7 +278,7 @@ fn file_with_a_second_link_stays_with_its_holder() {
     let file = world.make(linker, ROOT, false).unwrap();
     world.run(linker, Op::Link { inode: file, to: directory }).unwrap();
     world.digest(linker, usize::MAX).unwrap();
-    assert!(world.is_valid(linker, file, Mode::Write));
+    assert!(world.is_valid(linker, file, LeaseMode::Write));
     world.run(other, Op::Write { inode: file, value: 3 }).unwrap();
     assert_eq!(world.seals[&linker], 1);
     assert_eq!(world.read(linker, file), Ok(3));
@@ -298,12 +303,12 @@ fn directory_moves_between_subtrees_of_two_sessions() {
     let moved = world.make(mover, mine, true).unwrap();
     let file = world.make(mover, moved, false).unwrap();
     world.digest(mover, usize::MAX).unwrap();
-    world.acquire(other, &[WantedLease { scope: LeaseScope::Subtree, ..write(theirs) }]).unwrap();
+    world.acquire(other, &[write_below(theirs)]).unwrap();
     world.run(mover, Op::Rename { inode: moved, from: mine, to: theirs }).unwrap();
     world.read(mover, file).unwrap();
     world.digest(mover, usize::MAX).unwrap();
     // Inodes below the directory stay under the mover's lease, though the other session's directory is above it now.
-    assert!(world.is_valid(mover, file, Mode::Write));
+    assert!(world.is_valid(mover, file, LeaseMode::Write));
     world.run(other, Op::Write { inode: file, value: 5 }).unwrap();
     assert_eq!(world.read(mover, file), Ok(5));
 }
@@ -317,8 +322,8 @@ fn subtree_lease_takes_everything_below_from_others() {
     let file = world.make(first, below, false).unwrap();
     world.digest(first, usize::MAX).unwrap();
     world.run(second, Op::Write { inode: file, value: 1 }).unwrap();
-    world.acquire(first, &[WantedLease { scope: LeaseScope::Subtree, ..write(directory) }]).unwrap();
-    assert!(!world.is_valid(second, file, Mode::Read));
+    world.acquire(first, &[write_below(directory)]).unwrap();
+    assert!(!world.is_valid(second, file, LeaseMode::Read));
     assert_eq!(world.seals[&second], 1);
 }
 
@@ -395,7 +400,7 @@ fn ended_session_drops_its_requests() {
     assert!(matches!(world.manager.poll_command(0, &world.applied, &|_| true), Some(Command::Wait { .. })));
     world.end(asking).unwrap();
     assert_eq!(world.manager.stats().waiting, 0);
-    assert!(world.is_valid(holder, ROOT, Mode::Write));
+    assert!(world.is_valid(holder, ROOT, LeaseMode::Write));
     assert_eq!(world.manager.handle_request(0, holder, &[write(ROOT)], &world.applied).map(|_| ()), Ok(()));
 }
 
@@ -424,11 +429,11 @@ fn idle_session_loses_only_its_leases() {
     world.acquire(busy, &[write(ROOT)]).unwrap();
     world.manager.handle_time(1000);
     world.perform(None).unwrap();
-    assert!(!world.is_valid(idle, file, Mode::Read) && world.is_valid(busy, ROOT, Mode::Write));
+    assert!(!world.is_valid(idle, file, LeaseMode::Read) && world.is_valid(busy, ROOT, LeaseMode::Write));
     world.manager.handle_activity(busy, 1500);
     world.manager.handle_time(2000);
     world.perform(None).unwrap();
-    assert!(world.is_valid(busy, ROOT, Mode::Write));
+    assert!(world.is_valid(busy, ROOT, LeaseMode::Write));
     assert_eq!(world.read(idle, file), Ok(0));
 }
 
@@ -443,8 +448,8 @@ fn least_recently_granted_leases_are_evicted() {
         world.acquire(reader, &[write(files[0])]).unwrap();
     }
     assert!(world.manager.stats().entries <= 9);
-    assert!(world.is_valid(reader, files[0], Mode::Write), "granted again and again");
-    assert!(!world.is_valid(reader, files[1], Mode::Write));
+    assert!(world.is_valid(reader, files[0], LeaseMode::Write), "granted again and again");
+    assert!(!world.is_valid(reader, files[1], LeaseMode::Write));
 }
 
 /// An inode that was made while its table had no room is recorded as soon as the table has room.
@@ -469,7 +474,7 @@ fn leases_beyond_the_table_are_written_when_it_grows() {
     for file in &files {
         world.acquire(reader, &[read(*file)]).unwrap();
     }
-    let valid: Vec<_> = files.iter().map(|file| world.is_valid(reader, *file, Mode::Read)).collect();
+    let valid: Vec<_> = files.iter().map(|file| world.is_valid(reader, *file, LeaseMode::Read)).collect();
     assert_eq!(valid, [false, true, true]);
 }
 
@@ -494,9 +499,9 @@ fn held_lease_is_answered_outside_the_queue() {
     world.digest(holder, usize::MAX).unwrap();
     world.manager.handle_request(0, other, &[write(ROOT)], &world.applied).unwrap();
     assert!(matches!(world.manager.poll_command(0, &world.applied, &|_| true), Some(Command::Wait { .. })));
-    let (grant, dependencies) = world.manager.find_covering(0, holder, file, Mode::Write, &world.applied).unwrap();
+    let (grant, dependencies) = world.manager.find_covering(0, holder, file, LeaseMode::Write, &world.applied).unwrap();
     assert_eq!((grant.word.inode, dependencies), (ROOT, vec![]));
-    assert_eq!(world.manager.find_covering(0, other, file, Mode::Read, &world.applied), None);
+    assert_eq!(world.manager.find_covering(0, other, file, LeaseMode::Read, &world.applied), None);
 }
 
 #[test]
@@ -520,19 +525,19 @@ fn lease_of_odd_scope_is_refused() {
     let directory = world.make(one, ROOT, true).unwrap();
     let file = world.make(one, directory, false).unwrap();
     world.digest(one, usize::MAX).unwrap();
-    let want = |inode, mode, scope| [WantedLease { inode, mode, scope, may_widen: true }];
+    let want = |inode, mode, scope| [RequestedLease { lease: WantedLease { inode, mode, scope }, may_widen: true }];
     for (inode, mode, scope) in [
-        (file, Mode::Write, LeaseScope::Subtree),
-        (file, Mode::Read, LeaseScope::Subtree),
-        (directory, Mode::Read, LeaseScope::Subtree),
-        (InodeId(4711), Mode::Write, LeaseScope::Subtree),
-        (file, Mode::Write, LeaseScope::Files),
+        (file, LeaseMode::Write, LeaseScope::Subtree),
+        (file, LeaseMode::Read, LeaseScope::Subtree),
+        (directory, LeaseMode::Read, LeaseScope::Subtree),
+        (InodeId(4711), LeaseMode::Write, LeaseScope::Subtree),
+        (file, LeaseMode::Write, LeaseScope::Files),
     ] {
         let asked = world.manager.handle_request(0, other, &want(inode, mode, scope), &world.applied);
         assert_eq!(asked, Err(RequestError::OddScope(inode)), "{mode:?} {scope:?}");
     }
-    world.acquire(other, &want(file, Mode::Read, LeaseScope::Files)).unwrap();
-    world.acquire(other, &want(directory, Mode::Write, LeaseScope::Subtree)).unwrap();
+    world.acquire(other, &want(file, LeaseMode::Read, LeaseScope::Files)).unwrap();
+    world.acquire(other, &want(directory, LeaseMode::Write, LeaseScope::Subtree)).unwrap();
 }
 
 #[test]
@@ -542,7 +547,10 @@ fn subtree_of_directory_that_goes_meanwhile_is_answered() {
     let directory = world.make(one, ROOT, true).unwrap();
     world.digest(one, usize::MAX).unwrap();
     world.run(one, Op::Unlink { inode: directory, from: ROOT, keep: false }).unwrap();
-    let want = WantedLease { inode: directory, mode: Mode::Write, scope: LeaseScope::Subtree, may_widen: true };
+    let want = RequestedLease {
+        lease: WantedLease { inode: directory, mode: LeaseMode::Write, scope: LeaseScope::Subtree },
+        may_widen: true,
+    };
     let request = world.manager.handle_request(0, other, &[want], &world.applied).unwrap();
     assert_eq!(world.perform(Some(request)), Ok(true), "the log that is applied for it removes the directory");
 }
@@ -590,14 +598,14 @@ fn one_read_lease_covers_all_files_of_a_directory() {
             (world.word(reader, files[0]).inode, world.word(reader, files[0]).scope),
             (directory, LeaseScope::Files)
         );
-        assert!(files.iter().all(|file| world.is_valid(reader, *file, Mode::Read)));
+        assert!(files.iter().all(|file| world.is_valid(reader, *file, LeaseMode::Read)));
     }
-    assert!(files.iter().all(|file| world.is_valid(readers[0], *file, Mode::Read)), "readers share it");
+    assert!(files.iter().all(|file| world.is_valid(readers[0], *file, LeaseMode::Read)), "readers share it");
     // A session that asks for less joins the readers.
     let third = world.begin();
     world.read(third, files[1]).unwrap();
     assert_eq!(world.word(third, files[1]).scope, LeaseScope::Files);
-    assert!(!world.is_valid(third, files[2], Mode::Write));
+    assert!(!world.is_valid(third, files[2], LeaseMode::Write));
 }
 
 #[test]
@@ -609,16 +617,16 @@ fn writer_cuts_its_file_out_of_a_shared_read_lease() {
         world.read_in(session, files[0], LeaseScope::Files).unwrap();
     }
     world.run(writer, Op::Write { inode: files[0], value: 1 }).unwrap();
-    assert!(files.iter().all(|file| !world.is_valid(reader, *file, Mode::Read)));
-    assert!(world.is_valid(writer, files[0], Mode::Write) && world.is_valid(writer, files[1], Mode::Read));
+    assert!(files.iter().all(|file| !world.is_valid(reader, *file, LeaseMode::Read)));
+    assert!(world.is_valid(writer, files[0], LeaseMode::Write) && world.is_valid(writer, files[1], LeaseMode::Read));
     // The writer knew the file on its read lease, too: a session that takes one lease takes both.
     world.read(writer, files[1]).unwrap();
     world.run(third, Op::Write { inode: files[0], value: 2 }).unwrap();
-    assert!(!world.is_valid(writer, files[1], Mode::Read));
+    assert!(!world.is_valid(writer, files[1], LeaseMode::Read));
     world.check().unwrap();
     // One file's grant renews everything that the session needs.
     world.read(reader, files[1]).unwrap();
-    assert!(world.is_valid(reader, files[2], Mode::Read));
+    assert!(world.is_valid(reader, files[2], LeaseMode::Read));
 }
 
 /// One file's lease is evicted, and the lease on all files, by which the file was known too, stays.
@@ -687,7 +695,7 @@ fn file_moved_among_shared_files_stays_with_its_holder() {
     world.run(mover, Op::Rename { inode: moved, from: here, to: there }).unwrap();
     let made = world.make(mover, there, false).unwrap();
     world.digest(mover, usize::MAX).unwrap();
-    assert!(world.is_valid(mover, moved, Mode::Write) && world.is_valid(mover, made, Mode::Write));
+    assert!(world.is_valid(mover, moved, LeaseMode::Write) && world.is_valid(mover, made, LeaseMode::Write));
     for file in [moved, made] {
         world.read(reader, file).unwrap();
         world.run(mover, Op::Write { inode: file, value: 1 }).unwrap();
@@ -769,7 +777,7 @@ fn session_filling_a_directory_takes_files_left_by_others() {
     assert_eq!(world.word(program, directory).scope, LeaseScope::Node);
     fill(&mut world, program, directory, 1);
     // State that the program knew stays known.
-    assert!(world.is_valid(program, directory, Mode::Write) && !world.is_valid(mount, left, Mode::Read));
+    assert!(world.is_valid(program, directory, LeaseMode::Write) && !world.is_valid(mount, left, LeaseMode::Read));
     assert_eq!(world.word(program, directory).scope, LeaseScope::Subtree);
     let entries = world.manager.stats().entries;
     fill(&mut world, program, directory, 100);
@@ -787,13 +795,13 @@ fn session_filling_a_directory_takes_nothing_in_use() {
     let (mut world, mount, program, directory, left) = filled(quick());
     world.run(mount, Op::Write { inode: left, value: 7 }).unwrap();
     fill(&mut world, program, directory, 4);
-    assert!(world.is_valid(mount, left, Mode::Write));
+    assert!(world.is_valid(mount, left, LeaseMode::Write));
     // At twice as many entries, the lease is old enough.
     world.now_us += 1000;
     fill(&mut world, program, directory, 3);
-    assert!(world.is_valid(mount, left, Mode::Write));
+    assert!(world.is_valid(mount, left, LeaseMode::Write));
     fill(&mut world, program, directory, 1);
-    assert!(!world.is_valid(mount, left, Mode::Write));
+    assert!(!world.is_valid(mount, left, LeaseMode::Write));
     assert_eq!(world.word(program, directory).scope, LeaseScope::Subtree);
 
     // The other holder's lease covers a directory and everything below it.
@@ -828,7 +836,7 @@ fn lease_on_a_filled_directory_is_not_evicted_first() {
     for _ in 0..8 {
         fill(&mut world, program, directory, 16);
         let now = world.word(program, directory);
-        assert_eq!((now.slot, now.mode, now.scope), (lease.slot, Some(Mode::Write), LeaseScope::Node));
+        assert_eq!((now.slot, now.mode, now.scope), (lease.slot, Some(LeaseMode::Write), LeaseScope::Node));
     }
 }
 
@@ -849,7 +857,7 @@ fn filling_below_an_own_lease_revokes_state_known_by_it() {
     fill(&mut world, program, directory, 8);
     let third = world.begin();
     world.run(third, Op::Write { inode: inside, value: 9 }).unwrap();
-    assert!(!world.is_valid(program, inside, Mode::Read));
+    assert!(!world.is_valid(program, inside, LeaseMode::Read));
     assert_eq!(world.read(program, inside), Ok(9));
 }
 
@@ -925,9 +933,9 @@ fn other_readers_keep_a_files_lease_from_widening() {
     world.end(other).unwrap();
     assert!(world.join_readers(passive, files[0]).unwrap());
     world.run(reader, Op::Write { inode: files[1], value: 1 }).unwrap();
-    assert!(!world.is_valid(reader, files[0], Mode::Write), "another session reads it");
+    assert!(!world.is_valid(reader, files[0], LeaseMode::Write), "another session reads it");
     world.run(reader, Op::Write { inode: files[0], value: 2 }).unwrap();
-    assert!(!world.is_valid(passive, files[0], Mode::Read));
+    assert!(!world.is_valid(passive, files[0], LeaseMode::Read));
     world.check().unwrap();
 }
 
@@ -941,7 +949,7 @@ fn reserved_inode_is_refused_and_held_leases_are_taken() {
     world.digest(program, usize::MAX).unwrap();
     world.run(program, Op::Write { inode: file, value: 7 }).unwrap();
     world.reserve(mount, file, Reach::Inode).unwrap();
-    assert!(!world.is_valid(program, file, Mode::Read));
+    assert!(!world.is_valid(program, file, LeaseMode::Read));
     assert!(world.refuses(program, &[read(file)]) && world.refuses(program, &[write(file)]));
     assert!(!world.refuses(mount, &[write(file)]) && !world.refuses(program, &[write(other)]));
     // The mount sees the program's writes.
@@ -966,9 +974,8 @@ fn reserved_inode_gets_no_wider_lease_above_it() {
     world.release(mount, directory).unwrap();
     world.run(program, Op::Write { inode: other, value: 1 }).unwrap();
     assert_eq!(world.word(program, other).scope, LeaseScope::Node);
-    let subtree = |inode| WantedLease { scope: LeaseScope::Subtree, ..write(inode) };
-    assert!(world.refuses(program, &[subtree(directory)]) && world.refuses(program, &[subtree(ROOT)]));
-    assert!(!world.refuses(program, &[subtree(inner)]));
+    assert!(world.refuses(program, &[write_below(directory)]) && world.refuses(program, &[write_below(ROOT)]));
+    assert!(!world.refuses(program, &[write_below(inner)]));
     // Beside it, everything below belongs to the program.
     world.run(program, Op::Write { inode: below, value: 2 }).unwrap();
     assert_eq!((world.word(program, below).inode, world.word(program, below).scope), (inner, LeaseScope::Subtree));
@@ -988,11 +995,11 @@ fn reserved_directory_covers_only_its_own_content() {
     world.digest(program, usize::MAX).unwrap();
     world.reserve(mount, directory, Reach::Directory).unwrap();
     for inode in [directory, file, inner] {
-        assert!(!world.is_valid(program, inode, Mode::Read));
+        assert!(!world.is_valid(program, inode, LeaseMode::Read));
         assert!(world.refuses(program, &[read(inode)]));
     }
     world.run(program, Op::Write { inode: below, value: 3 }).unwrap();
-    assert!(world.is_valid(program, below, Mode::Write) && !world.refuses(program, &[write(below)]));
+    assert!(world.is_valid(program, below, LeaseMode::Write) && !world.refuses(program, &[write(below)]));
     // A lease on everything below the inner directory would cover that file, too.
     assert_eq!(world.word(program, below).scope, LeaseScope::Node);
     // A file that moves out is free for all sessions; a file that moves in is not.
@@ -1000,7 +1007,7 @@ fn reserved_directory_covers_only_its_own_content() {
     assert_eq!(world.read(program, file), Ok(0));
     world.run(mount, Op::Rename { inode: file, from: ROOT, to: directory }).unwrap();
     world.digest(mount, usize::MAX).unwrap();
-    assert!(!world.is_valid(program, file, Mode::Read) && world.refuses(program, &[read(file)]));
+    assert!(!world.is_valid(program, file, LeaseMode::Read) && world.refuses(program, &[read(file)]));
 }
 
 #[test]
@@ -1012,7 +1019,7 @@ fn reservation_of_all_covers_every_inode_until_it_ends() {
     world.digest(program, usize::MAX).unwrap();
     world.reserve(mount, ROOT, Reach::All).unwrap();
     for inode in [ROOT, directory, file] {
-        assert!(!world.is_valid(program, inode, Mode::Read) && world.refuses(program, &[read(inode)]));
+        assert!(!world.is_valid(program, inode, LeaseMode::Read) && world.refuses(program, &[read(inode)]));
     }
     assert!(!world.refuses(mount, &[write(file)]));
     world.free_reserved(mount, None);
@@ -1031,5 +1038,5 @@ fn lease_on_reserved_inode_is_not_evicted() {
     for directory in &directories[1..] {
         world.read(mount, *directory).unwrap();
     }
-    assert!(world.is_valid(mount, file, Mode::Write));
+    assert!(world.is_valid(mount, file, LeaseMode::Write));
 }

@@ -4,11 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ashlar_types::{InodeId, LogPosition, SessionId};
+use ashlar_types::{InodeId, LeaseMode, LeaseScope, LogPosition, SessionId, WantedLease};
 
-use crate::{
-    Ancestry, Command, InodeHome, LeaseManager, LeaseScope, Limits, Mode, Reach, RevokeReason, SlotWord, WantedLease,
-};
+use crate::{Ancestry, Command, InodeHome, LeaseManager, Limits, Reach, RequestedLease, RevokeReason, SlotWord};
 
 /// A bug in the shell, for the canaries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -234,11 +232,11 @@ impl World {
         &self.truth.0[&inode]
     }
 
-    pub fn is_valid(&self, session: SessionId, inode: InodeId, mode: Mode) -> bool {
+    pub fn is_valid(&self, session: SessionId, inode: InodeId, mode: LeaseMode) -> bool {
         self.sessions[&session].cached.get(&inode).is_some_and(|cached| self.stands(session, cached, mode))
     }
 
-    fn stands(&self, session: SessionId, cached: &Cached, mode: Mode) -> bool {
+    fn stands(&self, session: SessionId, cached: &Cached, mode: LeaseMode) -> bool {
         let word = &self.words[&(session, cached.slot)];
         word.generation == cached.generation && word.mode.is_some_and(|held| held >= mode)
     }
@@ -248,10 +246,16 @@ impl World {
     /// A session does so when it looks up a name to write, and receives state again that it knows.
     pub fn look_up_to_write(&mut self, session: SessionId, inode: InodeId) -> Check {
         let known = self.sessions[&session].cached.get(&inode).cloned();
-        self.acquire(session, &[WantedLease { inode, mode: Mode::Write, scope: LeaseScope::Node, may_widen: true }])?;
+        self.acquire(
+            session,
+            &[RequestedLease {
+                lease: WantedLease { inode, mode: LeaseMode::Write, scope: LeaseScope::Node },
+                may_widen: true,
+            }],
+        )?;
         if let Some(known) = known {
             let latest = self.session(session).cached.insert(inode, known);
-            if let Some(latest) = latest.filter(|_| !self.is_valid(session, inode, Mode::Read)) {
+            if let Some(latest) = latest.filter(|_| !self.is_valid(session, inode, LeaseMode::Read)) {
                 self.session(session).cached.insert(inode, latest);
             }
         }
@@ -263,8 +267,8 @@ impl World {
     }
 
     /// Whether a session may not have one of these leases, since it would cover reserved inodes.
-    pub fn refuses(&self, session: SessionId, wants: &[WantedLease]) -> bool {
-        wants.iter().any(|want| self.manager.refuses(session, want, &self.applied))
+    pub fn refuses(&self, session: SessionId, wants: &[RequestedLease]) -> bool {
+        wants.iter().any(|want| self.manager.refuses(session, &want.lease, &self.applied))
     }
 
     /// Reserves an inode for an admitted session, and takes it from all others.
@@ -273,7 +277,10 @@ impl World {
         self.reserved.insert((session, inode));
         self.manager.reserve(inode, reach, &self.applied);
         let scope = if reach == Reach::Directory { LeaseScope::Subtree } else { LeaseScope::Node };
-        self.acquire(session, &[WantedLease { inode, mode: Mode::Write, scope, may_widen: true }])
+        self.acquire(
+            session,
+            &[RequestedLease { lease: WantedLease { inode, mode: LeaseMode::Write, scope }, may_widen: true }],
+        )
     }
 
     /// Ends a session's reservations of an inode, or of all inodes.
@@ -291,7 +298,7 @@ impl World {
     /// Fails if a session knows an inode by a valid lease, though it may not ask for one.
     pub fn check_reserved(&self) -> Check {
         for (session, state) in &self.sessions {
-            let known = state.cached.iter().filter(|(_, cached)| self.stands(*session, cached, Mode::Read));
+            let known = state.cached.iter().filter(|(_, cached)| self.stands(*session, cached, LeaseMode::Read));
             for (inode, _) in known {
                 if self.manager.is_reserved_from(*session, *inode, &self.applied) {
                     return Err(format!("{session} knows {inode}, which is reserved for others"));
@@ -308,13 +315,16 @@ impl World {
 
     /// Reads an inode by a lease of this scope.
     pub fn read_in(&mut self, session: SessionId, inode: InodeId, scope: LeaseScope) -> Check<u64> {
-        self.read_by(session, WantedLease { inode, mode: Mode::Read, scope, may_widen: true })
+        self.read_by(
+            session,
+            RequestedLease { lease: WantedLease { inode, mode: LeaseMode::Read, scope }, may_widen: true },
+        )
     }
 
     /// Reads an inode by this lease.
-    pub fn read_by(&mut self, session: SessionId, want: WantedLease) -> Check<u64> {
-        let inode = want.inode;
-        if !self.is_valid(session, inode, Mode::Read) {
+    pub fn read_by(&mut self, session: SessionId, want: RequestedLease) -> Check<u64> {
+        let inode = want.lease.inode;
+        if !self.is_valid(session, inode, LeaseMode::Read) {
             self.acquire(session, &[want])?;
         }
         self.check_cached(session, inode)?;
@@ -322,7 +332,7 @@ impl World {
         let value = cached.state.value;
         // A lease may go before the kernel has the answer. So a mount checks it once more then, and has the kernel
         // forget the answer.
-        let is_kept = self.is_valid(session, inode, Mode::Read);
+        let is_kept = self.is_valid(session, inode, LeaseMode::Read);
         let session = self.session(session);
         if is_kept {
             session.kernel.insert(inode, cached.state.clone());
@@ -342,7 +352,7 @@ impl World {
         if self.plant != Plant::DependenciesLost {
             merge_clock(&mut self.session(session).pending, &dependencies.into_iter().collect());
         }
-        if grant.word.mode != Some(Mode::Read) || grant.word.scope == LeaseScope::Subtree {
+        if grant.word.mode != Some(LeaseMode::Read) || grant.word.scope == LeaseScope::Subtree {
             return Err(format!("a passive reader was granted {:?}", grant.word));
         }
         self.take_grant(session, inode, grant.word)?;
@@ -367,20 +377,21 @@ impl World {
         if self.refuses(session, &wants) {
             return Ok(());
         }
-        let is_held = |want: &WantedLease| {
+        let is_held = |want: &RequestedLease| {
             let word =
-                self.sessions[&session].cached.get(&want.inode).map(|cached| self.words[&(session, cached.slot)]);
-            self.is_valid(session, want.inode, want.mode)
-                && (want.scope == LeaseScope::Node || word.is_some_and(|word| word.scope == LeaseScope::Subtree))
+                self.sessions[&session].cached.get(&want.lease.inode).map(|cached| self.words[&(session, cached.slot)]);
+            self.is_valid(session, want.lease.inode, want.lease.mode)
+                && (want.lease.scope == LeaseScope::Node || word.is_some_and(|word| word.scope == LeaseScope::Subtree))
         };
         // A held subtree lease may have holes: only SharedFS knows.
-        let needs_subtree = wants.iter().any(|want| want.scope == LeaseScope::Subtree);
+        let needs_subtree = wants.iter().any(|want| want.lease.scope == LeaseScope::Subtree);
         if needs_subtree || !wants.iter().all(is_held) {
             self.acquire(session, &wants)?;
         }
         // A lease may have been taken again for another session that fills a directory, which nothing delays. A session
         // that finds that asks once more.
-        let is_valid = |world: &Self| wants.iter().all(|want| world.is_valid(session, want.inode, want.mode));
+        let is_valid =
+            |world: &Self| wants.iter().all(|want| world.is_valid(session, want.lease.inode, want.lease.mode));
         if !is_valid(self) {
             self.acquire(session, &wants)?;
         }
@@ -391,18 +402,22 @@ impl World {
         if !is_valid(self) {
             return Err(format!("{session} doesn't get to use {wants:?}"));
         }
-        wants.iter().try_for_each(|want| self.check_cached(session, want.inode))?;
+        wants.iter().try_for_each(|want| self.check_cached(session, want.lease.inode))?;
         self.append(session, op);
         Ok(())
     }
 
-    pub fn wants(&self, op: Op) -> Vec<WantedLease> {
-        let node = |inode| WantedLease { inode, mode: Mode::Write, scope: LeaseScope::Node, may_widen: true };
+    pub fn wants(&self, op: Op) -> Vec<RequestedLease> {
+        let node = |inode| RequestedLease {
+            lease: WantedLease { inode, mode: LeaseMode::Write, scope: LeaseScope::Node },
+            may_widen: true,
+        };
         match op {
             Op::Write { inode, .. } => vec![node(inode)],
             Op::Make { parent, .. } => vec![node(parent)],
             Op::Rename { inode, from, to } if self.truth.0[&inode].is_directory => {
-                let moved = WantedLease { scope: LeaseScope::Subtree, ..node(inode) };
+                let mut moved = node(inode);
+                moved.lease.scope = LeaseScope::Subtree;
                 vec![node(from), node(to), moved, node(InodeId::RENAME)]
             }
             Op::Rename { inode, from, to } => vec![node(from), node(to), node(inode)],
@@ -462,7 +477,7 @@ impl World {
         }
     }
 
-    pub fn acquire(&mut self, session: SessionId, wants: &[WantedLease]) -> Check {
+    pub fn acquire(&mut self, session: SessionId, wants: &[RequestedLease]) -> Check {
         let request = self
             .manager
             .handle_request(self.now_us, session, wants, &self.applied)
@@ -602,7 +617,7 @@ impl World {
         let files: Vec<_> = self.applied.0[&directory].children.iter().copied().collect();
         for inode in files {
             let is_covered = self.manager.is_among_files(directory, inode, self.applied.home(inode));
-            if is_covered && !self.is_valid(session, inode, Mode::Read) {
+            if is_covered && !self.is_valid(session, inode, LeaseMode::Read) {
                 let shown = self.manager.own_dependencies(session, inode);
                 if self.plant != Plant::DependenciesLost {
                     merge_clock(&mut self.session(session).pending, &shown.into_iter().collect());
@@ -658,7 +673,7 @@ impl World {
         let position = self.sessions[&session].applied;
         self.manager.handle_applied(session, position);
         for (by, op) in std::mem::take(&mut self.after_seal) {
-            if by == session && self.wants(op).iter().all(|want| self.is_valid(by, want.inode, want.mode)) {
+            if by == session && self.wants(op).iter().all(|want| self.is_valid(by, want.lease.inode, want.lease.mode)) {
                 self.met.insert("after a seal".to_owned());
                 self.append(by, op);
             }
@@ -803,10 +818,11 @@ impl World {
     /// Checks that every state that any session considers valid is the true one.
     pub fn check(&self) -> Check {
         for (session, state) in &self.sessions {
-            for inode in state.cached.keys().filter(|inode| self.is_valid(*session, **inode, Mode::Read)) {
+            for inode in state.cached.keys().filter(|inode| self.is_valid(*session, **inode, LeaseMode::Read)) {
                 self.check_cached(*session, *inode)?;
             }
-            for (inode, cached) in state.readers.iter().filter(|(_, cached)| self.stands(*session, cached, Mode::Read))
+            for (inode, cached) in
+                state.readers.iter().filter(|(_, cached)| self.stands(*session, cached, LeaseMode::Read))
             {
                 self.check_state(*session, *inode, &cached.state)?;
             }

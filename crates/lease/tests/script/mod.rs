@@ -5,10 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ashlar_lease::{
-    Ancestry, Command, InodeHome, LeaseManager, LeaseScope, Limits, Mode, Reach, RequestId, SlotWord, WantedLease,
-};
-use ashlar_types::{InodeId, LogPosition, SessionId};
+use ashlar_lease::{Ancestry, Command, InodeHome, LeaseManager, Limits, Reach, RequestId, RequestedLease, SlotWord};
+use ashlar_types::{InodeId, LeaseMode, LeaseScope, LogPosition, SessionId, WantedLease};
 
 /// Sessions, and inode numbers: small numbers collide.
 const SESSIONS: u64 = 4;
@@ -131,11 +129,13 @@ impl Shell {
         }
     }
 
-    fn want(&self, inode: u8, how: u8) -> WantedLease {
-        WantedLease {
-            inode: self.inode(inode),
-            mode: if how & 1 == 0 { Mode::Read } else { Mode::Write },
-            scope: [LeaseScope::Node, LeaseScope::Files, LeaseScope::Subtree][usize::from(how >> 1) % 3],
+    fn want(&self, inode: u8, how: u8) -> RequestedLease {
+        RequestedLease {
+            lease: WantedLease {
+                inode: self.inode(inode),
+                mode: LeaseMode::new(how & 1 != 0),
+                scope: [LeaseScope::Node, LeaseScope::Files, LeaseScope::Subtree][usize::from(how >> 1) % 3],
+            },
             may_widen: how & 0x40 == 0,
         }
     }
@@ -153,7 +153,7 @@ impl Shell {
             0..9 => {
                 let wants = [self.want(b, c)].into_iter().chain(more.iter().map(|want| self.want(want[0], want[1])));
                 let wants: Vec<_> = wants.collect();
-                let is_refused = wants.iter().any(|want| self.manager.refuses(session, want, &self.tree));
+                let is_refused = wants.iter().any(|want| self.manager.refuses(session, &want.lease, &self.tree));
                 if !is_refused {
                     let asked = self.manager.handle_request(self.now_us, session, &wants, &self.tree);
                     self.requests.extend(asked.ok());
@@ -166,7 +166,8 @@ impl Shell {
             15 => self.apply(session),
             16 => self.manager.handle_release(session, inode),
             17 => {
-                let found = self.manager.find_covering(self.now_us, session, inode, self.want(b, c).mode, &self.tree);
+                let found =
+                    self.manager.find_covering(self.now_us, session, inode, self.want(b, c).lease.mode, &self.tree);
                 self.write(found.map(|(grant, _)| grant.word));
             }
             18 => {

@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use ashlar_types::{BLOCK_BYTES, LogPosition, blocks_for};
+use ashlar_types::{BLOCK_BYTES, Contents, ExtentVersion, LogPosition, blocks_for};
 use ashlar_update::Allocation;
-use ashlar_wire::Contents;
 
 use crate::cache::intervals::Intervals;
 use crate::cache::pieces::{Piece, PieceSource, Pieces};
@@ -27,12 +26,12 @@ pub(crate) struct FileMap {
     blocks: Intervals,
     size: u64,
     /// The extent version for which SharedFS sent the extents; `None` if it sent none.
-    extent_version: Option<u64>,
+    extent_version: Option<ExtentVersion>,
 }
 
 impl FileMap {
     /// Returns the map that SharedFS sent for a file of `size` bytes, valid for this extent version.
-    pub(crate) fn from_grant(contents: &Contents, size: u64, version: u64) -> Self {
+    pub(crate) fn from_grant(contents: &Contents, size: u64, version: ExtentVersion) -> Self {
         let mut content = Self { size, ..Self::default() };
         match contents {
             Contents::Inline(bytes) => {
@@ -70,7 +69,7 @@ impl FileMap {
     }
 
     /// Returns whether data blocks are still where the map says, at this extent version.
-    pub(crate) fn is_current(&self, version: u64) -> bool {
+    pub(crate) fn is_current(&self, version: ExtentVersion) -> bool {
         self.extent_version.is_none_or(|extent_version| extent_version == version)
     }
 

@@ -5,7 +5,7 @@ use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use ashlar_types::{Inode, InodeHasher, InodeId, LogPosition, Name};
+use ashlar_types::{ExtentVersion, Inode, InodeHasher, InodeId, LogPosition, Name};
 use ashlar_update::Entry;
 use ashlar_wire::{HandleSlot, InodeState, LeaseWord, Need};
 use lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
@@ -29,7 +29,7 @@ pub(crate) struct GrantContext {
     /// The state includes the session's updates before this position.
     pub(crate) applied: LogPosition,
     /// The extent version at the time of the request.
-    pub(crate) version: u64,
+    pub(crate) version: ExtentVersion,
     /// The count of evictions at the time of the request.
     pub(crate) evictions: u64,
 }
@@ -185,7 +185,7 @@ impl NodeState {
     }
 
     /// Returns the file's map, if blocks are still where it says at this extent version.
-    pub(crate) fn content_at(&self, version: u64) -> Option<&FileMap> {
+    pub(crate) fn content_at(&self, version: ExtentVersion) -> Option<&FileMap> {
         self.content.as_ref().filter(|content| content.is_current(version))
     }
 
@@ -397,8 +397,7 @@ impl NodeTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ashlar_types::{FileKind, Timestamp};
-    use ashlar_wire::{Contents, ScopeKind};
+    use ashlar_types::{Contents, FileKind, LeaseScope, Timestamp};
 
     fn context(entries: u64, names: Option<u64>) -> InodeState {
         let mut attributes = Inode::new(FileKind::Directory, 0o755, InodeId::ROOT, Timestamp::default());
@@ -416,7 +415,7 @@ mod tests {
     #[test]
     fn little_used_directory_is_requested_by_name() {
         let lease = Lease { is_published: false, slot: 0, word: LeaseWord(0) };
-        let when = GrantContext { applied: LogPosition(0), version: 0, evictions: 0 };
+        let when = GrantContext { applied: LogPosition(0), version: ExtentVersion(0), evictions: 0 };
         let mut state = NodeState::default();
         let grant = |state: &mut NodeState, names| state.replace_state(lease, &context(100, names), when, &|_| 7);
         let look_up = |state: &NodeState, times: u32| (0..times).for_each(|_| state.count_lookup());
@@ -451,7 +450,7 @@ mod tests {
     fn older_state_gets_later_changes_applied() {
         let mut inode = Inode::new(FileKind::Regular, 0o644, InodeId::ROOT, Timestamp::default());
         inode.size = 8;
-        let lease = Lease { is_published: false, slot: 1, word: LeaseWord::new(1, ScopeKind::Files, false) };
+        let lease = Lease { is_published: false, slot: 1, word: LeaseWord::new(1, LeaseScope::Files, false) };
         let context = |contents| InodeState {
             attributes: inode.clone(),
             contents,
@@ -461,14 +460,14 @@ mod tests {
             is_followed: false,
         };
         for (applied, expected) in [(40, vec![(2, false), (4, true), (2, false)]), (51, vec![(8, false)])] {
-            let when = GrantContext { applied: LogPosition(applied), version: 1, evictions: 0 };
+            let when = GrantContext { applied: LogPosition(applied), version: ExtentVersion(1), evictions: 0 };
             let mut state = NodeState::default();
             state.replace_state(lease, &context(None), when, &|_| 0);
             let body = LogPosition(60);
             let change = DataChange::Write { offset: 2, length: 4, record: LogPosition(50), body };
             state.note_change(LogPosition(50), NodeChange::Data(change));
             state.merge_state(&context(Some(Contents::Inline(vec![7; 8]))), when, &|_| 0);
-            assert_eq!(state.content_at(1).map(read), Some(expected));
+            assert_eq!(state.content_at(ExtentVersion(1)).map(read), Some(expected));
             // Once the change is forgotten, an older state is not installed.
             assert_eq!(when.has_all_since(51), applied == 51);
         }

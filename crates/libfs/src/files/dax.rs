@@ -2,8 +2,8 @@
 
 use std::os::fd::BorrowedFd;
 
-use ashlar_types::{BLOCK_BYTES, Errno, InodeId};
-use ashlar_wire::{Extent, Reply, Request};
+use ashlar_types::{BLOCK_BYTES, Errno, Extent, InodeId};
+use ashlar_wire::{Reply, Request};
 
 use crate::LibFs;
 use crate::api::Outcome;

@@ -4,12 +4,13 @@
 
 use std::collections::HashMap;
 
-use ashlar_types::{Errno, InodeId};
-use ashlar_wire::{LockKind, LockMode, Reply, Request};
+use ashlar_types::{ByteRange, Errno, InodeId, LockAction, LockKind};
+use ashlar_wire::{Reply, Request};
 use rustix_futex_sync::Mutex;
 
 use crate::LibFs;
 use crate::api::Outcome;
+use crate::files::record_locks::ConflictingLock;
 
 impl LibFs {
     /// Sets or removes a lock. `wait` is the caller's ticket for the waiting, unique while it lasts.
@@ -24,13 +25,12 @@ impl LibFs {
         kind: LockKind,
         owner: u64,
         pid: u32,
-        range: (u64, u64),
-        mode: LockMode,
+        range: ByteRange,
+        action: LockAction,
         wait: Option<u64>,
     ) -> Outcome<()> {
-        let (start, end) = range;
-        let request = Request::Lock { inode, kind, owner, pid, start, end, mode, wait, slot: None };
-        if mode == LockMode::Unlock && !self.held_locks.has_locks(inode, owner, kind) {
+        let request = Request::Lock { inode, kind, owner, pid, range, action, wait, slot: None };
+        if action == LockAction::Unlock && !self.held_locks.has_locks(inode, owner, kind) {
             return Ok(());
         }
         let before = self.held_locks.history(inode, owner, kind);
@@ -39,7 +39,7 @@ impl LibFs {
             let done = self.call(&request);
             // After a request without an answer, the lock may exist or come into being. Closing the file then removes
             // it.
-            let may_be_there = done.as_ref().err() == Some(&Errno::EIO) && mode != LockMode::Unlock;
+            let may_be_there = done.as_ref().err() == Some(&Errno::EIO) && action != LockAction::Unlock;
             if done.is_ok() || may_be_there {
                 self.held_locks.record_request(&request);
             }
@@ -60,7 +60,7 @@ impl LibFs {
         self.call(&Request::CancelLock { ticket }).map(drop)
     }
 
-    /// Returns the first lock that conflicts with a wanted one: mode, first byte, last byte, process.
+    /// Returns the first lock that conflicts with a wanted one.
     ///
     /// # Errors
     /// `EIO` if SharedFS is away.
@@ -69,10 +69,10 @@ impl LibFs {
         inode: InodeId,
         kind: LockKind,
         owner: u64,
-        range: (u64, u64),
-        mode: LockMode,
-    ) -> Outcome<Option<(LockMode, u64, u64, u32)>> {
-        match self.call(&Request::QueryLock { inode, kind, owner, start: range.0, end: range.1, mode })? {
+        range: ByteRange,
+        action: LockAction,
+    ) -> Outcome<Option<ConflictingLock>> {
+        match self.call(&Request::QueryLock { inode, kind, owner, range, action })? {
             Reply::Conflict(conflict) => Ok(conflict),
             _ => Err(Errno::EIO),
         }
@@ -94,66 +94,52 @@ impl LibFs {
 ///
 /// Sent again to a restarted SharedFS, they restore the same locks.
 #[derive(Debug, Default)]
-pub(crate) struct HeldLocks(Mutex<HashMap<(InodeId, u64, LockKindKey), Vec<Request>>>);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum LockKindKey {
-    Record,
-    Flock,
-}
+pub(crate) struct HeldLocks(Mutex<HashMap<(InodeId, u64, LockKind), Vec<Request>>>);
 
 /// Requests to keep for one owner and file. Later requests beyond this number are not kept.
 const HISTORY_MAX: usize = 4096;
 
-fn owner_key(inode: InodeId, owner: u64, kind: LockKind) -> (InodeId, u64, LockKindKey) {
-    let kind = match kind {
-        LockKind::Record => LockKindKey::Record,
-        LockKind::Flock => LockKindKey::Flock,
-    };
-    (inode, owner, kind)
-}
-
 impl HeldLocks {
     fn has_locks(&self, inode: InodeId, owner: u64, kind: LockKind) -> bool {
-        self.0.lock().contains_key(&owner_key(inode, owner, kind))
+        self.0.lock().contains_key(&(inode, owner, kind))
     }
 
     /// Returns the granted requests of an owner on a file, in order.
     fn history(&self, inode: InodeId, owner: u64, kind: LockKind) -> Option<Vec<Request>> {
-        self.0.lock().get(&owner_key(inode, owner, kind)).cloned()
+        self.0.lock().get(&(inode, owner, kind)).cloned()
     }
 
     /// Restores such a history.
     fn restore_history(&self, inode: InodeId, owner: u64, kind: LockKind, history: Option<Vec<Request>>) {
         let mut all = self.0.lock();
         match history {
-            Some(history) => drop(all.insert(owner_key(inode, owner, kind), history)),
-            None => drop(all.remove(&owner_key(inode, owner, kind))),
+            Some(history) => drop(all.insert((inode, owner, kind), history)),
+            None => drop(all.remove(&(inode, owner, kind))),
         }
     }
 
     fn record_request(&self, request: &Request) {
-        let Request::Lock { inode, kind, owner, start, end, mode, .. } = request else { return };
-        let key = owner_key(*inode, *owner, *kind);
+        let Request::Lock { inode, kind, owner, range, action, .. } = request else { return };
+        let key = (*inode, *owner, *kind);
         let mut all = self.0.lock();
-        if *mode == LockMode::Unlock && (*start, *end >= i64::MAX as u64) == (0, true) {
+        if *action == LockAction::Unlock && range.first == 0 && range.last >= i64::MAX as u64 {
             all.remove(&key);
             return;
         }
         let history = all.entry(key).or_default();
         // A request replaces all earlier ones that lie within its range.
-        history.retain(|old| !matches!(old, Request::Lock { start: s, end: e, .. } if s >= start && e <= end));
+        history.retain(|old| !matches!(old, Request::Lock { range: old, .. } if range.contains(*old)));
         if history.len() < HISTORY_MAX {
             history.push(request.clone());
         }
-        let only_unlocks = history.iter().all(|old| matches!(old, Request::Lock { mode: LockMode::Unlock, .. }));
+        let only_unlocks = history.iter().all(|old| matches!(old, Request::Lock { action: LockAction::Unlock, .. }));
         if only_unlocks {
             all.remove(&key);
         }
     }
 
     fn forget_locks(&self, inode: InodeId, owner: u64, kind: LockKind) -> bool {
-        self.0.lock().remove(&owner_key(inode, owner, kind)).is_some()
+        self.0.lock().remove(&(inode, owner, kind)).is_some()
     }
 
     /// Returns the requests in order, without waiting.
@@ -172,15 +158,14 @@ impl HeldLocks {
 mod tests {
     use super::*;
 
-    fn request(start: u64, end: u64, mode: LockMode) -> Request {
+    fn request(first: u64, last: u64, action: LockAction) -> Request {
         Request::Lock {
             inode: InodeId(9),
             kind: LockKind::Record,
             owner: 1,
             pid: 1,
-            start,
-            end,
-            mode,
+            range: ByteRange::new(first, last),
+            action,
             wait: Some(3),
             slot: None,
         }
@@ -189,13 +174,13 @@ mod tests {
     #[test]
     fn granted_locks_are_requested_again_without_waiting() {
         let held = HeldLocks::default();
-        held.record_request(&request(0, 9, LockMode::Read));
-        held.record_request(&request(20, 29, LockMode::Write));
-        held.record_request(&request(0, 9, LockMode::Unlock));
+        held.record_request(&request(0, 9, LockAction::Read));
+        held.record_request(&request(20, 29, LockAction::Write));
+        held.record_request(&request(0, 9, LockAction::Unlock));
         assert!(held.has_locks(InodeId(9), 1, LockKind::Record));
         assert_eq!(held.requests().len(), 2);
         assert!(held.requests().iter().all(|r| matches!(r, Request::Lock { wait: None, .. })));
-        held.record_request(&request(0, u64::MAX, LockMode::Unlock));
+        held.record_request(&request(0, u64::MAX, LockAction::Unlock));
         assert!(held.requests().is_empty());
         assert!(!held.forget_locks(InodeId(9), 1, LockKind::Record));
     }

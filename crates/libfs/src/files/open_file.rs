@@ -5,8 +5,8 @@
 //! the same order. If one of them fails, nothing has happened, and the caller takes the slow path. An open file keeps
 //! its inode's node, so that no lookup is needed.
 //!
-//! These rules hold as on the slow path (`leases/grants.rs`, `log/append.rs`):
-//! - The log's seal count is read before the lease word.
+//! Records are appended as on the slow path (`log/update_log.rs`). These rules hold as there (`leases/grants.rs`,
+//! `log/append.rs`):
 //! - The record is paid for before it is appended.
 //! - A change is noted under the lock under which its record was appended, while the record is held.
 //! - A copy counts only if lease and extent version held after it.
@@ -23,6 +23,7 @@ use crate::api::{WriteAt, Written};
 use crate::cache::file_map::DataChange;
 use crate::cache::node::{CachedNode, NodeChange, NodeState};
 use crate::files::file_io::is_access_time_due;
+use crate::log::update_log::SealRead;
 
 /// Bytes to prefetch behind a sequential read, for the program's next read.
 ///
@@ -120,12 +121,13 @@ impl LibFs {
         }
         self.forget_committed_if_due();
         let trial = self.try_operation(OperationKind::Write);
-        let seal = self.log.seal_count();
+        let seal = SealRead::read(self);
         let mut guard = open.node.write();
         let state = &mut *guard;
-        if open.table != self.nodes.number() || state.is_gone || !self.holds_lease(state, true) {
+        if open.table != self.nodes.number() || state.is_gone {
             return None;
         }
+        let leases = seal.check_write(state)?;
         // Writes to a followed file must show in mappings, which takes a request.
         let NodeState { inode: Some(inode), content: Some(content), xattrs: Some(xattrs), is_followed: false, .. } =
             state
@@ -134,11 +136,10 @@ impl LibFs {
         };
         let is_held = inode.links > 0 || self.control.has_open(open.id);
         let is_plain = inode.kind == FileKind::Regular && !xattrs.contains_key(XATTR_CAPABILITY);
-        // The log's seal count was read before: if a quota version begins from here on, the log refuses the record.
         if !is_held
             || !is_plain
             || !content.is_current(self.control.extent_version())
-            || self.control.quota_version().has_limits()
+            || leases.quota_version().has_limits()
         {
             return None;
         }
@@ -152,7 +153,7 @@ impl LibFs {
         let update = Update::Write { inode: open.id, offset, at, strip, data };
         let taken = self.control.take_credit(Credit::from(update.cost()), CreditKind::Common)?;
         let fields = write_fields(open.id, offset, at, strip);
-        let Ok((appended, _held)) = self.log.append_held(seal, update.kind() as u8, &[&fields, data]) else {
+        let Ok((appended, _held)) = leases.append_held(update.kind() as u8, &[&fields, data]) else {
             self.control.give_back(&taken);
             return None;
         };

@@ -15,10 +15,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-use ashlar_types::{Errno, InodeId};
+use ashlar_types::{ByteRange, Errno, InodeId, LockAction, LockKind, LockedRange, SegmentVersion};
 use ashlar_wire::{
-    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_SLOTS, LockChange, LockKind, LockList, LockMode, LockSlot, LockSlotState,
-    Reply, Request,
+    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_SLOTS, LockChange, LockList, LockSlot, LockSlotState, Reply, Request,
 };
 use rustix_futex_sync::{Mutex, MutexGuard};
 
@@ -29,10 +28,8 @@ use crate::client::sharedfs_client::{Reclaim, WakeReason};
 /// Locks of files, by inode: more than threads that lock at the same moment.
 const GUARDS: usize = 16;
 
-/// A lock's range: first byte, last byte.
-type Range = (u64, u64);
-/// A conflicting lock: mode, first byte, last byte, process.
-pub type ConflictingLock = (LockMode, u64, u64, u32);
+/// A conflicting lock, and its process.
+pub type ConflictingLock = (LockedRange, u32);
 
 /// The outcome of a request for a record lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,13 +78,13 @@ impl RecordLocks {
 
 fn lock_request(
     inode: InodeId,
-    (start, end): Range,
-    mode: LockMode,
+    range: ByteRange,
+    action: LockAction,
     wait: Option<u64>,
     slot: Option<LockSlot>,
 ) -> Request {
     let pid = std::process::id();
-    Request::Lock { inode, kind: LockKind::Record, owner: LOCK_OWNER_PROCESS, pid, start, end, mode, wait, slot }
+    Request::Lock { inode, kind: LockKind::Record, owner: LOCK_OWNER_PROCESS, pid, range, action, wait, slot }
 }
 
 impl LibFs {
@@ -95,37 +92,43 @@ impl LibFs {
     ///
     /// # Errors
     /// `EAGAIN` if another lock is in the way; `ENOLCK`; `EIO` if SharedFS is needed and away.
-    pub fn lock_record(&self, inode: InodeId, range: Range, mode: LockMode) -> Outcome<RecordLockOutcome> {
+    pub fn lock_record(&self, inode: InodeId, range: ByteRange, action: LockAction) -> Outcome<RecordLockOutcome> {
         let _one_at_a_time = self.record_locks.guard(inode).lock();
         if self.control.is_fenced() {
             // The slots of a fenced session are worth nothing.
             return Err(Errno::EIO);
         }
         if let Some(slot) = self.control.lock_slot_of(inode) {
-            let set = |list: &mut LockList| list.set(range.0, range.1, mode);
+            let set = |list: &mut LockList| list.set(range, action);
             return match self.control.change_locks(slot, inode, LockSlotState::Delegated, set) {
                 LockChange::Done => Ok(RecordLockOutcome::Done),
                 LockChange::Full => Ok(RecordLockOutcome::NoRoom),
-                LockChange::Moved => self.lock_shared(slot, inode, range, mode),
+                LockChange::Moved => self.lock_shared(slot, inode, range, action),
             };
         }
-        if mode == LockMode::Unlock && !self.record_locks.is_doubtful(inode) {
+        if action == LockAction::Unlock && !self.record_locks.is_doubtful(inode) {
             return Ok(RecordLockOutcome::Done);
         }
         match self.claim_slot(inode) {
-            Some(slot) => self.lock_shared(slot, inode, range, mode),
+            Some(slot) => self.lock_shared(slot, inode, range, action),
             None => Ok(RecordLockOutcome::NoRoom),
         }
     }
 
     /// Sets or removes a lock in SharedFS's table, with a copy in the slot.
-    fn lock_shared(&self, slot: u32, inode: InodeId, range: Range, mode: LockMode) -> Outcome<RecordLockOutcome> {
+    fn lock_shared(
+        &self,
+        slot: u32,
+        inode: InodeId,
+        range: ByteRange,
+        action: LockAction,
+    ) -> Outcome<RecordLockOutcome> {
         let copy = || {
-            let set = |list: &mut LockList| list.set(range.0, range.1, mode);
+            let set = |list: &mut LockList| list.set(range, action);
             self.control.change_locks(slot, inode, LockSlotState::Shared, set) != LockChange::Full
         };
-        if mode == LockMode::Unlock {
-            let is_locked = self.control.lock_slot(slot).2.overlaps(range.0, range.1);
+        if action == LockAction::Unlock {
+            let is_locked = self.control.lock_slot(slot).2.overlaps(range);
             if !is_locked && !self.record_locks.is_doubtful(inode) {
                 return Ok(RecordLockOutcome::Done);
             }
@@ -137,8 +140,8 @@ impl LibFs {
         loop {
             let sharedfs_generation = self.sharedfs_generation();
             let asked = self.control.lock_slot_at_present(slot);
-            match self.call(&lock_request(inode, range, mode, None, Some(asked))) {
-                Ok(Reply::Done) if mode == LockMode::Unlock => return Ok(RecordLockOutcome::Done),
+            match self.call(&lock_request(inode, range, action, None, Some(asked))) {
+                Ok(Reply::Done) if action == LockAction::Unlock => return Ok(RecordLockOutcome::Done),
                 Ok(Reply::Delegated) => return Ok(RecordLockOutcome::Done),
                 Ok(Reply::Done) => {}
                 Ok(Reply::LockedOnMount) => return Ok(RecordLockOutcome::OfMount),
@@ -169,7 +172,7 @@ impl LibFs {
     ///
     /// Each SharedFS begins a segment version before it reads anything. If the value has changed once an answer is
     /// noted, another SharedFS may have read the session's state before that.
-    pub(crate) fn sharedfs_generation(&self) -> (u64, u64) {
+    pub(crate) fn sharedfs_generation(&self) -> (SegmentVersion, u64) {
         (self.control.segment_version(), self.client.resumptions())
     }
 
@@ -205,12 +208,12 @@ impl LibFs {
     pub fn await_record(
         &self,
         inode: InodeId,
-        range: Range,
-        mode: LockMode,
+        range: ByteRange,
+        action: LockAction,
         pause: &mut dyn FnMut(BorrowedFd<'_>, Duration) -> WakeReason,
     ) -> Outcome<RecordLockOutcome> {
         let ticket = self.record_locks.ticket.fetch_add(1, Ordering::Relaxed);
-        let asked = lock_request(inode, range, mode, Some(ticket), None);
+        let asked = lock_request(inode, range, action, Some(ticket), None);
         let cancel = Request::CancelLock { ticket };
         match self.client.call_interruptible(&asked, &cancel, self, pause) {
             Ok(Reply::LockedOnMount) => Ok(RecordLockOutcome::OfMount),
@@ -223,9 +226,9 @@ impl LibFs {
     ///
     /// # Errors
     /// `EIO` if SharedFS is away.
-    pub fn release_awaited(&self, inode: InodeId, range: Range) -> Outcome<()> {
+    pub fn release_awaited(&self, inode: InodeId, range: ByteRange) -> Outcome<()> {
         let _one_at_a_time = self.record_locks.guard(inode).lock();
-        let dropped = self.call(&lock_request(inode, range, LockMode::Unlock, None, None));
+        let dropped = self.call(&lock_request(inode, range, LockAction::Unlock, None, None));
         dropped.map(drop).map_err(|errno| self.record_locks.record_failure(inode, errno))
     }
 
@@ -243,8 +246,8 @@ impl LibFs {
     pub fn query_record(
         &self,
         inode: InodeId,
-        range: Range,
-        mode: LockMode,
+        range: ByteRange,
+        action: LockAction,
     ) -> Outcome<Result<Option<ConflictingLock>, RecordLockOutcome>> {
         let slot = self.control.lock_slot_of(inode);
         if slot.is_some_and(|slot| {
@@ -254,7 +257,7 @@ impl LibFs {
             return Ok(Ok(None));
         }
         let (kind, owner) = (LockKind::Record, LOCK_OWNER_PROCESS);
-        match self.call(&Request::QueryLock { inode, kind, owner, start: range.0, end: range.1, mode }) {
+        match self.call(&Request::QueryLock { inode, kind, owner, range, action }) {
             Ok(Reply::Conflict(conflict)) => Ok(Ok(conflict)),
             Ok(Reply::LockedOnMount) => Ok(Err(RecordLockOutcome::OfMount)),
             Ok(_) => Err(Errno::EIO),
@@ -277,7 +280,7 @@ impl LibFs {
     /// `EIO` if SharedFS is needed and away. It then keeps them, and is asked again the next time.
     pub fn release_records(&self, inode: InodeId) -> Outcome<()> {
         let _one_at_a_time = self.record_locks.guard(inode).lock();
-        let clear = |list: &mut LockList| list.set(0, LOCK_LAST, LockMode::Unlock);
+        let clear = |list: &mut LockList| list.set(ByteRange::new(0, LOCK_LAST), LockAction::Unlock);
         let is_copied = self.control.lock_slot_of(inode).is_some_and(|slot| {
             match self.control.change_locks(slot, inode, LockSlotState::Delegated, clear) {
                 LockChange::Done => false,
@@ -298,13 +301,13 @@ impl LibFs {
         released.map(drop).map_err(|errno| self.record_locks.record_failure(inode, errno))
     }
 
-    /// Lets the process take over its record locks on a file through a mount: mode, first and last byte of each.
+    /// Lets the process take over its record locks on a file through a mount.
     ///
     /// Until [`LibFs::release_records`] no other process can get them.
     ///
     /// # Errors
     /// `EIO` if SharedFS is away.
-    pub fn yield_records(&self, inode: InodeId) -> Outcome<Vec<(LockMode, u64, u64)>> {
+    pub fn yield_records(&self, inode: InodeId) -> Outcome<Vec<LockedRange>> {
         let _one_at_a_time = self.record_locks.guard(inode).lock();
         match self.call(&Request::YieldLocks { inode, moves: true })? {
             Reply::Locks(locks) => Ok(locks),

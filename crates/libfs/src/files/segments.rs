@@ -10,8 +10,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use ashlar_pmem::{Crc32c, MapError, Mapping, MappingAccess, Medium, OutOfBounds, replace_descriptor};
-use ashlar_types::{BLOCK_BYTES, BlockAddress, Errno, InodeHasher};
-use ashlar_wire::{Contents, Reply, Request, WelcomeSegment};
+use ashlar_types::{BLOCK_BYTES, BlockAddress, Contents, Errno, InodeHasher, SegmentVersion};
+use ashlar_wire::{Reply, Request, WelcomeSegment};
 use rustix_futex_sync::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 
 use crate::LibFs;
@@ -226,18 +226,18 @@ pub(crate) struct Segments(RwLock<SegmentTable>);
 #[derive(Debug, Default)]
 struct SegmentTable {
     /// The segment version for which they were requested.
-    version: u64,
+    version: SegmentVersion,
     by_number: HashMap<u32, MappedSegment, BuildHasherDefault<InodeHasher>>,
 }
 
 impl Segments {
     /// Returns the table with the segment that came with the session, for its segment version.
-    pub(crate) fn new(version: u64, first: Option<(u32, MappedSegment)>) -> Self {
+    pub(crate) fn new(version: SegmentVersion, first: Option<(u32, MappedSegment)>) -> Self {
         Self(RwLock::new(SegmentTable { version, by_number: first.into_iter().collect() }))
     }
 
     /// Unmaps the segments of earlier versions: memory that the arena has given back is free only then.
-    pub(crate) fn keep_current(&self, version: u64) {
+    pub(crate) fn keep_current(&self, version: SegmentVersion) {
         if self.0.read().version < version {
             let mut mapped = self.0.write();
             if mapped.version < version {
@@ -251,7 +251,7 @@ impl Segments {
         self.0.read().by_number.values().try_for_each(|segment| segment.bytes.give_up_file(instead))
     }
 
-    fn find_segment(&self, number: u32, version: u64) -> Option<MappedRwLockReadGuard<'_, MappedSegment>> {
+    fn find_segment(&self, number: u32, version: SegmentVersion) -> Option<MappedRwLockReadGuard<'_, MappedSegment>> {
         let mapped = self.0.read();
         RwLockReadGuard::try_map(
             mapped,

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use ashlar_pmem::Mapping;
-use ashlar_types::{Inode, InodeId, LogPosition, SessionId};
-use ashlar_wire::{ControlPage, LeaseRequest, LeaseWord, ScopeKind};
+use ashlar_types::{Inode, InodeId, LeaseScope, LogPosition, SegmentVersion, SessionId};
+use ashlar_wire::{ControlPage, LeaseRequest, LeaseWord};
 
 use crate::LibFs;
 use crate::cache::node::{GrantContext, Lease};
@@ -56,11 +56,11 @@ pub(crate) struct GrantCacheReader {
     grant_cache: ashlar_wire::GrantCache<Arc<Mapping>>,
     memory: Arc<Mapping>,
     /// The segment version of that SharedFS; another SharedFS begins a new version before it grants anything.
-    version: u64,
+    version: SegmentVersion,
 }
 
 impl GrantCacheReader {
-    pub(crate) fn new(memory: Mapping, version: u64) -> Option<Self> {
+    pub(crate) fn new(memory: Mapping, version: SegmentVersion) -> Option<Self> {
         let memory = Arc::new(memory);
         Some(Self { grant_cache: ashlar_wire::GrantCache::new(Arc::clone(&memory))?, memory, version })
     }
@@ -86,22 +86,22 @@ impl LibFs {
     /// Installs a wanted grant from the grant cache, if it holds all of it. The caller checks the node again.
     pub(crate) fn read_grant_cache(&self, want: &LeaseRequest, revision: u64) -> bool {
         let Some(grant_cache) = &self.grant_cache else { return false };
-        if want.write
-            || want.scope == ScopeKind::Subtree
+        if want.lease.mode.is_write()
+            || want.lease.scope == LeaseScope::Subtree
             || !grant_cache.is_current(&self.control)
             || !self.is_clean(want)
         {
             return false;
         }
         let (version, evictions) = (self.control.extent_version(), self.nodes.evictions());
-        let Some(published) = grant_cache.grant_cache.find(want.inode, want.need) else { return false };
+        let Some(published) = grant_cache.grant_cache.find(want.lease.inode, want.need) else { return false };
         if !self.depend_on_published(&published.dependencies) {
             return false;
         }
         let lease = Lease { is_published: true, slot: published.slot, word: published.word };
         // The session has changed nothing since or before that would have to be applied again.
         let context = GrantContext { applied: LogPosition(u64::MAX), version, evictions };
-        let state = &mut self.nodes.write(want.inode);
+        let state = &mut self.nodes.write(want.lease.inode);
         self.install_state(state, lease, &published.state, context, Some(revision)) && self.lease_holds(lease, false)
     }
 
@@ -131,7 +131,7 @@ impl LibFs {
 
     /// Returns whether this session has no changes of an inode that SharedFS has not committed, as far as it knows.
     fn is_clean(&self, want: &LeaseRequest) -> bool {
-        self.nodes.existing(want.inode).is_none_or(|node| {
+        self.nodes.existing(want.lease.inode).is_none_or(|node| {
             let state = node.read();
             state.is_clean() && !state.is_gone
         })

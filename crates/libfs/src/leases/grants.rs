@@ -3,18 +3,18 @@
 use std::sync::atomic::Ordering;
 
 use ashlar_types::{
-    Access, Credentials, Errno, FileKind, InodeId, LogPosition, Name, SealCount, SessionId, name_cookie,
+    Access, Credentials, Errno, FileKind, InodeId, LeaseMode, LeaseScope, LogPosition, Name, SessionId, WantedLease,
+    name_cookie,
 };
-use ashlar_update::{Entry, Update};
-use ashlar_wire::{
-    Credit, GrantReply, InodeState, LeaseRequest, LeaseWord, Need, QuotaRequest, Reply, Request, ScopeKind,
-};
+use ashlar_update::Entry;
+use ashlar_wire::{Credit, GrantReply, InodeState, LeaseRequest, LeaseWord, Need, QuotaRequest, Reply, Request};
 use smallvec::SmallVec;
 
 use crate::LibFs;
 use crate::api::{Outcome, check_name};
 use crate::cache::children::CachedEntry;
 use crate::cache::node::{GrantContext, Lease, NodeReadGuard, NodeState, NodeWriteGuard};
+use crate::log::update_log::{LeasesChecked, MissingGrant, SealRead};
 
 /// An operation's needs of one inode.
 #[derive(Clone, Copy, Debug)]
@@ -96,7 +96,7 @@ fn lease_of_grant(grant: &GrantReply) -> Lease {
 
 /// Returns whether a granted lease is one to write, if that was wanted.
 fn gives(want: &LeaseRequest, grant: &GrantReply) -> bool {
-    !want.write || LeaseWord(grant.word).may_write()
+    !want.lease.mode.is_write() || LeaseWord(grant.word).may_write()
 }
 
 /// Why an operation must unlock its nodes, and the remedy before it tries again.
@@ -157,7 +157,11 @@ pub(crate) type Nodes = SmallVec<[(InodeId, NodeWriteGuard); CLAIMS_MAX]>;
 /// Nodes locked for writing, in inode order, under valid leases.
 pub(crate) struct LockedNodes<'a> {
     pub(crate) fs: &'a LibFs,
-    pub(crate) seal: SealCount,
+    /// The right to log updates.
+    ///
+    /// `None` if SharedFS gave leases to read only, as the user may change nothing of an inode. The operation then runs
+    /// to find its error, and logs nothing.
+    pub(crate) leases: Option<LeasesChecked<'a>>,
     pub(crate) nodes: Nodes,
     /// The operation acts for the super-user: the limits of users and groups do not apply.
     pub(crate) is_exempt: bool,
@@ -165,9 +169,6 @@ pub(crate) struct LockedNodes<'a> {
     pub(crate) to_show: Option<InodeId>,
     /// The names that were looked up under the locks, which the update will change.
     pub(crate) found_names: FoundNames,
-    /// SharedFS gave leases to read only, as the user may change nothing of an inode. The operation runs to find its
-    /// error, and logs nothing.
-    pub(crate) is_refused: bool,
 }
 
 /// The entries that an operation has found in its locked directories. A rename has two names.
@@ -259,7 +260,7 @@ impl LibFs {
     /// Returns the parts of a claim that a node's state lacks; `None` if it has all.
     pub(crate) fn find_missing(&self, state: &NodeState, claim: &Claim) -> Option<LeaseRequest> {
         let held = state.inode.is_some() && self.holds_lease(state, claim.write);
-        let covered = !claim.subtree || state.lease.is_some_and(|lease| lease.word.scope() == ScopeKind::Subtree);
+        let covered = !claim.subtree || state.lease.is_some_and(|lease| lease.word.scope() == LeaseScope::Subtree);
         let is_directory = state.inode.as_ref().is_none_or(ashlar_types::Inode::is_directory);
         let complete = state.children.is_complete()
             || state.hides_entries
@@ -279,9 +280,11 @@ impl LibFs {
             return self.find_missing(state, &Claim { write: true, ..*claim });
         }
         Some(LeaseRequest {
-            inode: claim.id,
-            write: claim.write,
-            scope: if claim.subtree { ScopeKind::Subtree } else { ScopeKind::Node },
+            lease: WantedLease {
+                inode: claim.id,
+                mode: LeaseMode::new(claim.write),
+                scope: if claim.subtree { LeaseScope::Subtree } else { LeaseScope::Node },
+            },
             need: Need { contents, entries, children: entries, xattrs: xattrs || !held },
         })
     }
@@ -310,34 +313,31 @@ impl LibFs {
         let mut held: SmallVec<[HeldOrphan<'_>; 1]> = SmallVec::new();
         let mut claims: SmallVec<[Claim; CLAIMS_MAX]> = claims.into();
         claims.sort_unstable_by_key(|claim| claim.id);
+        claims.dedup_by_key(|claim| claim.id);
         let mut is_refused = false;
         loop {
             self.check_alive()?;
             self.forget_committed_if_due();
-            let seal = self.log.seal_count();
+            let seal = SealRead::read(self);
             let mut nodes = Nodes::new();
-            let mut wants = Vec::new();
             for claim in &claims {
-                if nodes.iter().any(|(id, _)| *id == claim.id) {
-                    continue;
-                }
                 let guard = self.nodes.write(claim.id);
                 if guard.is_gone {
                     return Err(Errno::ESTALE);
                 }
-                if let Some(want) = self.find_missing(&guard, claim) {
-                    wants.push((want, guard.revision));
-                }
                 nodes.push((claim.id, guard));
             }
-            if !wants.is_empty() {
-                drop(nodes);
-                if !self.acquire_leases(&wants)? {
-                    is_refused = true;
-                    claims.iter_mut().for_each(|claim| *claim = claim.reading());
+            let leases = match seal.check_claims(&claims, &nodes) {
+                Ok(leases) => Some(leases).filter(|_| !is_refused),
+                Err(missing) => {
+                    drop(nodes);
+                    if !self.acquire_leases(&missing)? {
+                        is_refused = true;
+                        claims.iter_mut().for_each(|claim| *claim = claim.reading());
+                    }
+                    continue;
                 }
-                continue;
-            }
+            };
             let is_unheld = |node: &&(InodeId, NodeWriteGuard)| node.1.is_orphan() && !self.control.has_open(node.0);
             if let Some(id) = nodes.iter().find(is_unheld).map(|node| node.0).filter(|_| holds_orphans) {
                 drop(nodes);
@@ -347,12 +347,11 @@ impl LibFs {
             }
             let mut locked = LockedNodes {
                 fs: self,
-                seal,
+                leases,
                 nodes,
                 is_exempt: false,
                 to_show: None,
                 found_names: FoundNames::new(),
-                is_refused,
             };
             match operation(&mut locked) {
                 Ok(result) => {
@@ -423,7 +422,7 @@ impl LibFs {
     /// Requests leases and state that the grant cache lacks, and installs them. The caller checks the nodes again.
     ///
     /// `false` if SharedFS gave a lease to read for one to write: the session's user may change nothing of the inode.
-    fn acquire_leases(&self, wants: &[(LeaseRequest, u64)]) -> Outcome<bool> {
+    fn acquire_leases(&self, wants: &[MissingGrant]) -> Outcome<bool> {
         if let [(want, revision)] = wants
             && self.read_grant_cache(want, *revision)
         {
@@ -436,7 +435,7 @@ impl LibFs {
             Ok(Reply::Granted { grants, applied, dependencies }) => (grants, applied, dependencies),
             Ok(_) => return Err(Errno::EIO),
             // SharedFS may not have seen yet that this session made the inode.
-            Err(Errno::ESTALE) if wants.iter().any(|(want, _)| self.has_changes(want.inode)) => {
+            Err(Errno::ESTALE) if wants.iter().any(|(want, _)| self.has_changes(want.lease.inode)) => {
                 return self.make_room().map(|()| true);
             }
             Err(errno) => return Err(errno),
@@ -515,7 +514,7 @@ impl LibFs {
                 continue;
             }
             // It counts as logged only when it is: another thread goes on from `logged`. Logging it twice does no harm.
-            self.append_plain(&Update::Depend { session, position })?;
+            self.log_dependency(session, position)?;
             let known = &mut *self.dependencies.lock();
             for positions in [&mut known.logged, &mut known.unsynced] {
                 let newest = positions.entry(session).or_default();
@@ -573,8 +572,7 @@ impl LibFs {
                 None => {
                     // The lease that is there becomes a lease to write, if the operation needs one.
                     let need = Need { xattrs: true, ..Need::default() };
-                    let again =
-                        LeaseRequest { inode: claim.id, write: claim.soon_written, scope: ScopeKind::Node, need };
+                    let again = LeaseRequest::on_inode(claim.id, claim.soon_written, need);
                     let changes = claim.soon_written || claim.makes;
                     self.request_entry(&claim, found, name, changes.then_some(again), revision).map(drop)?;
                 }
@@ -614,7 +612,7 @@ impl LibFs {
         let directory = claim.id;
         // The inode's state is requested as for a session that knows nothing of it.
         let want = self.find_missing(&NodeState::default(), &found(directory)).ok_or(Errno::EIO)?;
-        let (write, need) = (want.write, want.need);
+        let (write, need) = (want.lease.mode.is_write(), want.need);
         let request = Request::Lookup { directory, name: name.to_vec(), within, makes: claim.makes, write, need };
         let (entry, granted, grants, applied, dependencies) = match self.call(&request) {
             Ok(Reply::Entry { entry, directory, grants, applied, dependencies }) => {

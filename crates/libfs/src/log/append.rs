@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use ashlar_log::AppendError;
-use ashlar_types::{BLOCK_BYTES, Errno, Inode, InodeId, LogPosition, Name, blocks_for};
+use ashlar_types::{BLOCK_BYTES, Errno, Inode, InodeId, LogPosition, Name, SessionId, blocks_for};
 use ashlar_update::{Allocation, Applied, Entry, Invalid, Tree, Update, apply};
 use ashlar_wire::{Credit, CreditKind, Reply, Request, TakenCredit};
 use rustix_futex_sync::MutexGuard;
@@ -32,13 +32,11 @@ impl LockedNodes<'_> {
     /// then nothing has happened.
     pub(crate) fn log_update(&mut self, update: &Update<'_>) -> Result<Applied, Stop> {
         let fs = self.fs;
-        if self.is_refused {
+        let Some(leases) = &self.leases else {
             // The operation finds no error of its own. The kernel checks it, if there is one.
             return Err(Stop::Errno(if fs.client.yields_to_kernel() { Errno::RESERVED } else { Errno::EPERM }));
-        }
-        // The operation has read the log's seal count before. If a quota version begins from here on, the log refuses
-        // the record.
-        let version = fs.control.quota_version();
+        };
+        let version = leases.quota_version();
         let wants = if version.has_limits() { self.quota_wants(update)? } else { Vec::new() };
         if !fs.quota_balances.pay(version, &wants) {
             return Err(Stop::Quota(wants));
@@ -46,8 +44,7 @@ impl LockedNodes<'_> {
         let credit = Credit::from(update.cost());
         let taken = self.take_credit(credit, update).inspect_err(|_| fs.quota_balances.give_back(version, &wants))?;
         let encoded = update.encode();
-        // While `_held` lives, tidying does not treat the record's changes as noted.
-        let (appended, _held) = match fs.log.append_held(self.seal, update.kind() as u8, &encoded.parts()) {
+        let (appended, _held) = match leases.append_held(update.kind() as u8, &encoded.parts()) {
             Ok(appended) => appended,
             Err(error) => {
                 fs.control.give_back(&taken);
@@ -135,13 +132,12 @@ impl LibFs {
         }
     }
 
-    /// Appends a record that needs no lease and changes no node.
-    pub(crate) fn append_plain(&self, update: &Update<'_>) -> Outcome<()> {
+    /// Logs that later updates may depend on another session's.
+    pub(crate) fn log_dependency(&self, session: SessionId, position: LogPosition) -> Outcome<()> {
         loop {
             self.check_alive()?;
-            let seal = self.log.seal_count();
-            match self.log.append(seal, update.kind() as u8, &update.encode().parts()) {
-                Ok(_) => return Ok(()),
+            match self.log.append_dependency(session, position) {
+                Ok(()) => return Ok(()),
                 Err(AppendError::Sealed) => {}
                 Err(AppendError::Full { needed }) => self.make_log_room(needed)?,
                 Err(AppendError::Unready { upto }) => self.make_ready(upto)?,

@@ -11,11 +11,12 @@
 use std::collections::HashMap;
 
 use ashlar_types::{
-    BLOCK_BYTES, Errno, InodeId, QuotaAmount, QuotaId, QuotaKey, blocks_for, entry_blocks, quota_keys, xattr_blocks,
+    BLOCK_BYTES, Errno, InodeId, QuotaAmount, QuotaId, QuotaKey, QuotaVersion, blocks_for, entry_blocks, quota_keys,
+    xattr_blocks,
 };
 use ashlar_update::xattr_size::attribute_bytes;
 use ashlar_update::{Allocation, Create, Update};
-use ashlar_wire::{QuotaGrant, QuotaRequest, QuotaVersion, Reply, Request};
+use ashlar_wire::{QuotaGrant, QuotaRequest, Reply, Request};
 use rustix_futex_sync::Mutex;
 
 use crate::LibFs;

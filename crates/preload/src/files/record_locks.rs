@@ -20,7 +20,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ashlar_libfs::{LibFs, LockMode, RecordLockOutcome};
+use ashlar_libfs::{ByteRange, LibFs, LockAction, LockMode, LockedRange, RecordLockOutcome};
 use ashlar_types::{Errno, InodeId};
 
 use crate::entry::arch::system_call;
@@ -110,8 +110,8 @@ impl LockedFile {
 
 /// A lock as a program asks for it.
 struct RequestedLock {
-    range: (u64, u64),
-    mode: LockMode,
+    range: ByteRange,
+    action: LockAction,
 }
 
 impl RequestedLock {
@@ -138,27 +138,27 @@ impl RequestedLock {
     /// Reads the lock that a structure asks for, if its range is relative to an offset.
     fn from(place: i64, asked: &libc::flock) -> Result<Self, Errno> {
         let range = lock_range(place, asked.l_start, asked.l_len)?;
-        let mode = match i32::from(asked.l_type) {
-            libc::F_RDLCK => LockMode::Read,
-            libc::F_WRLCK => LockMode::Write,
-            libc::F_UNLCK => LockMode::Unlock,
+        let action = match i32::from(asked.l_type) {
+            libc::F_RDLCK => LockAction::Read,
+            libc::F_WRLCK => LockAction::Write,
+            libc::F_UNLCK => LockAction::Unlock,
             _ => return Err(Errno::EINVAL),
         };
-        Ok(Self { range, mode })
+        Ok(Self { range, action })
     }
 }
 
 /// Returns whether an open file with such flags may be locked so.
-fn allows_lock(flags: i32, mode: LockMode) -> bool {
-    match mode {
-        LockMode::Read => flags & libc::O_ACCMODE != libc::O_WRONLY,
-        LockMode::Write => flags & libc::O_ACCMODE != libc::O_RDONLY,
-        LockMode::Unlock => true,
+fn allows_lock(flags: i32, action: LockAction) -> bool {
+    match action {
+        LockAction::Read => flags & libc::O_ACCMODE != libc::O_WRONLY,
+        LockAction::Write => flags & libc::O_ACCMODE != libc::O_RDONLY,
+        LockAction::Unlock => true,
     }
 }
 
-/// Returns the first and the last byte of a range that begins so far from an offset.
-fn lock_range(from: i64, start: i64, length: i64) -> Result<(u64, u64), Errno> {
+/// Returns the range that begins so far from an offset.
+fn lock_range(from: i64, start: i64, length: i64) -> Result<ByteRange, Errno> {
     let start = from.checked_add(start).ok_or(Errno::EOVERFLOW)?;
     let (first, last) = match length {
         0 => (start, LAST),
@@ -166,7 +166,7 @@ fn lock_range(from: i64, start: i64, length: i64) -> Result<(u64, u64), Errno> {
         _ => (start.checked_add(length).ok_or(Errno::EINVAL)?, start.saturating_sub(1)),
     };
     let bytes = |at: i64| u64::try_from(at).map_err(|_| Errno::EINVAL);
-    Ok((bytes(first)?, bytes(last)?))
+    Ok(ByteRange::new(bytes(first)?, bytes(last)?))
 }
 
 /// Serves `F_GETLK`, `F_SETLK` and `F_SETLKW`.
@@ -186,7 +186,7 @@ pub(crate) fn control_lock(descriptor: i32, command: i32, address: u64) -> Resul
     if command == libc::F_GETLK {
         return query_lock(&file, &lock, asked, address);
     }
-    if !allows_lock(file.flags(), lock.mode) {
+    if !allows_lock(file.flags(), lock.action) {
         return Err(Errno::EBADF);
     }
     // The kernel does not ask the file system about directories.
@@ -228,7 +228,7 @@ fn control_kernel_lock(descriptor: i32, command: i32, address: u64) -> Result<Fc
         // Only the kernel knows a descriptor's offset, and the size that it assumes for the file.
         if i32::from(asked.l_whence) == libc::SEEK_SET {
             let lock = RequestedLock::from(0, &asked)?;
-            if !allows_lock(flags, lock.mode) {
+            if !allows_lock(flags, lock.action) {
                 return Err(Errno::EBADF);
             }
             if set_session_lock(locked, None, &lock)? == RecordLockOutcome::Done {
@@ -268,9 +268,9 @@ fn set_session_lock(
             return Ok(RecordLockOutcome::OfMount);
         }
         // The process has no locks that this code knows of; LibFS asks SharedFS if it can't know.
-        None if lock.mode == LockMode::Unlock => {}
+        None if lock.action == LockAction::Unlock => {}
         // Locks from before this program are the kernel's.
-        Some(RecordLockOwner::Inherited) if lock.mode == LockMode::Unlock => {
+        Some(RecordLockOwner::Inherited) if lock.action == LockAction::Unlock => {
             known.insert(locked, RecordLockOwner::Kernel);
             return Ok(RecordLockOutcome::OfMount);
         }
@@ -281,7 +281,7 @@ fn set_session_lock(
         }
     }
     let fs = locked.fs()?;
-    let done = fs.lock_record(locked.inode, lock.range, lock.mode)?;
+    let done = fs.lock_record(locked.inode, lock.range, lock.action)?;
     match done {
         RecordLockOutcome::Done => {}
         // A program that ran in this process before has left its locks.
@@ -315,7 +315,7 @@ fn wait_for_lock(
     let locked = LockedFile::of(file)?;
     let fs = locked.fs()?;
     // If the file was handed over to the kernel meanwhile, no lock has come.
-    let has_come = match fs.await_record(locked.inode, lock.range, lock.mode, &mut signals::wait_for_socket) {
+    let has_come = match fs.await_record(locked.inode, lock.range, lock.action, &mut signals::wait_for_socket) {
         Ok(came) => came == RecordLockOutcome::Done,
         Err(Errno::EINTR) if hook::restarts_call() => return Ok(ControlFlow::Break(FcntlOutcome::Again)),
         Err(errno) => return Err(errno),
@@ -354,13 +354,13 @@ fn query_lock(
     }
     let mut answer = asked;
     let fs = locked.fs()?;
-    match fs.query_record(locked.inode, lock.range, lock.mode)? {
+    match fs.query_record(locked.inode, lock.range, lock.action)? {
         Err(_) => {
             move_to_kernel(fs, locked.records().get_or_insert_default(), locked, RecordLockOwner::Kernel)?;
             return lock_through_kernel(file, &asked);
         }
         Ok(None) => answer.l_type = libc::F_UNLCK as i16,
-        Ok(Some((mode, first, last, pid))) => {
+        Ok(Some((LockedRange { mode, range: ByteRange { first, last } }, pid))) => {
             answer.l_type = if mode == LockMode::Write { libc::F_WRLCK } else { libc::F_RDLCK } as i16;
             answer.l_whence = libc::SEEK_SET as i16;
             answer.l_start = first as i64;
@@ -511,7 +511,7 @@ fn lock_owner(
     fs: Result<&LibFs, Errno>,
 ) -> Result<Option<RecordLockOwner>, Errno> {
     if files.get(&locked) == Some(&RecordLockOwner::Inherited) {
-        match fs?.query_record(locked.inode, (0, LAST as u64), LockMode::Write)? {
+        match fs?.query_record(locked.inode, ByteRange::new(0, LAST as u64), LockAction::Write)? {
             Err(_) => files.insert(locked, RecordLockOwner::Kernel),
             Ok(_) => files.remove(&locked),
         };
@@ -584,17 +584,17 @@ fn move_to_kernel(
 /// Sets locks through kernel descriptors that the process has.
 ///
 /// It uses `own`, if its access mode allows.
-fn set_in_kernel(locked: LockedFile, own: Option<i32>, ranges: &[(LockMode, u64, u64)]) -> Result<(), Errno> {
+fn set_in_kernel(locked: LockedFile, own: Option<i32>, held: &[LockedRange]) -> Result<(), Errno> {
     let usable = || own.map(with_flags).into_iter().chain(kernel_descriptors(locked)).collect::<Vec<_>>();
     let mut through = usable();
-    let is_good = |&(_, flags): &(i32, i32), mode| flags >= 0 && allows_lock(flags, mode);
-    if !ranges.iter().all(|&(mode, ..)| through.iter().any(|one| is_good(one, mode))) {
+    let is_good = |&(_, flags): &(i32, i32), mode: LockMode| flags >= 0 && allows_lock(flags, mode.into());
+    if !held.iter().all(|held| through.iter().any(|one| is_good(one, held.mode))) {
         // LibFS open files that allow these locks exist. Hand them over first: once the kernel has the first of the
         // locks, none could be made.
         libfs_files(locked).try_for_each(|file| materialise::hand_over_without_locks(&file))?;
         through = usable();
     }
-    for &(mode, first, last) in ranges {
+    for &LockedRange { mode, range: ByteRange { first, last } } in held {
         let (descriptor, _) = through.iter().find(|one| is_good(one, mode)).ok_or(Errno::EBADF)?;
         let kind = if mode == LockMode::Write { libc::F_WRLCK } else { libc::F_RDLCK };
         let asked = libc::flock {
@@ -748,11 +748,11 @@ mod tests {
 
     #[test]
     fn lock_ranges_match_fcntl() {
-        assert_eq!(lock_range(0, 5, 10), Ok((5, 14)));
-        assert_eq!(lock_range(100, 5, 0), Ok((105, LAST as u64)));
-        assert_eq!(lock_range(100, 0, -10), Ok((90, 99)));
-        assert_eq!(lock_range(100, 5, -105), Ok((0, 104)));
-        assert_eq!(lock_range(0, LAST, 1), Ok((LAST as u64, LAST as u64)));
+        assert_eq!(lock_range(0, 5, 10), Ok(ByteRange::new(5, 14)));
+        assert_eq!(lock_range(100, 5, 0), Ok(ByteRange::new(105, LAST as u64)));
+        assert_eq!(lock_range(100, 0, -10), Ok(ByteRange::new(90, 99)));
+        assert_eq!(lock_range(100, 5, -105), Ok(ByteRange::new(0, 104)));
+        assert_eq!(lock_range(0, LAST, 1), Ok(ByteRange::new(LAST as u64, LAST as u64)));
         assert_eq!(lock_range(100, -101, 0), Err(Errno::EINVAL));
         assert_eq!(lock_range(100, 0, -101), Err(Errno::EINVAL));
         assert_eq!(lock_range(0, -1, 1), Err(Errno::EINVAL));

@@ -31,9 +31,6 @@ pub const PIECE_BYTES: usize = PIECE_WORDS * 8;
 /// not fragment.
 const STRETCH_BLOCKS: u64 = 16;
 
-/// In place of a session: SharedFS itself, which has no log.
-pub const NO_SESSION: SessionId = SessionId(0);
-
 /// The session that freed blocks wait for, beyond the commit: until it has released its log up to this position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Freer {
@@ -45,7 +42,7 @@ pub struct Freer {
 
 impl Freer {
     /// The blocks wait for the commit only.
-    pub const NOBODY: Self = Self { session: NO_SESSION, end: LogPosition(0) };
+    pub const NOBODY: Self = Self { session: SessionId::SHARED_FS, end: LogPosition(0) };
 }
 
 #[derive(Debug)]
@@ -282,7 +279,7 @@ impl Allocator {
 
     fn reclaim(&mut self, session: SessionId) {
         let Some(pins) = self.pins.get_mut(&session) else { return };
-        let released = if session == NO_SESSION { LogPosition(u64::MAX) } else { pins.released };
+        let released = if session == SessionId::SHARED_FS { LogPosition(u64::MAX) } else { pins.released };
         while pins.queue.front().is_some_and(|pin| pin.batch < self.committed && pin.end <= released) {
             let Some(pin) = pins.queue.pop_front() else { break };
             self.pinned -= pin.blocks;

@@ -240,11 +240,10 @@ impl Remedy<'_> {
 
 #[cfg(test)]
 mod tests {
-    use ashlar_types::{BlockAddress, LogPosition, QuotaKey, QuotaLimits};
+    use ashlar_types::{BlockAddress, LogPosition, QuotaKey, QuotaLimits, SessionId};
     use ashlar_update::{Create, Update};
 
     use super::*;
-    use crate::NO_SESSION;
     use crate::metadata::chunk::Run;
     use crate::test_media::{StoreTestArena, TestMedium, on_both_databases};
 
@@ -288,7 +287,7 @@ mod tests {
             Update::SetXattr { inode: SMALL, name: b"user.x", value: b"y", mode: None, at },
         ];
         for update in &updates {
-            store.apply(NO_SESSION, LogPosition(0), update, &|_| true).unwrap();
+            store.apply(SessionId::SHARED_FS, LogPosition(0), update, &|_| true).unwrap();
         }
         store.commit().unwrap();
         assert!(store.check(&mut |_| {}).unwrap().is_clean());
@@ -326,7 +325,7 @@ mod tests {
         let mut store = arena.open();
         assert!(store.check(&mut |_| {}).unwrap().is_clean());
         let update = Update::Accessed { inode: InodeId::ROOT, at: Timestamp { seconds: 9, nanoseconds: 0 } };
-        store.apply(NO_SESSION, LogPosition(0), &update, &|_| true).unwrap();
+        store.apply(SessionId::SHARED_FS, LogPosition(0), &update, &|_| true).unwrap();
         store
     }
 

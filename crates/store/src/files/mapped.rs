@@ -9,11 +9,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-use ashlar_types::{BLOCK_BYTES, BlockAddress, InodeId, SessionId, blocks_for};
+use ashlar_types::{BLOCK_BYTES, BlockAddress, Contents, Extent, InodeId, SessionId, blocks_for};
 use ashlar_update::{Allocation, Update};
 
 use crate::blocks::segment::{Block, checksum};
-use crate::model::{MapBlocks, MappedRun, StoredContents, StoredExtent};
+use crate::model::{MapBlocks, MappedRun};
 use crate::{Store, StoreError};
 
 /// More pieces than these are not mapped: each is a mapping of the kernel's.
@@ -79,12 +79,12 @@ impl Store {
         blocks: Range<u64>,
     ) -> Result<MapBlocks, StoreError> {
         let most = self.allocator.total_blocks() / HELD_PART;
-        let StoredContents::Extents(extents) = self.contents_range(inode, blocks.clone())? else {
+        let Contents::Extents(extents) = self.contents_range(inode, blocks.clone())? else {
             return Ok(MapBlocks::Impossible);
         };
         let mut runs = Vec::with_capacity(extents.len());
         let (mut at, mut is_fresh) = (blocks.start, false);
-        for StoredExtent { logical_block, blocks, address } in extents {
+        for Extent { logical_block, blocks, address } in extents {
             let address = address.filter(|address| logical_block == at && !self.allocator.is_closed(address.segment()));
             let Some(address) = address else { return Ok(MapBlocks::Impossible) };
             at += blocks;
@@ -129,12 +129,12 @@ impl Store {
     /// Whether no block of a mapping is the file's at another place.
     fn is_in_place(&self, run: &MappedRun) -> bool {
         let end = run.logical_block + run.blocks;
-        let Ok(StoredContents::Extents(extents)) = self.contents_range(run.inode, run.logical_block..end) else {
+        let Ok(Contents::Extents(extents)) = self.contents_range(run.inode, run.logical_block..end) else {
             return false;
         };
         let is_own = |block: u64| {
             let at = run.address.plus(block - run.logical_block);
-            let is_here = |extent: &StoredExtent| {
+            let is_here = |extent: &Extent| {
                 let step = block.checked_sub(extent.logical_block).filter(|step| *step < extent.blocks);
                 step.is_some_and(|step| extent.address.is_some_and(|address| address.plus(step) == at))
             };
@@ -266,11 +266,11 @@ impl Store {
             return Ok(());
         }
         let extents = match self.contents_range(inode, blocks.clone())? {
-            StoredContents::Extents(extents) => extents,
-            StoredContents::Inline(_) => Vec::new(),
+            Contents::Extents(extents) | Contents::Withheld(extents) => extents,
+            Contents::Inline(_) => Vec::new(),
         };
         let mut at = blocks.start;
-        for StoredExtent { logical_block, blocks, address } in extents {
+        for Extent { logical_block, blocks, address } in extents {
             // The mapped block is still the file's own.
             if address != Some(follower.address.plus(logical_block - follower.logical_block)) {
                 continue;

@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use ashlar_types::{BLOCK_BYTES, BlockAddress, InodeId};
+use ashlar_types::{BLOCK_BYTES, BlockAddress, Contents, Extent, InodeId};
 
 use crate::blocks::allocator::Freer;
 use crate::blocks::segment::Block;
 use crate::metadata::chunk::{CHUNK_BLOCKS, ExtentChunk, Run};
 use crate::metadata::rows::{self, kind};
-use crate::model::{StoredContents, StoredExtent};
 use crate::{Store, StoreError};
 
 impl Store {
@@ -16,7 +15,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Corrupt`], [`StoreError::Database`].
-    pub fn contents(&self, inode: InodeId) -> Result<StoredContents, StoreError> {
+    pub fn contents(&self, inode: InodeId) -> Result<Contents, StoreError> {
         self.contents_range(inode, 0..u64::MAX)
     }
 
@@ -24,27 +23,27 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Corrupt`], [`StoreError::Database`].
-    pub fn contents_range(&self, id: InodeId, blocks: Range<u64>) -> Result<StoredContents, StoreError> {
-        let mut extents: Vec<StoredExtent> = Vec::new();
+    pub fn contents_range(&self, id: InodeId, blocks: Range<u64>) -> Result<Contents, StoreError> {
+        let mut extents: Vec<Extent> = Vec::new();
         let Some(inode) = self.inode(id)?.filter(|inode| inode.blocks > 0) else {
-            return Ok(StoredContents::Extents(extents));
+            return Ok(Contents::Extents(extents));
         };
         if let Some(bytes) = self.inline_of(id, &inode)? {
-            return Ok(StoredContents::Inline(bytes));
+            return Ok(Contents::Inline(bytes));
         }
         for number in self.chunk_numbers(id, blocks.start / CHUNK_BLOCKS..blocks.end.div_ceil(CHUNK_BLOCKS))? {
             let Some(chunk) = self.chunk(id, number)? else { continue };
             let base = number * CHUNK_BLOCKS;
             let (from, to) = (blocks.start.max(base) - base, blocks.end.clamp(base, base + CHUNK_BLOCKS) - base);
             for run in chunk.within(from, to) {
-                let extent = StoredExtent { logical_block: base + run.start, blocks: run.blocks, address: run.address };
+                let extent = Extent { logical_block: base + run.start, blocks: run.blocks, address: run.address };
                 match extents.last_mut().filter(|last| last.continues(&extent)) {
                     Some(last) => last.blocks += extent.blocks,
                     None => extents.push(extent),
                 }
             }
         }
-        Ok(StoredContents::Extents(extents))
+        Ok(Contents::Extents(extents))
     }
 
     /// Reads up to `into.len()` bytes of a file from `offset` on; returns how many came before the file's end.

@@ -1,7 +1,7 @@
 //! Compares a store with the model of a tree.
 
-use ashlar_store::{Store, StoredContents};
-use ashlar_types::{BLOCK_BYTES, InodeId};
+use ashlar_store::Store;
+use ashlar_types::{BLOCK_BYTES, Contents, InodeId};
 use ashlar_update::model::ModelTree;
 
 /// Compares all that can be read. No inode has a number above `last`.
@@ -46,8 +46,8 @@ fn compare_entries(store: &Store, model: &ModelTree, directory: InodeId) {
 fn compare_content(store: &Store, model: &ModelTree, id: InodeId) {
     let expected = model.blocks(id);
     let found: Vec<(u64, bool)> = match store.contents(id).unwrap() {
-        StoredContents::Inline(_) => vec![(0, true)],
-        StoredContents::Extents(extents) => extents
+        Contents::Inline(_) => vec![(0, true)],
+        Contents::Extents(extents) | Contents::Withheld(extents) => extents
             .iter()
             .flat_map(|extent| {
                 let logical = extent.logical_block..extent.logical_block + extent.blocks;

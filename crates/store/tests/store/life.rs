@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::media::{StoreTestArena, TestMedium, on_both_databases};
 use ashlar_pmem::{Arena, ArenaOptions};
-use ashlar_store::{NO_SESSION, Problem, Store, StoreError, StoredContents};
-use ashlar_types::{BlockAddress, FileKind, InodeId, LogGeneration, LogPosition, SessionId, Timestamp};
+use ashlar_store::{Problem, Store, StoreError};
+use ashlar_types::{BlockAddress, Contents, FileKind, InodeId, LogGeneration, LogPosition, SessionId, Timestamp};
 use ashlar_update::{Allocation, Create, Invalid, Update};
 
 const SESSION: SessionId = SessionId(1);
@@ -78,9 +78,7 @@ impl Node {
     }
 
     fn address(&self, inode: u64, block: u64) -> Option<BlockAddress> {
-        let StoredContents::Extents(extents) = self.store.contents(InodeId(inode)).unwrap() else {
-            panic!("it is inline")
-        };
+        let Contents::Extents(extents) = self.store.contents(InodeId(inode)).unwrap() else { panic!("it is inline") };
         let extent = extents.iter().find(|e| (e.logical_block..e.logical_block + e.blocks).contains(&block))?;
         Some(extent.address?.plus(block - extent.logical_block))
     }
@@ -429,7 +427,7 @@ fn a_forgotten_session_stays_forgotten_and_pins_nothing(medium: TestMedium) {
     assert_eq!(node.store.space().blocks_pinned, 0);
     let node = node.restart();
     assert_eq!(node.store.sessions(), []);
-    assert_ne!(SESSION, NO_SESSION);
+    assert_ne!(SESSION, SessionId::SHARED_FS);
 }
 
 /// Earlier versions stored attributes without end.

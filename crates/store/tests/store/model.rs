@@ -8,8 +8,8 @@ use std::sync::Arc;
 use crate::comparison::compare_trees;
 use crate::media::{StoreTestArena, TestMedium, choose};
 use ashlar_pmem::CrashMedium;
-use ashlar_store::{CommitDone, Store, StoreError, StoredContents};
-use ashlar_types::{FileKind, InodeId, LogGeneration, LogPosition, QuotaId, SessionId, Timestamp};
+use ashlar_store::{CommitDone, Store, StoreError};
+use ashlar_types::{Contents, FileKind, InodeId, LogGeneration, LogPosition, QuotaId, SessionId, Timestamp};
 use ashlar_update::model::ModelTree;
 use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update, Whiteout};
 use proptest::prelude::*;
@@ -249,6 +249,13 @@ impl Twins {
         (parent, name.to_vec(), if n % 16 == 14 { other } else { entry.inode })
     }
 
+    /// The canonical dump of the store.
+    fn dump(&mut self) -> String {
+        let mut text = Vec::new();
+        self.store().dump(&mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
     fn compare(&mut self) {
         let next = self.next_inode;
         compare_trees(self.store.as_ref().unwrap(), &self.model, next + 1);
@@ -299,9 +306,12 @@ fn run(arena: StoreTestArena, steps: Vec<Step>) {
         }
     }
     twins.compare();
+    let dump = twins.dump();
     twins.finish();
+    assert_eq!(twins.dump(), dump, "a commit changes no logical state");
     twins.crash();
     twins.compare();
+    assert_eq!(twins.dump(), dump, "the replayed logs give the same tree");
     let report = twins.store().check(&mut |_| {}).unwrap();
     assert!(report.is_clean(), "{:#?}", report.problems);
     twins.compare();
@@ -313,7 +323,7 @@ fn run(arena: StoreTestArena, steps: Vec<Step>) {
     let settled = twins.store().space();
     assert_eq!(settled.blocks_pinned, 0);
     let written = twins.model.inodes().flat_map(|(id, inode)| {
-        let is_inline = matches!(twins.store.as_ref().unwrap().contents(id).unwrap(), StoredContents::Inline(_));
+        let is_inline = matches!(twins.store.as_ref().unwrap().contents(id).unwrap(), Contents::Inline(_));
         (!is_inline).then_some(inode.blocks)
     });
     // Every block is free, pinned, reserved or in a file.

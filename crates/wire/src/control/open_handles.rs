@@ -1,9 +1,12 @@
 //! Open handles in the control page: SharedFS frees no inode that stands here.
 
-use ashlar_pmem::Persistent;
+use ashlar_pmem::{PartAt, Persistent};
 use ashlar_types::InodeId;
 
-use super::{ControlPage, HANDLE_SLOTS, HANDLE_SLOTS_NEAR, HANDLES, SLOT_BYTES, TABLE};
+use super::{
+    CONTROL_BYTES, ControlPage, ControlWord, FIRST, HANDLE_ROWS, HANDLE_SLOTS, HANDLE_SLOTS_NEAR, HANDLES, SECOND,
+    SLOT_BYTES, TABLE,
+};
 
 /// Slots in which an inode's handles may be counted.
 ///
@@ -11,11 +14,23 @@ use super::{ControlPage, HANDLE_SLOTS, HANDLE_SLOTS_NEAR, HANDLES, SLOT_BYTES, T
 /// is almost full.
 const HANDLE_WINDOW: u64 = 64;
 
-/// The slot of the control page that held an inode's handle last.
+/// The number of the control page's slot that held an inode's handle last, counted from 1.
 ///
 /// Another inode may have the slot by now. The default means that the slot is not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HandleSlot(pub u64);
+
+const TABLE_PART: PartAt<CONTROL_BYTES, { HANDLE_SLOTS * SLOT_BYTES }> = PartAt::new(TABLE);
+
+/// Returns the word of a slot that names its inode.
+fn inode_at(slot: u64) -> ControlWord {
+    HANDLE_ROWS.row(slot).word(FIRST)
+}
+
+/// Returns the word of a slot that counts its handles.
+fn count_at(slot: u64) -> ControlWord {
+    HANDLE_ROWS.row(slot).word(SECOND)
+}
 
 impl<M: Persistent> ControlPage<M> {
     /// Records one more open handle on an inode; `false` if the table is full.
@@ -30,22 +45,22 @@ impl<M: Persistent> ControlPage<M> {
     /// Returns the slot that the handle has now. State that the caller reads after this call, such as a lease, is read
     /// when SharedFS can see the handle.
     pub fn open_handle_at(&self, inode: InodeId, HandleSlot(last): HandleSlot) -> Option<HandleSlot> {
-        let slot = match last {
-            0 => self.probe(inode)?,
-            _ if self.0.load(last) == inode.0 => last,
+        let slot = match last.checked_sub(1) {
+            None => self.probe(inode)?,
+            Some(last) if self.0.load(inode_at(last)) == inode.0 => last,
             // Another inode has taken the slot, so this inode has none.
-            _ => self.windows(inode).find(|slot| self.0.load(slot + 8) == 0)?,
+            Some(_) => self.windows(inode).find(|slot| self.0.load(count_at(*slot)) == 0)?,
         };
-        let (found, count) = (self.0.load(slot), self.0.load(slot + 8));
+        let (found, count) = (self.0.load(inode_at(slot)), self.0.load(count_at(slot)));
         // The count is stored before the inode, so that SharedFS never sees an inode without a count. The last of the
         // two stores is an exchange, which no later load overtakes.
         if found == inode.0 {
-            let _ = self.0.exchange(slot + 8, count, count + 1);
+            let _ = self.0.exchange(count_at(slot), count, count + 1);
         } else {
-            self.0.store(slot + 8, count + 1);
-            let _ = self.0.exchange(slot, found, inode.0);
+            self.0.store(count_at(slot), count + 1);
+            let _ = self.0.exchange(inode_at(slot), found, inode.0);
         }
-        Some(HandleSlot(slot))
+        Some(HandleSlot(slot + 1))
     }
 
     /// Removes one handle, and returns whether it was the last. A slot keeps its inode until another inode takes it.
@@ -55,16 +70,17 @@ impl<M: Persistent> ControlPage<M> {
 
     /// Removes one handle, for a caller that knows the inode's last slot.
     pub fn close_handle_at(&self, inode: InodeId, HandleSlot(last): HandleSlot) -> bool {
-        let known = (last != 0 && self.0.load(last) == inode.0).then_some(last);
+        let known = last.checked_sub(1).filter(|last| self.0.load(inode_at(*last)) == inode.0);
         let Some(slot) = known.or_else(|| self.probe(inode)) else { return false };
-        let count = self.0.load(slot + 8).saturating_sub(1);
-        self.0.store(slot + 8, count);
+        let count = self.0.load(count_at(slot)).saturating_sub(1);
+        self.0.store(count_at(slot), count);
         count == 0
     }
 
     /// Whether the session has the inode open.
     pub fn has_open(&self, inode: InodeId) -> bool {
-        self.probe(inode).is_some_and(|slot| self.0.load(slot) == inode.0 && self.0.load(slot + 8) > 0)
+        let is_open = |slot| self.0.load(inode_at(slot)) == inode.0 && self.0.load(count_at(slot)) > 0;
+        self.probe(inode).is_some_and(is_open)
     }
 
     /// Whether all slots for handles are in use.
@@ -81,21 +97,17 @@ impl<M: Persistent> ControlPage<M> {
     pub fn open_inodes(&self) -> Vec<InodeId> {
         let slots = if self.has_all_handle_slots() { HANDLE_SLOTS } else { HANDLE_SLOTS_NEAR };
         let mut table = vec![0; (slots * SLOT_BYTES) as usize];
-        // The page is mapped whole. A word that changes meanwhile is the old one or the new one.
-        if self.0.0.load(TABLE, &mut table).is_err() {
-            return Vec::new();
-        }
+        // A word that changes meanwhile is the old one or the new one.
+        self.0.load_bytes(TABLE_PART, &mut table);
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
         let slots = table.chunks_exact(SLOT_BYTES as usize).map(|slot| slot.split_at(8));
         slots.filter(|(_, count)| word(count) > 0).map(|(inode, _)| InodeId(word(inode))).collect()
     }
 
-    /// Returns the slots at which an inode may stand, in the windows that its hash names.
+    /// Returns the numbers of the slots at which an inode may stand, in the windows that its hash names.
     fn windows(&self, inode: InodeId) -> impl Iterator<Item = u64> {
         let start = inode.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
-        let window = |first: u64, slots: u64| {
-            (0..HANDLE_WINDOW).map(move |step| TABLE + (first + (start + step) % slots) * SLOT_BYTES)
-        };
+        let window = |first: u64, slots: u64| (0..HANDLE_WINDOW).map(move |step| first + (start + step) % slots);
         // In a page that an earlier version has made, all slots are near, and the word is 0.
         let near = window(0, if self.0.load(HANDLES) == 0 { HANDLE_SLOTS } else { HANDLE_SLOTS_NEAR });
         let far = self.has_all_handle_slots().then(|| window(HANDLE_SLOTS_NEAR, HANDLE_SLOTS - HANDLE_SLOTS_NEAR));
@@ -106,13 +118,13 @@ impl<M: Persistent> ControlPage<M> {
     fn probe(&self, inode: InodeId) -> Option<u64> {
         let mut free = None;
         for slot in self.windows(inode) {
-            match self.0.load(slot) {
+            match self.0.load(inode_at(slot)) {
                 found if found == inode.0 => return Some(slot),
                 // This slot was never used. Each inode took the first free slot, so none stands behind it.
                 0 => return Some(free.unwrap_or(slot)),
                 _ => {}
             }
-            if free.is_none() && self.0.load(slot + 8) == 0 {
+            if free.is_none() && self.0.load(count_at(slot)) == 0 {
                 free = Some(slot);
             }
         }
@@ -162,7 +174,7 @@ mod tests {
         assert_eq!(open(1, first), first);
         assert!(!page.close_handle_at(InodeId(1), first) && page.close_handle_at(InodeId(1), first));
         // Another inode with the same slot takes it, and then the first inode moves.
-        let other = (2..).find(|&inode| page.probe(InodeId(inode)) == Some(first.0)).expect("one of them");
+        let other = (2..).find(|&inode| page.probe(InodeId(inode)) == Some(first.0 - 1)).expect("one of them");
         assert_eq!(open(other, HandleSlot::default()), first);
         let moved = open(1, first);
         assert_ne!(moved, first);
@@ -176,10 +188,10 @@ mod tests {
         let page = page(MappingAccess::ReadWrite);
         page.format(SessionId(7));
         page.0.store(HANDLES, 0);
-        let slot = |inode: u64| TABLE + (inode.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) * SLOT_BYTES;
+        let slot = |inode: u64| inode.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
         for inode in 1..100 {
-            page.0.store(slot(inode), inode);
-            page.0.store(slot(inode) + 8, 1);
+            page.0.store(inode_at(slot(inode)), inode);
+            page.0.store(count_at(slot(inode)), 1);
         }
         assert!((1..200).all(|inode| page.has_open(InodeId(inode)) == (inode < 100)));
         assert_eq!(page.open_inodes().len(), 99);

@@ -111,24 +111,28 @@ fn orders(first: usize, second: usize) -> Vec<Vec<usize>> {
     begin_with(0, orders(first - 1, second)).chain(begin_with(1, orders(first, second - 1))).collect()
 }
 
-fn words(memory: &Arc<Stepped>) -> Words<Arc<Stepped>> {
-    Words::new(Arc::clone(memory), LOCK_SLOTS_BYTES).unwrap()
+fn page(memory: &Arc<Stepped>) -> CheckedMemory<Arc<Stepped>, LOCK_SLOTS_BYTES> {
+    CheckedMemory::new(Arc::clone(memory)).unwrap()
 }
 
 /// The first byte, the last byte, and whether it is a write lock.
 type Spans = Vec<(u64, u64, bool)>;
 
+fn locked(first: u64, last: u64, mode: LockMode) -> LockedRange {
+    LockedRange { mode, range: ByteRange::new(first, last) }
+}
+
 fn spans(ranges: &[LockedRange]) -> Spans {
-    ranges.iter().map(|range| (range.first, range.last, range.write)).collect()
+    ranges.iter().map(|held| (held.range.first, held.range.last, held.mode == LockMode::Write)).collect()
 }
 
 /// Replaces two ranges by one, step by step, until the slot is recalled: the session's part of every run.
-fn changes(slots: &LockSlots<'_, Arc<Stepped>>, is_broken: bool) -> Spans {
+fn changes(slots: &LockSlots<'_, Arc<Stepped>, LOCK_SLOTS_BYTES>, is_broken: bool) -> Spans {
     let mut expected = vec![(0, 0, false), (8, 9, true)];
     let steps =
-        [(0, 0, LockMode::Unlock, vec![(8, 9, true)]), (2, 3, LockMode::Read, vec![(2, 3, false), (8, 9, true)])];
-    for (first, last, mode, after) in steps {
-        let change = |list: &mut LockList| list.set(first, last, mode);
+        [(0, 0, LockAction::Unlock, vec![(8, 9, true)]), (2, 3, LockAction::Read, vec![(2, 3, false), (8, 9, true)])];
+    for (first, last, action, after) in steps {
+        let change = |list: &mut LockList| list.set(ByteRange::new(first, last), action);
         let changed = if is_broken {
             let word = slots.word(0);
             if word.state() != LockSlotState::Delegated {
@@ -160,10 +164,10 @@ fn changes(slots: &LockSlots<'_, Arc<Stepped>>, is_broken: bool) -> Spans {
 /// Returns the session's locks, the locks that SharedFS has read, and how many steps each took.
 fn race(schedule: &[usize], is_broken: bool) -> (Spans, Spans, [usize; 2]) {
     let memory = Stepped::new(schedule);
-    let words = words(&memory);
-    let slots = LockSlots { words: &words, at: 0 };
+    let page = page(&memory);
+    let slots = LockSlots { memory: &page, at: PartAt::new(0) };
     assert_eq!(slots.claim(FILE), Some(0));
-    let begun = [(0, 0, false), (8, 9, true)].map(|(first, last, write)| LockedRange { first, last, write });
+    let begun = [(0, 0, LockMode::Read), (8, 9, LockMode::Write)].map(|(first, last, mode)| locked(first, last, mode));
     assert!(slots.delegate(slots.at_present(0), FILE, &begun));
     let (done, read) = std::thread::scope(|scope| {
         let session = scope.spawn(|| memory.act(0, || changes(&slots, is_broken)));
@@ -205,18 +209,18 @@ fn step_orders_reveal_a_partly_read_list() {
 #[test]
 fn slot_is_claimed_delegated_recalled_and_freed() {
     let memory = Stepped::new(&[]);
-    let words = words(&memory);
-    let slots = LockSlots { words: &words, at: 0 };
-    let lock = |first, last, mode| move |list: &mut LockList| list.set(first, last, mode);
+    let page = page(&memory);
+    let slots = LockSlots { memory: &page, at: PartAt::new(0) };
+    let lock = |first, last| move |list: &mut LockList| list.set(ByteRange::new(first, last), LockAction::Write);
     assert_eq!((slots.find_slot(FILE), slots.claim(FILE), slots.find_slot(FILE)), (None, Some(0), Some(0)));
-    let change = slots.change(0, FILE, LockSlotState::Delegated, lock(0, 9, LockMode::Write));
+    let change = slots.change(0, FILE, LockSlotState::Delegated, lock(0, 9));
     assert_eq!(change, LockChange::Moved, "it's not delegated yet");
     assert_eq!(slots.recall(0, FILE), []);
-    assert_eq!(slots.change(0, FILE, LockSlotState::Shared, lock(0, 9, LockMode::Write)), LockChange::Done);
+    assert_eq!(slots.change(0, FILE, LockSlotState::Shared, lock(0, 9)), LockChange::Done);
     assert!(!slots.delegate(slots.at_present(0), OTHER, &[]) && !slots.delegate(slots.at_present(1), FILE, &[]));
-    assert!(slots.delegate(slots.at_present(0), FILE, &[LockedRange { first: 3, last: 3, write: true }]));
+    assert!(slots.delegate(slots.at_present(0), FILE, &[locked(3, 3, LockMode::Write)]));
     assert_eq!(slots.change(0, OTHER, LockSlotState::Delegated, |_| true), LockChange::Moved);
-    assert_eq!(slots.change(0, FILE, LockSlotState::Delegated, lock(4, 4, LockMode::Write)), LockChange::Done);
+    assert_eq!(slots.change(0, FILE, LockSlotState::Delegated, lock(4, 4)), LockChange::Done);
     assert_eq!(slots.change(0, FILE, LockSlotState::Delegated, |_| false), LockChange::Full);
     assert_eq!(slots.recall(0, OTHER), []);
     let claimed = slots.claimed();
@@ -243,8 +247,8 @@ fn forged_slot_stays_harmless() {
     for word in &memory.words {
         word.store(u64::MAX, Ordering::SeqCst);
     }
-    let words = words(&memory);
-    let slots = LockSlots { words: &words, at: 0 };
+    let page = page(&memory);
+    let slots = LockSlots { memory: &page, at: PartAt::new(0) };
     assert!(slots.claimed().iter().all(|(.., ranges)| ranges.len() <= LOCK_RANGES_MAX));
     // Write a delegated slot of FILE with the largest number of ranges, all of which end before they begin.
     memory.words[0].store(2, Ordering::SeqCst);
@@ -259,11 +263,12 @@ fn forged_slot_stays_harmless() {
 #[test]
 fn notes_hold_the_last_locks_of_each_file() {
     let memory = Stepped::new(&[]);
-    let notes = LockNotes::new(Arc::clone(&memory), 0).unwrap();
-    let range = |first| LockedRange { first, last: first, write: true };
+    let notes = LockNotes::<_, LOCK_SLOTS_BYTES>::new(Arc::clone(&memory)).unwrap();
+    let range = |first| locked(first, first, LockMode::Write);
     assert!(notes.set(FILE, [range(1), range(3)].into_iter()) && notes.set(OTHER, [range(5)].into_iter()));
     assert!(notes.set(FILE, [range(3)].into_iter()));
-    let noted = |notes: &LockNotes<_>| notes.all().into_iter().map(|(inode, list)| (inode, spans(&list)));
+    let noted =
+        |notes: &LockNotes<_, LOCK_SLOTS_BYTES>| notes.all().into_iter().map(|(inode, list)| (inode, spans(&list)));
     assert!(noted(&notes).eq([(FILE, vec![(3, 3, true)]), (OTHER, vec![(5, 5, true)])]));
     assert!(notes.set(FILE, [].into_iter()) && notes.set(InodeId(9), [].into_iter()));
     assert!(noted(&notes).eq([(OTHER, vec![(5, 5, true)])]));
@@ -280,12 +285,14 @@ fn notes_hold_the_last_locks_of_each_file() {
 fn full_list_stays_unchanged() {
     let mut list = LockList::default();
     for at in 0..LOCK_RANGES_MAX as u64 {
-        assert!(list.set(at * 10, at * 10 + 4, LockMode::Read));
+        assert!(list.set(ByteRange::new(at * 10, at * 10 + 4), LockAction::Read));
     }
     let before = spans(list.ranges());
-    assert!(!list.set(2, 2, LockMode::Unlock) && !list.set(7, 7, LockMode::Read) && !list.set(2, 2, LockMode::Write));
+    let refused = [(2, LockAction::Unlock), (7, LockAction::Read), (2, LockAction::Write)];
+    assert!(refused.into_iter().all(|(byte, action)| !list.set(ByteRange::new(byte, byte), action)));
     assert_eq!(spans(list.ranges()), before);
-    assert!(list.set(0, 4, LockMode::Write) && list.set(0, LOCK_LAST, LockMode::Unlock) && list.is_empty());
+    assert!(list.set(ByteRange::new(0, 4), LockAction::Write));
+    assert!(list.set(ByteRange::new(0, LOCK_LAST), LockAction::Unlock) && list.is_empty());
 }
 
 proptest! {
@@ -298,21 +305,22 @@ proptest! {
         let mut list = LockList::default();
         // The last byte stands for all bytes behind it.
         let mut bytes = [None; 41];
-        for (a, b, mode, is_open) in steps {
+        for (a, b, action, is_open) in steps {
             let (first, end) = (a.min(b), if is_open { 40 } else { a.max(b) });
-            let last = if is_open { LOCK_LAST } else { end };
-            let mode = [LockMode::Read, LockMode::Write, LockMode::Unlock][usize::from(mode)];
+            let range = ByteRange::new(first, if is_open { LOCK_LAST } else { end });
+            let action = [LockAction::Read, LockAction::Write, LockAction::Unlock][usize::from(action)];
             let any = bytes[first as usize..=end as usize].iter().any(Option::is_some);
-            prop_assert_eq!(list.overlaps(first, last), any);
-            prop_assert!(list.set(first, last, mode));
-            bytes[first as usize..=end as usize].fill((mode != LockMode::Unlock).then_some(mode == LockMode::Write));
+            prop_assert_eq!(list.overlaps(range), any);
+            prop_assert!(list.set(range, action));
+            bytes[first as usize..=end as usize].fill(action.mode());
             let mut found = [None; 41];
-            for range in list.ranges() {
-                found[range.first as usize..=range.last.min(40) as usize].fill(Some(range.write));
+            for LockedRange { mode, range } in list.ranges() {
+                found[range.first as usize..=range.last.min(40) as usize].fill(Some(*mode));
             }
             prop_assert_eq!(found, bytes);
             let is_apart = |pair: &[LockedRange]| {
-                pair[0].last + 1 < pair[1].first || pair[0].last + 1 == pair[1].first && pair[0].write != pair[1].write
+                let (end, next) = (pair[0].range.last + 1, pair[1].range.first);
+                end < next || end == next && pair[0].mode != pair[1].mode
             };
             prop_assert!(list.ranges().windows(2).all(is_apart));
         }

@@ -7,9 +7,11 @@
 //! inputs are made before, in memory, and are the same for all. Its findings (files, rows, operations) must be the same
 //! in all places, so that no failure is measured. The method and the last figures stand in `docs/benchmarks.md`.
 
+mod job;
 mod jobs;
 mod places;
 mod program;
+mod size;
 mod table;
 
 use std::path::PathBuf;
@@ -18,33 +20,16 @@ use ashlar_tests::mount::{Medium, obstacle};
 use ashlar_tests::{Outcome, tried};
 use tempfile::TempDir;
 
-use jobs::{JOBS, Job, Turn};
+use job::{Job, Turn};
+use jobs::JOBS;
 use places::JobPlaces;
+use size::Size;
 use table::Table;
 
 /// Rounds without `--repeat`: odd, so that a median is one of the measured times.
 const ROUNDS: u64 = 3;
 const USAGE: &str =
     "usage: ashlar-bench applications [WORD…] [--repeat N] [--medium memory|disk] [--disk DIR] [--smallest] [--json]";
-
-/// The amount of a job's work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Size {
-    /// The amount for figures.
-    Usual,
-    /// Just enough to show that everything works. The benchmark waits for nothing, so the figures mean nothing.
-    Smallest,
-}
-
-impl Size {
-    /// The number that applies to this size.
-    pub const fn of(self, usual: u64, smallest: u64) -> u64 {
-        match self {
-            Self::Usual => usual,
-            Self::Smallest => smallest,
-        }
-    }
-}
 
 /// The command line.
 #[derive(Debug, PartialEq, Eq)]

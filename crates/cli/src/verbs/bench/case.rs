@@ -1,6 +1,4 @@
-//! The cases of the benchmark, its contenders, and the tasks of workers.
-
-use std::path::PathBuf;
+//! The cases of the benchmark, and its contenders.
 
 use serde::{Deserialize, Serialize};
 
@@ -166,33 +164,6 @@ pub enum Step {
     Alone,
     /// Two at once.
     Pair,
-}
-
-/// A worker's task.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct WorkerTask {
-    /// The case.
-    pub case: Case,
-    /// The contender.
-    pub contender: Contender,
-    /// The step.
-    pub step: Step,
-    /// The worker's number in a pair: 0 or 1.
-    pub worker: u64,
-    /// An empty directory to work in; both workers of a pair have the same one.
-    pub directory: PathBuf,
-    /// A directory for files that are not measured.
-    pub aside: PathBuf,
-    /// The arena, if the worker must wait for its digest.
-    pub arena: Option<PathBuf>,
-    /// The name of the arena's medium.
-    pub medium: String,
-    /// The length of an update log.
-    pub log_bytes: u64,
-    /// How often sustained cases fill it.
-    pub laps: u64,
-    /// Whether it may take minutes.
-    pub is_long: bool,
 }
 
 /// The number of a summary that the report shows.

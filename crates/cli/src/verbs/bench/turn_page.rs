@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use ashlar_pmem::{Mapping, MappingAccess, Medium, OutOfBounds, Persistent};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
+/// The name of the page that a pair of workers shares, in the directory `aside`.
+pub const PAGE: &str = "page";
+
 /// The file's length.
 const BYTES: u64 = 4096;
 /// The word that counts the processes that have arrived.

@@ -6,8 +6,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use ashlar_wire::{DEFER_VARIABLE, MOUNTS_VARIABLE};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::case::{Contender, Measurement, WorkerTask};
+use super::case::{Contender, Measurement};
 use super::interrupt::Interrupt;
+use super::worker::WorkerTask;
 use crate::error::CliError;
 use crate::system::background::this_program;
 

@@ -6,7 +6,7 @@ use ashlar_tests::mount::{Front, Medium, TestArena};
 use ashlar_tests::{Outcome, tried};
 use tempfile::TempDir;
 
-use super::Size;
+use super::size::Size;
 
 /// Room for every job.
 const ARENA: &str = "3G";

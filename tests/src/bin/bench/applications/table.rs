@@ -5,7 +5,7 @@ use std::fmt::Write;
 use ashlar_tests::{Outcome, ensure};
 use serde_json::{Value, json};
 
-use super::jobs::{Measured, Unit};
+use super::job::{Measured, Unit};
 use super::places::JobPlaces;
 use crate::report::median;
 

@@ -5,12 +5,13 @@ use std::hint::black_box;
 use std::io::{self, Seek, Write};
 use std::time::Instant;
 
-use super::{create, look, system};
 use crate::error::CliError;
 use crate::verbs::bench::breakdown::{APPEND, CREATE, Part, STAT};
-use crate::verbs::bench::case::{Contender, Measurement, WorkerTask};
+use crate::verbs::bench::case::{Contender, Measurement};
 use crate::verbs::bench::floor_log::{FloorLog, checksum};
 use crate::verbs::bench::timing::{Summary, measure};
+use crate::verbs::bench::worker::files::{create, look, system};
+use crate::verbs::bench::worker::task::WorkerTask;
 
 const PAGE: usize = 4096;
 /// How often each part is measured. The appends together fill no quarter of an update log of the usual length, so they

@@ -9,11 +9,12 @@ use std::process::Command;
 
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
 
-use super::{LARGE, create, system};
 use crate::error::CliError;
-use crate::verbs::bench::case::{Measurement, Step, WorkerTask};
+use crate::verbs::bench::case::{Measurement, Step};
 use crate::verbs::bench::floor_log::FloorLog;
 use crate::verbs::bench::timing::{Summary, measure};
+use crate::verbs::bench::worker::files::{LARGE, create, system};
+use crate::verbs::bench::worker::task::WorkerTask;
 
 /// Bytes of a write.
 const SIZES: [(&str, usize); 3] = [("128 B", 128), ("4 KB", 4 << 10), ("64 KB", 64 << 10)];

@@ -4,12 +4,13 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use super::{PAGE, create as make_file, look, system};
 use crate::error::CliError;
-use crate::verbs::bench::case::{Measurement, Step, WorkerTask};
+use crate::verbs::bench::case::{Measurement, Step};
 use crate::verbs::bench::floor_log::FloorLog;
 use crate::verbs::bench::timing::{Summary, measure};
-use crate::verbs::bench::turn_page::TurnPage;
+use crate::verbs::bench::turn_page::{PAGE, TurnPage};
+use crate::verbs::bench::worker::files::{create as make_file, look, system};
+use crate::verbs::bench::worker::task::WorkerTask;
 
 /// The size of a new file's content.
 const CONTENT: usize = 4096;

@@ -6,10 +6,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use super::system;
 use crate::error::CliError;
-use crate::verbs::bench::case::{Contender, Measurement, WorkerTask};
+use crate::verbs::bench::case::{Contender, Measurement};
 use crate::verbs::bench::timing::Summary;
+use crate::verbs::bench::worker::files::system;
+use crate::verbs::bench::worker::task::WorkerTask;
 
 /// How often a program is started, and how often before its time counts.
 const STARTS: usize = 40;

@@ -3,11 +3,12 @@
 use std::fs::File;
 use std::io::{self, Write};
 
-use super::{PAGE, system};
 use crate::error::CliError;
-use crate::verbs::bench::case::{Measurement, WorkerTask};
+use crate::verbs::bench::case::Measurement;
 use crate::verbs::bench::timing::{Summary, measure};
-use crate::verbs::bench::turn_page::{Bell, TurnPage};
+use crate::verbs::bench::turn_page::{Bell, PAGE, TurnPage};
+use crate::verbs::bench::worker::files::system;
+use crate::verbs::bench::worker::task::WorkerTask;
 
 const BYTES: usize = 64;
 /// Turns of each process. A lease that moves takes a message, and so a good part of a millisecond on a busy machine.

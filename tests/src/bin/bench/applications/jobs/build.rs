@@ -9,8 +9,9 @@ use std::process::Command;
 use ashlar_tests::command::shell;
 use ashlar_tests::{Outcome, ensure, tried};
 
-use super::{Measured, Turn, seconds};
-use crate::applications::{Size, program};
+use crate::applications::job::{Measured, Turn, seconds};
+use crate::applications::program;
+use crate::applications::size::Size;
 
 /// The directory of the archive in Debian's package, and the beginning of its name.
 const SOURCES: &str = "/usr/src";

@@ -6,8 +6,8 @@ use std::path::Path;
 use ashlar_tests::random::Random;
 use ashlar_tests::{Outcome, ensure, tried};
 
-use super::{Measured, Turn, Unit, seconds};
-use crate::applications::Size;
+use crate::applications::job::{Measured, Turn, Unit, seconds};
+use crate::applications::size::Size;
 
 const TABLE: &str =
     "CREATE TABLE entry(id INTEGER PRIMARY KEY, word TEXT, text TEXT); CREATE INDEX by_word ON entry(word);\n";

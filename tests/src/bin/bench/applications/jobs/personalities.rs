@@ -3,7 +3,7 @@
 use ashlar_tests::{Outcome, tried};
 use serde_json::Value;
 
-use super::{Measured, Turn, Unit};
+use crate::applications::job::{Measured, Turn, Unit};
 use crate::applications::program;
 
 /// A mail server's workload: small files, synced after each of two writes in a loop.

@@ -5,8 +5,9 @@ use std::process::Command;
 
 use ashlar_tests::{Outcome, ensure, tried};
 
-use super::{Measured, Turn, seconds};
-use crate::applications::{Size, program};
+use crate::applications::job::{Measured, Turn, seconds};
+use crate::applications::program;
+use crate::applications::size::Size;
 use crate::cases::make_archive;
 
 /// A repository without a working tree, cloned from the one that the benchmark is started in: this one.

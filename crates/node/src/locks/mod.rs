@@ -1,0 +1,3 @@
+//! File locks.
+
+pub mod locking;

@@ -1,0 +1,49 @@
+//! The ends of sessions whose processes are gone or closed them.
+
+use ashlar_types::{LogPosition, SessionId};
+
+use crate::effects::NodeEffect;
+use crate::node::Node;
+use crate::pending::progress::Progress;
+use crate::records::apply::Slice;
+
+/// Applies all that sessions have logged, and takes all that they held.
+#[derive(Debug)]
+pub struct EndSessions {
+    /// The sessions that follow, the next one last.
+    left: Vec<SessionId>,
+    current: Option<(SessionId, LogPosition)>,
+}
+
+impl EndSessions {
+    /// Ends these sessions.
+    pub fn new(mut ids: Vec<SessionId>) -> Self {
+        ids.reverse();
+        Self { left: ids, current: None }
+    }
+
+    /// Goes on with the next batch.
+    pub fn advance(&mut self, node: &mut Node) -> Progress<()> {
+        loop {
+            if let Some((id, sealed)) = self.current {
+                if !node.apply(id, sealed, Slice::Batch) {
+                    return Progress::More;
+                }
+                self.current = None;
+                node.sessions.entry(id).and_modify(|session| session.enders -= 1);
+                node.end_holdings(id);
+            }
+            let Some(id) = self.left.pop() else { break };
+            if !node.sessions.contains_key(&id) {
+                continue;
+            }
+            // A fenced session holds nothing any more.
+            self.current = node.begin_session_end(id).map(|sealed| (id, sealed));
+        }
+        if !node.decide_some() {
+            return Progress::More;
+        }
+        node.effects.push(NodeEffect::WakeLocks);
+        Progress::Done(())
+    }
+}

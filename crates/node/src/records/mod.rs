@@ -1,0 +1,5 @@
+//! Records of sessions' logs: validated and applied.
+
+pub mod apply;
+pub mod logs;
+pub mod validate;

@@ -1,0 +1,217 @@
+//! Recovery: applies what all sessions have logged, after a start.
+//!
+//! A kill at any point of it changes nothing: the next start begins again at the committed state.
+//!
+//! A record that no SharedFS has seen may be forged, and after a loss of power no lease tells. Numbers and credit stand
+//! in the session's lease table, which LibFS makes last before its log. So a record that uses more ends its log. Logs
+//! of ordinary users are applied behind those of the super-user and of mounts, but for what these depend on: a forged
+//! record takes no name from those.
+//!
+//! Handles show the present, and logs an earlier time: an inode that lost its last name may have been open then, and
+//! written to. So nothing that another session may have used is freed until all logs are applied.
+
+use std::collections::BTreeMap;
+
+use ashlar_store::StoreError;
+use ashlar_types::{LogPosition, SessionId};
+
+use crate::blame;
+use crate::digest::commit::{commit, release_blocks, take_unreleased_blocks};
+use crate::digest::orphans::free_orphans;
+use crate::node::{Node, RecoveryPhase, UnmetDependency};
+use crate::records::apply::Slice;
+use crate::records::validate::Violation;
+
+/// Why logs can't be recovered.
+#[derive(Debug)]
+pub enum RecoveryFailure {
+    /// SharedFS panicked at this session's log. The node is half changed, and must be given up.
+    Panic(SessionId),
+    /// The shared area failed.
+    Store(StoreError),
+}
+
+impl From<StoreError> for RecoveryFailure {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// Runs a step that reads one session's log.
+///
+/// # Errors
+/// [`RecoveryFailure::Panic`] if it panics. The node may then be half changed.
+fn guard_session<T>(id: SessionId, step: impl FnOnce() -> T) -> Result<T, RecoveryFailure> {
+    blame::contain(step).map_err(|_| RecoveryFailure::Panic(id))
+}
+
+impl Node {
+    /// Begins recovery: the sessions are taken up next.
+    pub fn begin_recovery(&mut self) {
+        self.phase = RecoveryPhase::Recovering;
+    }
+}
+
+/// Applies what all sessions have logged, and commits it.
+///
+/// # Errors
+/// [`RecoveryFailure`].
+pub fn recover_logs(state: &mut Node) -> Result<(), RecoveryFailure> {
+    let mut bounds = Vec::new();
+    for id in state.live_ids() {
+        let end = guard_session(id, || seal_log(state, id))?;
+        bounds.extend(end.map(|end| (id, applicable_end(state, id, end))));
+    }
+    // First the records that were validated before, then the rest under the leases that stand: the leases describe the
+    // state between the two.
+    let validated: Vec<_> = bounds.iter().map(|&(id, end)| (id, validated_end(state, id, end))).collect();
+    apply_in_order(state, &validated)?;
+    restore_leases(state);
+    apply_in_order(state, &bounds)?;
+    while make_room(state)? {
+        apply_in_order(state, &bounds)?;
+    }
+    cut_unmet(state, &bounds)?;
+    fence_barred(state);
+    state.phase = RecoveryPhase::Running;
+    Ok(commit(state)?)
+}
+
+/// Seals a session's log and returns the end of its records.
+///
+/// The seal voids records that are half done. A dead process has left them so, and a living one appends them again. The
+/// living process checks its leases before that, as before all later appends. SharedFS may have been killed between
+/// taking a lease and sealing the log. A process that had checked before that could still append.
+fn seal_log(state: &mut Node, id: SessionId) -> Option<LogPosition> {
+    let sealed = state.live(id)?.log.seal();
+    state.counters.seals += 1;
+    match sealed {
+        // Whether the log is truncated, or goes backwards.
+        Ok((_, end)) => state.settled(id).map(|_| end),
+        Err(damaged) => {
+            state.fence(id, &Violation::Log(damaged.to_string()));
+            None
+        }
+    }
+}
+
+/// Returns the end of the records that may be applied.
+///
+/// An earlier SharedFS has panicked at those behind it, or at a request of the session.
+fn applicable_end(state: &Node, id: SessionId, end: LogPosition) -> LogPosition {
+    let barred = state.live(id).and_then(|session| session.page.barred());
+    barred.map_or(end, |barred| barred.min(end))
+}
+
+/// Fences the sessions that made an earlier SharedFS panic.
+fn fence_barred(state: &mut Node) {
+    for id in state.live_ids() {
+        if state.live(id).is_some_and(|session| session.page.barred().is_some()) {
+            state.fence(id, &Violation::Panicked);
+        }
+    }
+}
+
+/// Returns the position up to which a session's records were validated.
+///
+/// If SharedFS was killed while it took one of the session's leases, all present records were written before the
+/// session could know. The ones not validated yet are applied under the leases that stand. Their inodes and moves
+/// change these leases, but the leases do not decide on them.
+fn validated_end(state: &mut Node, id: SessionId, end: LogPosition) -> LogPosition {
+    let Some(session) = state.sessions.get_mut(&id) else { return end };
+    if session.page.is_revoking() {
+        session.trusted = end;
+    }
+    session.validated = session.validated.min(end);
+    session.validated
+}
+
+/// Applies logs up to their bounds, those of ordinary users last.
+///
+/// Each log is applied only as far as its dependencies are. [`Node::unmet`] then holds the conditions that are
+/// missing.
+fn apply_in_order(state: &mut Node, bounds: &[(SessionId, LogPosition)]) -> Result<(), RecoveryFailure> {
+    // As much of each log as is applied now: at first all of the privileged ones, and what these depend on.
+    let is_privileged = |id: &SessionId| state.sessions.get(id).is_some_and(|s| s.credentials.is_privileged());
+    let mut enough: BTreeMap<SessionId, LogPosition> =
+        bounds.iter().filter(|(id, _)| is_privileged(id)).copied().collect();
+    loop {
+        let before: Vec<_> = bounds.iter().map(|(id, _)| state.store.applied(*id)).collect();
+        state.unmet.clear();
+        for &(id, end) in bounds {
+            if let Some(&enough) = enough.get(&id) {
+                guard_session(id, || state.apply(id, end, Slice::Through(enough)))?;
+            }
+        }
+        let mut is_more = bounds.iter().zip(before).any(|((id, _), before)| state.store.applied(*id) != before);
+        for unmet in state.unmet.values() {
+            if let UnmetDependency::Session(other, position) = *unmet {
+                let enough = enough.entry(other).or_default();
+                is_more |= position > *enough;
+                *enough = position.max(*enough);
+            }
+        }
+        if !is_more || state.unmet.is_empty() {
+            if bounds.iter().all(|(id, end)| enough.get(id).is_some_and(|enough| enough >= end)) {
+                return Ok(());
+            }
+            enough = bounds.iter().copied().collect();
+        }
+    }
+}
+
+/// Makes room for logs that stopped for lack of it.
+///
+/// Nothing else lets them go on. It frees inodes that have no link and are open in no session, and commits what has
+/// been freed. Returns whether there is more room now.
+fn make_room(state: &mut Node) -> Result<bool, StoreError> {
+    if !state.unmet.values().any(|unmet| *unmet == UnmetDependency::Room) {
+        return Ok(false);
+    }
+    let room = |state: &Node| (state.store.space().blocks_free, state.store.space().metadata_bytes_used);
+    let (free, used) = room(state);
+    free_orphans(state);
+    commit(state)?;
+    // Extents from before the start are void, so no session reads freed blocks by them.
+    release_blocks(state);
+    take_unreleased_blocks(state);
+    let (free_now, used_now) = room(state);
+    Ok(free_now > free || used_now < used)
+}
+
+/// Gives up missing dependencies of logs.
+///
+/// It cuts the depending logs, unless the other log is at fault.
+fn cut_unmet(state: &mut Node, bounds: &[(SessionId, LogPosition)]) -> Result<(), RecoveryFailure> {
+    let unmet = std::mem::take(&mut state.unmet);
+    for (id, unmet) in unmet {
+        let UnmetDependency::Session(other, _) = unmet else { continue };
+        let position = state.store.applied(id);
+        let this_boot = state.live(id).is_some_and(|session| session.is_whole);
+        if this_boot {
+            state.counters.logs_cut += 1;
+            // Memory has lost nothing: the other session has destroyed its own log, and this one must not suffer for
+            // that.
+            tracing::error!(session = id.0, other = other.0, %position, "a log that this one depends on is damaged");
+            state.lost.insert(other);
+        } else {
+            tracing::warn!(session = id.0, other = other.0, %position, "the log is cut: its further records depend on lost updates");
+            state.cut(id);
+        }
+    }
+    let rest: Vec<_> =
+        bounds.iter().copied().filter(|(id, _)| state.sessions.get(id).is_some_and(|s| !s.is_ending)).collect();
+    if rest.iter().any(|&(id, end)| state.live(id).is_some() && state.store.applied(id) < end) {
+        state.phase = RecoveryPhase::Salvaging;
+        for (id, end) in rest {
+            guard_session(id, || state.apply(id, end, Slice::All))?;
+        }
+        state.phase = RecoveryPhase::Recovering;
+    }
+    Ok(())
+}
+
+fn restore_leases(state: &mut Node) {
+    let Node { store, leasing, sessions, .. } = state;
+    leasing.restore(store, sessions.values().filter(|s| s.fenced.is_none() && s.is_whole));
+}
