@@ -60,6 +60,7 @@ CYCLE_FILES = 3
 CIRCLES_LEFT = {
     "preload": "a call may begin a session, and a session may end in the middle of a call",
     "daemon": "its state and what serves it name each other",
+    "node": "its state and what works on it name each other",
     "libfs": "LibFs holds what log/, leases/, files/ and names/ define beside methods of LibFs",
 }
 UNSAFE_ALLOWED = {"pmem", "log", "libfs", "preload", "capi"}
@@ -122,11 +123,6 @@ def unsafe_problems(package):
     return problems
 
 
-def heed_problems():
-    named = (path for path, text in listed("crates/*.rs") if re.search(r"\bheed\b", text))
-    return [f"{path} names 'heed', which the store's `Database` hides" for path in named if not path.startswith(HEED_ALLOWED)]
-
-
 def source_problems(package):
     """Cycles of files, and I/O in the sources of a crate without it."""
     name = package["name"].removeprefix("ashlar-")
@@ -158,6 +154,11 @@ def is_within(path, forbidden):
     if path.endswith("::*"):
         return f"{forbidden}::".startswith(path[:-1]) or path.startswith(f"{forbidden}::")
     return f"{path}::".startswith(f"{forbidden}::")
+
+
+def heed_problems():
+    named = (path for path, text in listed("crates/*.rs") if re.search(r"\bheed\b", text))
+    return [f"{path} names 'heed', which the store's `Database` hides" for path in named if not path.startswith(HEED_ALLOWED)]
 
 
 def listed(*patterns):

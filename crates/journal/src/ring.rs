@@ -156,9 +156,8 @@ impl<M: Persistent> JournalRing<M> {
 
     /// Opens the journal that a process or the machine left when it died.
     ///
-    /// Its end is behind the last frame of the valid chain; all frames are durable when this returns. Before it
-    /// appends, a writer calls [`Self::begin_epoch`], or [`Self::resume_epoch`] if it knows that the machine lost
-    /// nothing.
+    /// Its end is behind the last frame of the valid chain; all frames are durable when this returns. Before a writer
+    /// appends, it calls [`Self::begin_epoch`], or [`Self::resume_epoch`] if it knows that the machine lost nothing.
     ///
     /// # Errors
     /// [`JournalOpenError`].
@@ -295,7 +294,8 @@ impl<M: Persistent> JournalRing<M> {
 
     /// Appends a frame in the journal's last epoch. It is not durable until it is flushed.
     ///
-    /// # Errors [`JournalError::Full`], [`JournalError::TooLong`], [`JournalError::Frame`], [`JournalError::Failed`];
+    /// # Errors
+    /// [`JournalError::Full`], [`JournalError::TooLong`], [`JournalError::Frame`], [`JournalError::Failed`];
     /// [`JournalError::EpochNotBegun`] after opening; [`JournalError::WrongLineage`] if the last epoch begins behind
     /// the end: such a copy only receives frames.
     pub fn append(&mut self, body: &FrameBody<'_>) -> Result<AppendedFrame, JournalError> {
@@ -381,9 +381,11 @@ impl<M: Persistent> JournalRing<M> {
     /// Notes the result of a flush. Returns the flushed position.
     ///
     /// # Errors
-    /// [`JournalError::System`] if the flush failed. The kernel may have dropped the bytes, so the journal has failed.
+    /// [`JournalError::System`] if the flush failed. The kernel may have dropped the bytes, so the journal has failed;
+    /// [`JournalError::Failed`] if another access failed before.
     pub fn finish_flush(&mut self, job: &FlushJob, result: io::Result<()>) -> Result<JournalPosition, JournalError> {
         self.note_result(result)?;
+        self.check_usable()?;
         if job.cuts == self.cuts {
             self.flushed = self.flushed.max(job.upto);
         }
@@ -433,7 +435,7 @@ impl<M: Persistent> JournalRing<M> {
     /// Notes that the new head is durable: from now on, the space before it is reused. Returns the head.
     ///
     /// # Errors
-    /// [`JournalError::System`] if the job failed; the journal has then failed.
+    /// [`JournalError::System`] if the job failed, [`JournalError::Failed`] if another access failed before.
     pub fn finish_truncate(
         &mut self,
         job: TruncateJob,
@@ -441,6 +443,7 @@ impl<M: Persistent> JournalRing<M> {
     ) -> Result<JournalPosition, JournalError> {
         self.is_truncating = false;
         self.note_result(result)?;
+        self.check_usable()?;
         self.state = job.state;
         Ok(self.head())
     }

@@ -24,6 +24,10 @@ pub mod blame;
 pub mod counters;
 pub mod digest;
 pub mod effects;
+#[cfg(fuzzing)]
+pub mod fuzzing;
+#[cfg(all(test, not(fuzzing)))]
+mod fuzzing;
 pub mod leases;
 pub mod locks;
 pub mod node;

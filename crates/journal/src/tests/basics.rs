@@ -348,6 +348,17 @@ fn journal_does_no_more_after_its_medium_failed() {
     }
 }
 
+/// Two flushes at once, of which one fails: the kernel reports an error once, so the other's success means nothing.
+#[test]
+fn flush_beside_a_failed_one_makes_nothing_durable() {
+    let mut ring = ring(1024);
+    ring.append(&plain(&[0; 40])).unwrap();
+    let (one, two) = (ring.begin_flush().unwrap(), ring.begin_flush().unwrap());
+    assert!(matches!(ring.finish_flush(&one, Err(io::Error::other("no medium"))), Err(JournalError::System(_))));
+    assert!(matches!(ring.finish_flush(&two, Ok(())), Err(JournalError::Failed)));
+    assert_eq!(ring.flushed(), JournalPosition(0));
+}
+
 #[test]
 fn opened_journal_takes_no_frame_before_its_epoch_is_known() {
     let mut ring = ring(1024);

@@ -82,7 +82,7 @@ fn examine(setup: Setup, image: &[u8], story: &Story, again: bool, tally: &mut T
     let story = Story { durable: ring.end(), frames, heads, lengths: story.lengths.clone() };
     let shared: Shared = Arc::new(Mutex::new((story, Tally::default())));
     let observed = Arc::clone(&shared);
-    let last = Setup { images_per_point: setup.images_per_point.min(12), ..setup };
+    let last = Setup { images_per_point: setup.images_per_point.min(6), ..setup };
     twin.on_persist(Box::new(move |state| {
         let (story, tally) = &mut *observed.lock().unwrap();
         look(last, state, story, tally, false);
@@ -111,7 +111,7 @@ fn look(setup: Setup, state: &CrashState, story: &Story, tally: &mut Tally, agai
     }
     let point = state.persist_points();
     for (index, image) in state.crash_images(setup.seed ^ point, setup.images_per_point).enumerate() {
-        let again = again && (index as u64 + point) % 8 < 2;
+        let again = again && (index as u64 + point) % 12 == 0;
         if let Err(violation) = examine(setup, &image, story, again, tally) {
             tally.violation = Some(format!("seed {}, persist point {point}, image {index}: {violation}", setup.seed));
             return;
@@ -235,12 +235,12 @@ const WORDS: Setup = Setup {
     bug: PlantedBug::None,
     seed: 0,
     ring_bytes: 1024,
-    body_bytes_max: 90,
-    steps: 70,
-    images_per_point: 32,
+    body_bytes_max: 200,
+    steps: 100,
+    images_per_point: 12,
 };
 const PAGES: Setup =
-    Setup { medium: CrashMedium::Pages, ring_bytes: 3 * 4096, body_bytes_max: 2000, images_per_point: 24, ..WORDS };
+    Setup { medium: CrashMedium::Pages, ring_bytes: 3 * 4096, body_bytes_max: 2000, images_per_point: 16, ..WORDS };
 
 fn all_is_well(setup: Setup, seeds: std::ops::Range<u64>) {
     let mut total = Tally::default();
@@ -261,7 +261,7 @@ fn all_is_well(setup: Setup, seeds: std::ops::Range<u64>) {
 
 #[test]
 fn every_crash_on_persistent_memory_keeps_a_prefix() {
-    all_is_well(WORDS, 0..12);
+    all_is_well(WORDS, 0..8);
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn crashes_at_length() {
 
 /// The checkers above must find each of the faults that can be planted.
 fn is_caught(setup: Setup) {
-    let found = (0..60).find_map(|seed| enumerate(Setup { seed, images_per_point: 24, ..setup }).violation);
+    let found = (0..60).find_map(|seed| enumerate(Setup { seed, images_per_point: 16, ..setup }).violation);
     println!("{:?} on {:?}: {found:?}", setup.bug, setup.medium);
     assert!(found.is_some(), "{:?} was not noticed", setup.bug);
 }

@@ -159,7 +159,7 @@ impl DumpLines<'_> {
         })
     }
 
-    /// Returns the pieces of a file that are not all hole.
+    /// Returns the pieces of a file that are not all hole. The numbers of 1 TiB take some 100 MB for a moment.
     fn pieces(&self, id: InodeId, inode: &Inode) -> Result<Vec<u64>, StoreError> {
         let end = blocks_for(inode.size).div_ceil(CHUNK_BLOCKS);
         let mut pieces = self.store.chunk_numbers(id, 0..end)?;
