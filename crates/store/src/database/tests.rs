@@ -4,7 +4,9 @@ use std::sync::Arc;
 use ashlar_pmem::{Arena, ArenaOptions};
 use proptest::prelude::*;
 
+use super::layout::{PAGE_BYTES, TableName};
 use super::*;
+use crate::metadata::rows::kind;
 
 type OwnedRow = (Vec<u8>, Vec<u8>);
 

@@ -33,8 +33,8 @@ impl Store {
     /// there is nothing more.
     ///
     /// # Errors
-    /// As for [`Self::check_sound`]; [`StoreError::Lmdb`]. The lines: [`StoreError::Checksum`] at a damaged block,
-    /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
+    /// As for [`Self::check_sound`]; [`StoreError::Database`]. The lines: [`StoreError::Checksum`] at a damaged block,
+    /// [`StoreError::Corrupt`], [`StoreError::Database`].
     pub fn dump_lines(&self) -> Result<DumpLines<'_>, StoreError> {
         self.check_sound()?;
         Ok(DumpLines {

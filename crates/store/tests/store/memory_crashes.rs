@@ -88,7 +88,11 @@ impl UpdateScript {
 }
 
 fn new_arena(medium: CrashMedium) -> Arc<MemoryArena> {
-    let options = MemoryArenaOptions { id: 3, medium, segment_blocks: SEGMENT_BLOCKS.to_vec() };
+    arena_of(medium, &SEGMENT_BLOCKS)
+}
+
+fn arena_of(medium: CrashMedium, segment_blocks: &[u32]) -> Arc<MemoryArena> {
+    let options = MemoryArenaOptions { id: 3, medium, segment_blocks: segment_blocks.to_vec() };
     let arena = Arc::new(MemoryArena::new(&options));
     Store::format_in_memory(&arena, [5; 16], Timestamp::default()).unwrap();
     let mut store = Store::open_in_memory(Arc::clone(&arena)).unwrap();
@@ -221,4 +225,20 @@ fn equal_scripts_leave_equal_bytes() {
     assert!(one.0 == other.0, "the segments differ");
     assert!(one.1.len() > 20);
     assert_eq!(one.1, other.1);
+}
+
+/// The blocks of a tree are elsewhere in an arena of another shape, and its dump is the same.
+#[test]
+fn equal_scripts_leave_equal_dumps_in_other_segments() {
+    let run = |segment_blocks: &[u32]| {
+        let (script, arena) = (UpdateScript::new(8), arena_of(CrashMedium::Words, segment_blocks));
+        let mut store = Store::open_in_memory(Arc::clone(&arena)).unwrap();
+        script.run(&mut store).unwrap();
+        let mut dump = Vec::new();
+        store.dump(&mut dump).unwrap();
+        (String::from_utf8(dump).unwrap(), arena.database().rows())
+    };
+    let (one, other) = (run(&SEGMENT_BLOCKS), run(&[30, 9, 90]));
+    assert_eq!(one.0, other.0);
+    assert_ne!(one.1, other.1);
 }
