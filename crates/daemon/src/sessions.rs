@@ -152,6 +152,7 @@ fn open_session(
     if is_new {
         state.store.set_session(id, session.log.generation(), LogPosition(0));
     }
+    state.journal_session(&session);
     state.counters.sessions_opened += 1;
     let inodes = begin_with_means(state, &mut session);
     admit_user(state, &session.credentials);
@@ -364,6 +365,7 @@ fn begin_with_means(state: &mut Node, session: &mut ServedSession) -> (InodeId, 
     session.grant_credit(credit::initial_credit(state), CreditKind::Common);
     let Ok(range) = state.store.allocate_inodes(FIRST_RANGE) else { return none };
     let first = InodeId(range.start);
+    state.journal_inodes(session.id, first, FIRST_RANGE);
     session.ranges.add(&session.page, first, FIRST_RANGE);
     (first, FIRST_RANGE)
 }
@@ -512,7 +514,7 @@ fn remove_session(shared: &SharedState, state: &mut Node, id: SessionId) {
     state.store.unmap_blocks(id, None);
     let (is_fit, is_quarantined) = (RetiredSession::is_fit(state, &session), session.fenced.is_some());
     if is_quarantined {
-        state.store.remove_session(id);
+        state.remove_session_row(id);
     } else if !is_fit || shared.pool.keep(RetiredSession::of(session, end)).is_some() {
         retired::remove_with(shared, state, id);
     }

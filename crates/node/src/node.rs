@@ -77,7 +77,7 @@ pub struct Node {
     pub pending: PendingRequests,
     /// The journal for replicas; a machine by itself has none.
     pub journal: Option<NodeJournal>,
-    /// What a replica must know of the batch that is being applied.
+    /// Decisions on the batch that is being applied, for replicas.
     pub batch_notes: BatchNotes,
     /// The shared area.
     pub store: Store,
@@ -186,14 +186,14 @@ impl Node {
         })
     }
 
-    /// Returns whether there are several sessions, or were within [`SOLITUDE`].
+    /// Returns whether there are several sessions, or were within `SOLITUDE`.
     pub fn is_shared(&self) -> bool {
         self.last_shared.is_some_and(|last| self.now.since_boot < last + SOLITUDE)
     }
 
     /// Writes into all control pages whether there are other sessions.
     ///
-    /// Sessions count that ended within [`SOLITUDE`]. Returns the sole mounts that have become shared, each with the
+    /// Sessions count that ended within `SOLITUDE`. Returns the sole mounts that have become shared, each with the
     /// number of the change that its kernel must follow.
     pub fn publish_sharing(&mut self) -> Vec<(Arc<Control>, u64)> {
         if self.sessions.len() > 1 {

@@ -23,7 +23,7 @@ use crate::sessions::session::ServedSession;
 /// The part of the ring that may be used before batches wait for a commit; the rest is for all else.
 const FULL_PART: (u64, u64) = (1, 2);
 
-/// What was decided while a batch was applied, and a replica must know.
+/// Decisions that were made while a batch was applied, for replicas.
 #[derive(Debug, Default)]
 pub struct BatchNotes {
     /// Records that are valid and have no effect.
@@ -283,6 +283,11 @@ impl Node {
     /// Journals an act of SharedFS itself, before a session makes use of it.
     pub(crate) fn journal_act(&mut self, act: OwnAct<'_>) {
         self.append_frame(&FrameBody::Own(act));
+    }
+
+    /// Journals a range of inode numbers, before a session may use them.
+    pub fn journal_inodes(&mut self, session: SessionId, first: InodeId, count: u64) {
+        self.journal_act(OwnAct::Inodes { session, first, count });
     }
 
     /// Journals the beginning of a session.

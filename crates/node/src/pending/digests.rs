@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use ashlar_journal::OwnAct;
 use ashlar_pmem::MediumKind;
 use ashlar_store::{MapBlocks, MappedRun};
 use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
@@ -183,7 +182,7 @@ fn grant_range(node: &mut Node, id: SessionId) -> Result<Reply, Errno> {
         Errno::EIO
     })?;
     let first = InodeId(range.start);
-    node.journal_act(OwnAct::Inodes { session: id, first, count });
+    node.journal_inodes(id, first, count);
     let session = node.sessions.get_mut(&id).filter(|session| session.fenced.is_none()).ok_or(Errno::EIO)?;
     session.ranges.add(&session.page, first, count);
     Ok(Reply::Inodes(first, count))
