@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use ashlar_pmem::MediumKind;
+use ashlar_store::StoreError;
 use ashlar_types::{Credentials, Errno, InodeId, LogGeneration, LogPosition, SessionId};
 use ashlar_wire::{Admission, CreditKind, Hello, LEASE_SLOTS, PROTOCOL_VERSION, Peer, SessionKind, Welcome};
 
@@ -461,7 +462,7 @@ pub fn grant_inode_range(shared: &SharedState, id: SessionId) -> Result<(InodeId
     let count = free(&state).ok_or(Errno::EIO)?.saturating_sub(LEASES_KEPT).clamp(1, RANGE);
     let range = state.store.allocate_inodes(count).map_err(|error| {
         tracing::error!(%error, "no inode numbers");
-        Errno::EIO
+        if matches!(error, StoreError::NumbersExhausted { .. }) { Errno::ENOSPC } else { Errno::EIO }
     })?;
     let first = InodeId(range.start);
     let session = state.sessions.get_mut(&id).filter(|session| session.fenced.is_none()).ok_or(Errno::EIO)?;

@@ -14,7 +14,7 @@ use crate::shared_state::SharedState;
 
 /// Makes a small arena.
 pub fn make_arena(place: &Path) {
-    let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
+    let options = ArenaOptions::new(16 << 20);
     let arena = Arena::create(place, &options).expect("an arena");
     Store::format(&arena, Timestamp::default()).expect("formatted");
 }

@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn a_failed_commit_loses_nothing_and_is_tried_again() {
         let directory = tempfile::tempdir().unwrap();
-        let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
+        let options = ArenaOptions::new(16 << 20);
         let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).unwrap());
         Store::format(&arena, Timestamp::default()).unwrap();
         let mut store = Store::open(Arc::clone(&arena)).unwrap();

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
-use ashlar_pmem::{Arena, SegmentInfo};
+use ashlar_pmem::{Arena, ArenaSummary, SegmentInfo};
 use ashlar_types::{
-    BlockAddress, FileKind, Inode, InodeId, LogGeneration, LogPosition, Name, QuotaAmount, QuotaKey, QuotaLimits,
-    SessionId, Timestamp, XATTRS_BYTES_MAX, name_cookie,
+    BlockAddress, FileKind, Inode, InodeId, LogGeneration, LogPosition, Name, NameHashKey, NodeNumber, QuotaAmount,
+    QuotaKey, QuotaLimits, SessionId, Timestamp, XATTRS_BYTES_MAX, name_cookie,
 };
 use ashlar_update::Entry;
 use ashlar_update::xattr_size::{attribute_bytes, attribute_fits};
@@ -48,7 +48,8 @@ pub struct Store {
     /// Decoded rows of it.
     pub(crate) seen: InodeCache,
     pub(crate) database: Arc<Database>,
-    pub(crate) hash_key: [u8; 16],
+    pub(crate) node: NodeNumber,
+    pub(crate) hash_key: NameHashKey,
     /// Changes since the last freeze.
     pub(crate) active: Batch,
     /// Changes whose commit is under way, or has failed and must be tried again.
@@ -102,11 +103,13 @@ impl Store {
         if database.snapshot()?.get(&[kind::SUPERBLOCK])?.is_some() {
             return Ok(());
         }
-        let mut hash_key = [0; 16];
-        rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty())
-            .map_err(|error| StoreError::Io { what: "no random numbers", source: error.into() })?;
-        let superblock = Superblock { version: rows::FORMAT_VERSION, arena: arena.summary().id, hash_key };
-        let counters = StoredCounters { next_inode: InodeId::FIRST_FREE.0, next_session: 1, reserved_blocks: 0 };
+        let ArenaSummary { id, node, .. } = arena.summary();
+        let superblock = Superblock { versions: rows::FORMAT_VERSIONS, arena: id };
+        let counters = StoredCounters {
+            next_inode: InodeId::numbers_of(node).start + InodeId::FIRST_FREE.0,
+            next_session: SessionId::numbers_of(node).start + 1,
+            reserved_blocks: 0,
+        };
         let mut writer = database.write(5, 1024)?;
         writer.put(&[kind::SUPERBLOCK], &rows::encode_superblock(superblock))?;
         writer.put(&[kind::COUNTERS], &rows::encode_counters(counters))?;
@@ -131,13 +134,14 @@ impl Store {
         let snapshot = database.snapshot()?;
         let superblock = snapshot.get(&[kind::SUPERBLOCK])?.ok_or(StoreError::NotFormatted)?;
         let superblock = rows::decode_superblock(superblock).ok_or(StoreError::NotFormatted)?;
-        if superblock.version != rows::FORMAT_VERSION {
-            return Err(StoreError::WrongVersion { found: superblock.version, supported: rows::FORMAT_VERSION });
+        if rows::FORMAT_VERSIONS.negotiate(superblock.versions).is_none() {
+            return Err(StoreError::WrongVersion { found: superblock.versions, supported: rows::FORMAT_VERSIONS });
         }
-        if superblock.arena != arena.summary().id {
-            return Err(StoreError::WrongArena { found: superblock.arena, expected: arena.summary().id });
+        let ArenaSummary { id, node, file_system, .. } = arena.summary();
+        if superblock.arena != id {
+            return Err(StoreError::WrongArena { found: superblock.arena, expected: id });
         }
-        let found = match read_counters(&snapshot) {
+        let found = match read_counters(&snapshot, node) {
             Err(StoreError::Corrupt(_)) => None,
             found => Some(found?),
         };
@@ -149,11 +153,12 @@ impl Store {
             snapshot,
             seen: InodeCache::default(),
             database,
-            hash_key: superblock.hash_key,
+            node,
+            hash_key: file_system.hash_key,
             active: Batch::default(),
             frozen: None,
             segments: BTreeMap::new(),
-            allocator: Allocator::default(),
+            allocator: Allocator::new(node),
             mapped: Mapped::default(),
             sessions: HashMap::new(),
             changed_sessions: BTreeMap::new(),
@@ -334,12 +339,17 @@ impl Store {
     /// Returns inode numbers that were never used before and never will be again.
     ///
     /// # Errors
-    /// Those of LMDB: when the last numbers run out, more are set aside, which waits for a commit under way.
+    /// [`StoreError::NumbersExhausted`]; those of LMDB: when the last numbers run out, more are set aside, which waits
+    /// for a commit under way.
     pub fn allocate_inodes(&mut self, count: u64) -> Result<Range<u64>, StoreError> {
         self.check_sound()?;
         let first = self.counters.next_inode;
+        let end = InodeId::numbers_of(self.node).end;
+        if count > end.saturating_sub(first) {
+            return Err(StoreError::NumbersExhausted { node: self.node, what: "inode numbers" });
+        }
         if first + count > self.stored.next_inode {
-            self.store_counters(first + count + INODES_AHEAD, self.stored.next_session)?;
+            self.store_counters(end.min(first + count + INODES_AHEAD), self.stored.next_session)?;
         }
         self.counters.next_inode += count;
         Ok(first..first + count)
@@ -352,8 +362,12 @@ impl Store {
     pub fn next_session_id(&mut self) -> Result<SessionId, StoreError> {
         self.check_sound()?;
         let session = self.counters.next_session;
+        let end = SessionId::numbers_of(self.node).end;
+        if session >= end {
+            return Err(StoreError::NumbersExhausted { node: self.node, what: "session numbers" });
+        }
         if session >= self.stored.next_session {
-            self.store_counters(self.stored.next_inode, session + SESSIONS_AHEAD)?;
+            self.store_counters(self.stored.next_inode, end.min(session + SESSIONS_AHEAD))?;
         }
         self.counters.next_session += 1;
         Ok(SessionId(session))
@@ -374,10 +388,13 @@ impl Store {
 
     /// The counters that the next commit is to store: numbers are set aside well before they run out.
     pub(crate) fn counters_to_store(&self) -> StoredCounters {
-        let ahead = |next: u64, stored: u64, step: u64| if next + step / 2 > stored { next + step } else { stored };
+        let ahead = |next: u64, stored: u64, step: u64, numbers: Range<u64>| {
+            if next + step / 2 > stored { (next + step).min(numbers.end).max(next) } else { stored }
+        };
+        let (inodes, sessions) = (InodeId::numbers_of(self.node), SessionId::numbers_of(self.node));
         StoredCounters {
-            next_inode: ahead(self.counters.next_inode, self.stored.next_inode, INODES_AHEAD),
-            next_session: ahead(self.counters.next_session, self.stored.next_session, SESSIONS_AHEAD),
+            next_inode: ahead(self.counters.next_inode, self.stored.next_inode, INODES_AHEAD, inodes),
+            next_session: ahead(self.counters.next_session, self.stored.next_session, SESSIONS_AHEAD, sessions),
             reserved_blocks: self.counters.reserved_blocks,
         }
     }
@@ -386,8 +403,14 @@ impl Store {
 
     /// The key of the name hash.
     #[must_use]
-    pub fn hash_key(&self) -> [u8; 16] {
+    pub fn hash_key(&self) -> NameHashKey {
         self.hash_key
+    }
+
+    /// The node that gives out the numbers of this store.
+    #[must_use]
+    pub fn node(&self) -> NodeNumber {
+        self.node
     }
 
     /// A name's place in any directory's order.
@@ -759,17 +782,27 @@ impl Store {
     }
 
     pub(crate) fn segment(&self, address: BlockAddress) -> Result<&StoreSegment, StoreError> {
-        let segment = self.segments.get(&address.segment());
+        let segment = self.segments.get(&address.segment()).filter(|_| address.node() == self.node);
         segment.map(|segment| &**segment).ok_or(StoreError::Corrupt("an extent lies in a segment that does not exist"))
     }
 }
 
-pub(crate) fn read_counters(snapshot: &Snapshot) -> Result<StoredCounters, StoreError> {
+/// Reads the counters row of a node's store.
+pub(crate) fn read_counters(snapshot: &Snapshot, node: NodeNumber) -> Result<StoredCounters, StoreError> {
     let row = snapshot.get(&[kind::COUNTERS])?;
-    row.and_then(rows::decode_counters).ok_or(StoreError::Corrupt("the counters' row is damaged"))
+    // The end of a node's numbers stands there when it has given out the last one.
+    let is_of = |numbers: Range<u64>, next: u64| numbers.start <= next && next <= numbers.end;
+    let is_sound = |counters: &StoredCounters| {
+        is_of(InodeId::numbers_of(node), counters.next_inode)
+            && is_of(SessionId::numbers_of(node), counters.next_session)
+    };
+    row.and_then(rows::decode_counters).filter(is_sound).ok_or(StoreError::Corrupt("the counters' row is damaged"))
 }
 
 /// The root directory of a new file system: owned by the super-user, open to all to read.
 pub(crate) fn root_directory(at: Timestamp) -> Inode {
     Inode::new(FileKind::Directory, 0o755, InodeId::ROOT, at)
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,7 +23,7 @@ impl Node {
         let memory = Path::new("/dev/shm");
         let directory =
             if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() };
-        let options = ArenaOptions { size_bytes, emulate_pmem: false };
+        let options = ArenaOptions::new(size_bytes);
         let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).unwrap());
         Store::format(&arena, Timestamp::default()).unwrap();
         let mut store = Store::open(Arc::clone(&arena)).unwrap();
@@ -435,7 +435,7 @@ fn an_invalid_update_changes_nothing_and_poisons_nothing() {
 #[test]
 fn opening_an_invalid_or_foreign_store_fails() {
     let node = Node::new(16 * MIB);
-    let options = ArenaOptions { size_bytes: 16 * MIB, emulate_pmem: false };
+    let options = ArenaOptions::new(16 * MIB);
     let other = Arc::new(Arena::create(&node.directory.path().join("other"), &options).unwrap());
     assert!(matches!(Store::open(Arc::clone(&other)), Err(StoreError::NotFormatted)));
     let from = node.arena.metadata_dir();

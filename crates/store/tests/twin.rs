@@ -42,7 +42,7 @@ fn arena_directory() -> tempfile::TempDir {
 
 impl Twins {
     fn new(directory: tempfile::TempDir) -> Self {
-        let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
+        let options = ArenaOptions::new(16 << 20);
         let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).unwrap());
         Store::format(&arena, Timestamp::default()).unwrap();
         let mut store = Store::open(Arc::clone(&arena)).unwrap();

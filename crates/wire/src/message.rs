@@ -2,8 +2,8 @@
 
 use ashlar_types::{
     ByteRange, Contents, Errno, Extent, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LockAction, LockKind,
-    LockedRange, LogGeneration, LogPosition, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, QuotaVersion, SegmentVersion,
-    SessionId, WantedLease,
+    LockedRange, LogGeneration, LogPosition, NameHashKey, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, QuotaVersion,
+    SegmentVersion, SessionId, WantedLease,
 };
 use ashlar_update::Cost;
 use serde::{Deserialize, Serialize};
@@ -86,7 +86,7 @@ pub struct Welcome {
     /// Whether ordinary memory replaces persistent memory, and so can't be mapped as persistent.
     pub emulated: bool,
     /// The key of the name hash that orders directories (see [`DirectoryEntry::cookie`]).
-    pub hash_key: [u8; 16],
+    pub hash_key: NameHashKey,
     /// Milliseconds for which a kernel may cache the mount's answers.
     pub cache_ttl_ms: u64,
     /// The segment version ([`crate::ControlPage::segment_version`]) in which the grant cache of this answer is valid.

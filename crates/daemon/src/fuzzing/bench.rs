@@ -48,7 +48,7 @@ impl ArenaBench {
         let memory = Path::new("/dev/shm");
         let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
         let directory = directory.expect("a directory");
-        let options = ArenaOptions { size_bytes: ARENA_BYTES, emulate_pmem: true };
+        let options = ArenaOptions { emulate_pmem: true, ..ArenaOptions::new(ARENA_BYTES) };
         let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).expect("an arena"));
         Store::format(&arena, FOUND_AT).expect("formatted");
         let mut state = open_state(&arena);

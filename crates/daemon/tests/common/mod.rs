@@ -76,8 +76,7 @@ impl Site {
         let directory = tempfile::Builder::new().prefix("ashlar").tempdir_in("/dev/shm").expect("a directory");
         open_to_all(directory.path());
         let guard = STARTING.lock();
-        let arena = Arena::create(&directory.path().join("arena"), &ArenaOptions { size_bytes, emulate_pmem: false })
-            .expect("an arena");
+        let arena = Arena::create(&directory.path().join("arena"), &ArenaOptions::new(size_bytes)).expect("an arena");
         ashlar_store::Store::format(&arena, Timestamp::default()).expect("formatted");
         drop((arena, guard));
         let mut site = Self { directory, lease_ttl_us, sessions, daemon: None };

@@ -341,7 +341,7 @@ mod tests {
         /// A store with a file of eight blocks, of ones, committed.
         fn new() -> Self {
             let directory = tempfile::tempdir().unwrap();
-            let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
+            let options = ArenaOptions::new(16 << 20);
             let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).unwrap());
             Store::format(&arena, Timestamp::default()).unwrap();
             let mut bench = Self { store: Store::open(arena).unwrap(), end: 0, _directory: directory };
