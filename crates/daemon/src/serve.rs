@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_helper::{FileOpening, FileReport};
-use ashlar_types::{Errno, LogPosition, SessionId};
+use ashlar_types::{Errno, LogPosition, SessionId, VersionRange};
 use ashlar_wire::{
     Acceptor, Connection, Listener, MountTerms, ReceiveLimits, Reply, Request, SessionKind, WelcomeSegment, WireError,
 };
@@ -333,8 +333,9 @@ fn answer_request(
                 Err(Refused::Errno(errno)) => Err(errno),
             };
         }
-        (Request::Attach { version, .. }, None) if *version != ashlar_wire::PROTOCOL_VERSION => {
-            return Ok(Reply::Refused(sessions::wrong_version(*version)).into());
+        (Request::Attach { version, .. }, None) if !ashlar_wire::PROTOCOL_VERSIONS.covers(*version) => {
+            let only = VersionRange::new(*version, *version);
+            return Ok(Reply::Refused(sessions::wrong_version(only)).into());
         }
         (Request::Attach { peer: proof, .. }, None) => {
             // A session must resume first: only then SharedFS knows its mount and its locks again.
