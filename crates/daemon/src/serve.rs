@@ -19,7 +19,7 @@ use ashlar_node::records::validate::Violation;
 use ashlar_node::sessions::admission::{Refused, find_session, record_return};
 use ashlar_node::sessions::session::ServedSession;
 use ashlar_pmem::ArenaError;
-use ashlar_types::{Errno, SessionId};
+use ashlar_types::{Errno, SessionId, VersionRange};
 use ashlar_wire::{
     Acceptor, Connection, Listener, MountTerms, ReceiveLimits, Reply, Request, SessionKind, WelcomeSegment, WireError,
 };
@@ -339,8 +339,9 @@ fn answer_request(
                 Err(Refused::Errno(errno)) => Err(errno),
             };
         }
-        (Request::Attach { version, .. }, None) if *version != ashlar_wire::PROTOCOL_VERSION => {
-            return Ok(Reply::Refused(sessions::wrong_version(*version)).into());
+        (Request::Attach { version, .. }, None) if !ashlar_wire::PROTOCOL_VERSIONS.covers(*version) => {
+            let only = VersionRange::new(*version, *version);
+            return Ok(Reply::Refused(sessions::wrong_version(only)).into());
         }
         (Request::Attach { peer: proof, .. }, None) => {
             // A session must resume first: only then SharedFS knows its mount and its locks again.

@@ -367,14 +367,14 @@ fn open_again(file: BorrowedFd<'_>, access: MappingAccess) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use ashlar_pmem::ArenaOptions;
-    use ashlar_types::{BlockAddress, InodeId};
+    use ashlar_types::{BlockAddress, InodeId, NodeNumber};
 
     use super::*;
 
     #[test]
     fn mapped_table_taken_up_holds_only_mapped_runs() {
         let directory = tempfile::tempdir().expect("a directory");
-        let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
+        let options = ArenaOptions::new(16 << 20);
         let arena = Arena::create(&directory.path().join("arena"), &options).expect("an arena");
         let id = SessionId(5);
         assert!(open_mapped_table(&arena, id).expect("none").is_none());
@@ -386,7 +386,7 @@ mod tests {
             inode: InodeId(77),
             logical_block: first,
             blocks: 3,
-            address: BlockAddress::new(2, first as u32 + 9),
+            address: BlockAddress::new(NodeNumber::FIRST, 2, first as u32 + 9),
         };
         let (one, two) = (1, 2);
         assert!(table.record_runs(&[run(one, 0), run(one, 3)]) && table.record_runs(&[run(two, 6)]));

@@ -16,8 +16,8 @@ use ashlar_node::sessions::identity::SessionIdentity;
 use ashlar_node::sessions::session::{Control, LogRoom, ServedSession};
 use ashlar_node::{Node, NodeEffect};
 use ashlar_pmem::MediumKind;
-use ashlar_types::{Errno, InodeId, LogGeneration, LogPosition, SessionId};
-use ashlar_wire::{Hello, PROTOCOL_VERSION, Peer, SessionKind, Welcome};
+use ashlar_types::{Errno, InodeId, LogGeneration, LogPosition, SessionId, VersionRange};
+use ashlar_wire::{Hello, PROTOCOL_VERSIONS, Peer, SessionKind, Welcome};
 
 use crate::file_guard;
 use crate::mount_notifier::{abort_dead_mount, notifier_of};
@@ -64,20 +64,21 @@ pub fn hello(
     accepted_ticks: u64,
     hello: &Hello,
 ) -> Result<OpenedSession, Refused> {
-    if hello.version != PROTOCOL_VERSION {
-        return Err(Refused::Because(wrong_version(hello.version)));
-    }
+    let version = PROTOCOL_VERSIONS.negotiate(hello.versions);
+    let version = version.ok_or_else(|| Refused::Because(wrong_version(hello.versions)))?;
     let (identity, ending) =
         identify_peer(socket, accepted_ticks, hello.kind, &hello.label).map_err(Refused::Because)?;
-    match hello.resume {
-        Some(peer) => resume_session(shared, peer, &identity, hello),
-        None => open_session(shared, identity, ending, hello),
-    }
+    let mut opened = match hello.resume {
+        Some(peer) => resume_session(shared, peer, &identity, hello)?,
+        None => open_session(shared, identity, ending, hello)?,
+    };
+    opened.welcome.version = version;
+    Ok(opened)
 }
 
-/// Returns the sentence for a peer of another version.
-pub fn wrong_version(version: u32) -> String {
-    format!("this daemon speaks protocol version {PROTOCOL_VERSION}, not {version}; use the same release on both sides")
+/// Returns the sentence for a peer of other versions.
+pub fn wrong_version(versions: VersionRange) -> String {
+    format!("this daemon speaks protocol {PROTOCOL_VERSIONS}, not {versions}; use the same release on both sides")
 }
 
 fn open_session(
@@ -254,6 +255,7 @@ fn make_welcome(
     let segment = first.and_then(|number| serve::open_segment(shared, number).ok());
     let (segment, segment_file) = segment.map_or((None, None), |(segment, file)| (Some(segment), Some(Arc::new(file))));
     let welcome = Welcome {
+        version: PROTOCOL_VERSIONS.current,
         peer: Peer { session: session.id, token: session.token },
         log_bytes: session.log_room.bytes,
         log_allocated: session.log_room.allocated.max(log_beginning),

@@ -3,7 +3,7 @@
 //! Shapes and meaning are in `docs/format-journal.md`, section "Bodies".
 
 use ashlar_types::{
-    Credentials, InodeId, JournalPosition, LogGeneration, LogPosition, NodeId, QuotaKey, QuotaLimits, SessionId,
+    Credentials, InodeId, JournalPosition, LogGeneration, LogPosition, NodeNumber, QuotaKey, QuotaLimits, SessionId,
     Timestamp,
 };
 use serde::{Deserialize, Serialize};
@@ -143,7 +143,7 @@ pub enum FrameBody<'a> {
     /// Another node's journal must be applied up to a position before what follows.
     After {
         /// The other node.
-        node: NodeId,
+        node: NodeNumber,
         /// The position in its journal.
         position: JournalPosition,
     },
@@ -155,7 +155,7 @@ pub enum FrameBody<'a> {
     /// A successor ends a dead node's journal. Its verdicts on the rest follow.
     Adopt {
         /// The dead node.
-        node: NodeId,
+        node: NodeNumber,
         /// The end of its journal.
         upto: JournalPosition,
     },

@@ -23,13 +23,13 @@ use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory};
 use ashlar_store::{MemoryArena, MemoryArenaOptions, Store, compare_dumps};
 use ashlar_tests::random::Random;
 use ashlar_types::{
-    Epoch, FileKind, FileSystemId, InodeId, LeaseMode, LeaseScope, LogPosition, NodeId, QuotaKey, QuotaLimits,
+    Epoch, FileKind, FileSystemId, InodeId, LeaseMode, LeaseScope, LogPosition, NodeNumber, QuotaKey, QuotaLimits,
     SessionId, Timestamp, WantedLease,
 };
 use ashlar_update::{Create, Rename, SetAttributes, Update};
 use ashlar_wire::{ControlPage, Credit, CreditKind, LeaseRequest, LeaseTable, Need, Request, SessionKind};
 
-const NODE: NodeId = NodeId(0);
+const NODE: NodeNumber = NodeNumber::FIRST;
 const WRITER: SessionId = SessionId(1);
 /// It has files open.
 const HOLDER: SessionId = SessionId(2);
@@ -66,13 +66,13 @@ struct Machine {
 
 fn make_arena() -> Arc<MemoryArena> {
     let segment_blocks = vec![2048];
-    let arena = Arc::new(MemoryArena::new(&MemoryArenaOptions { id: 1, medium: CrashMedium::Words, segment_blocks }));
-    Store::format_in_memory(&arena, [7; 16], Timestamp::default()).expect("formatted");
+    let arena = Arc::new(MemoryArena::new(&MemoryArenaOptions::new(CrashMedium::Words, segment_blocks)));
+    Store::format_in_memory(&arena, Timestamp::default()).expect("formatted");
     arena
 }
 
 fn identity() -> JournalIdentity {
-    JournalIdentity { file_system: FileSystemId(9), node: NODE }
+    JournalIdentity { file_system: FileSystemId(1), node: NODE }
 }
 
 impl Machine {

@@ -143,7 +143,7 @@ impl Store {
         }
         for node in std::mem::take(&mut self.changed_journals) {
             let mark = self.journal_mark(node).map(|mark| rows::encode_journal_mark(mark).to_vec());
-            rows.push((rows::key1(kind::JOURNAL, node.0.into()), mark));
+            rows.push((rows::key1(kind::JOURNAL, node.get().into()), mark));
         }
         self.inode_end = self.inode_end.max(self.active.inode_end());
         self.absent_inode.set(None);

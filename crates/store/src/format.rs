@@ -1,19 +1,24 @@
 //! The rows of a new shared area.
 
-use ashlar_types::{FileKind, Inode, InodeId, Timestamp};
+use ashlar_types::{FileKind, Inode, InodeId, SessionId, Timestamp};
 
 use crate::StoreError;
 use crate::database::Database;
+use crate::medium::StoreIdentity;
 use crate::metadata::rows::{self, StoredCounters, Superblock, kind};
 use crate::quotas;
 
 /// Writes the rows of an empty shared area into a database that has none.
-pub fn format_database(database: &Database, arena: u64, hash_key: [u8; 16], at: Timestamp) -> Result<(), StoreError> {
+pub fn format_database(database: &Database, identity: StoreIdentity, at: Timestamp) -> Result<(), StoreError> {
     if database.snapshot()?.get(&[kind::SUPERBLOCK])?.is_some() {
         return Ok(());
     }
-    let superblock = Superblock { version: rows::FORMAT_VERSION, arena, hash_key };
-    let counters = StoredCounters { next_inode: InodeId::FIRST_FREE.0, next_session: 1, reserved_blocks: 0 };
+    let superblock = Superblock { versions: rows::FORMAT_VERSIONS, arena: identity.id };
+    let counters = StoredCounters {
+        next_inode: InodeId::numbers_of(identity.node).start + InodeId::FIRST_FREE.0,
+        next_session: SessionId::numbers_of(identity.node).start + 1,
+        reserved_blocks: 0,
+    };
     let mut writer = database.write(5, 1024)?;
     writer.put(&[kind::SUPERBLOCK], &rows::encode_superblock(superblock))?;
     writer.put(&[kind::COUNTERS], &rows::encode_counters(counters))?;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use ashlar_pmem::{Arena, SegmentInfo};
 use ashlar_types::{
-    BlockAddress, Inode, InodeId, LogGeneration, LogPosition, Name, NodeId, QuotaAmount, QuotaKey, QuotaLimits,
-    SessionId, Timestamp, XATTRS_BYTES_MAX, name_cookie,
+    BlockAddress, Inode, InodeId, LogGeneration, LogPosition, Name, NameHashKey, NodeNumber, QuotaAmount, QuotaKey,
+    QuotaLimits, SessionId, Timestamp, XATTRS_BYTES_MAX, name_cookie,
 };
 use ashlar_update::Entry;
 use ashlar_update::xattr_size::{attribute_bytes, attribute_fits};
@@ -19,7 +19,7 @@ use crate::commit::Frozen;
 use crate::database::{Database, Snapshot};
 use crate::files::mapped::Mapped;
 use crate::format::format_database;
-use crate::medium::{MemoryArena, StoreMedium};
+use crate::medium::{MemoryArena, StoreIdentity, StoreMedium};
 use crate::metadata::batch::{Batch, LayerValue};
 use crate::metadata::chunk::ExtentChunk;
 use crate::metadata::inode_cache::InodeCache;
@@ -50,7 +50,8 @@ pub struct Store {
     /// Decoded rows of it.
     pub(crate) seen: InodeCache,
     pub(crate) database: Arc<Database>,
-    pub(crate) hash_key: [u8; 16],
+    pub(crate) node: NodeNumber,
+    pub(crate) hash_key: NameHashKey,
     /// Changes since the last freeze.
     pub(crate) active: Batch,
     /// Changes whose commit is under way, or has failed and must be tried again.
@@ -62,9 +63,9 @@ pub struct Store {
     /// Sessions whose rows differ from those of the last freeze; `false`: removed.
     pub(crate) changed_sessions: BTreeMap<SessionId, bool>,
     /// How far each node's journal is applied.
-    journals: BTreeMap<NodeId, JournalMark>,
+    journals: BTreeMap<NodeNumber, JournalMark>,
     /// The journals whose marks the next commit writes.
-    pub(crate) changed_journals: BTreeSet<NodeId>,
+    pub(crate) changed_journals: BTreeSet<NodeNumber>,
     /// The next numbers, and the reserved blocks of the applied state.
     pub(crate) counters: StoredCounters,
     /// The content of the counters row: numbers below are set aside.
@@ -102,20 +103,17 @@ impl Store {
     /// Makes an empty shared area, with a root directory of this time, in an arena that has none.
     ///
     /// # Errors
-    /// [`StoreError::Database`], [`StoreError::Io`]. An area that is there already is left as it is.
+    /// [`StoreError::Database`], [`StoreError::Map`]. An area that is there already is left as it is.
     pub fn format(arena: &Arena, at: Timestamp) -> Result<(), StoreError> {
-        let mut hash_key = [0; 16];
-        rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty())
-            .map_err(|error| StoreError::Io { what: "no random numbers", source: error.into() })?;
-        format_database(&Database::open(arena)?, arena.summary().id, hash_key, at)
+        format_database(&Database::open(arena)?, StoreIdentity::of_arena(arena), at)
     }
 
-    /// Makes an empty shared area like [`Self::format`], in memory, with this key of the name hash.
+    /// Makes an empty shared area like [`Self::format`], in memory.
     ///
     /// # Errors
     /// [`StoreError::Database`]. An area that is there already is left as it is.
-    pub fn format_in_memory(arena: &Arc<MemoryArena>, hash_key: [u8; 16], at: Timestamp) -> Result<(), StoreError> {
-        format_database(&StoreMedium::Memory(Arc::clone(arena)).open_database()?, arena.id(), hash_key, at)
+    pub fn format_in_memory(arena: &MemoryArena, at: Timestamp) -> Result<(), StoreError> {
+        format_database(&arena.open_database(), arena.identity(), at)
     }
 
     /// Opens the shared area of an arena, as of the last commit.
@@ -140,13 +138,14 @@ impl Store {
         let snapshot = database.snapshot()?;
         let superblock = snapshot.get(&[kind::SUPERBLOCK])?.ok_or(StoreError::NotFormatted)?;
         let superblock = rows::decode_superblock(superblock).ok_or(StoreError::NotFormatted)?;
-        if superblock.version != rows::FORMAT_VERSION {
-            return Err(StoreError::WrongVersion { found: superblock.version, supported: rows::FORMAT_VERSION });
+        if rows::FORMAT_VERSIONS.negotiate(superblock.versions).is_none() {
+            return Err(StoreError::WrongVersion { found: superblock.versions, supported: rows::FORMAT_VERSIONS });
         }
-        if superblock.arena != medium.id() {
-            return Err(StoreError::WrongArena { found: superblock.arena, expected: medium.id() });
+        let StoreIdentity { id, node, file_system } = medium.identity();
+        if superblock.arena != id {
+            return Err(StoreError::WrongArena { found: superblock.arena, expected: id });
         }
-        let found = match read_counters(&snapshot) {
+        let found = match read_counters(&snapshot, node) {
             Err(StoreError::Corrupt(_)) => None,
             found => Some(found?),
         };
@@ -158,11 +157,12 @@ impl Store {
             snapshot,
             seen: InodeCache::default(),
             database,
-            hash_key: superblock.hash_key,
+            node,
+            hash_key: file_system.hash_key,
             active: Batch::default(),
             frozen: None,
             segments: BTreeMap::new(),
-            allocator: Allocator::default(),
+            allocator: Allocator::new(node),
             mapped: Mapped::default(),
             sessions: HashMap::new(),
             changed_sessions: BTreeMap::new(),
@@ -305,12 +305,12 @@ impl Store {
 
     /// Returns how far a node's journal is applied; `None` if none of it was.
     #[must_use]
-    pub fn journal_mark(&self, node: NodeId) -> Option<JournalMark> {
+    pub fn journal_mark(&self, node: NodeNumber) -> Option<JournalMark> {
         self.journals.get(&node).copied()
     }
 
     /// Notes how far a node's journal is applied. The next commit says so too.
-    pub fn set_journal_mark(&mut self, node: NodeId, mark: JournalMark) {
+    pub fn set_journal_mark(&mut self, node: NodeNumber, mark: JournalMark) {
         self.journals.insert(node, mark);
         self.changed_journals.insert(node);
     }
@@ -365,12 +365,17 @@ impl Store {
     /// Returns inode numbers that were never used before and never will be again.
     ///
     /// # Errors
-    /// Those of the database: when the last numbers run out, more are set aside, which waits for a commit under way.
+    /// [`StoreError::NumbersExhausted`]; those of the database: when the last numbers run out, more are set aside,
+    /// which waits for a commit under way.
     pub fn allocate_inodes(&mut self, count: u64) -> Result<Range<u64>, StoreError> {
         self.check_sound()?;
         let first = self.counters.next_inode;
+        let end = InodeId::numbers_of(self.node).end;
+        if count > end.saturating_sub(first) {
+            return Err(StoreError::NumbersExhausted { node: self.node, what: "inode numbers" });
+        }
         if first + count > self.stored.next_inode {
-            self.store_counters(first + count + INODES_AHEAD, self.stored.next_session)?;
+            self.store_counters(end.min(first + count + INODES_AHEAD), self.stored.next_session)?;
         }
         self.counters.next_inode += count;
         Ok(first..first + count)
@@ -383,25 +388,52 @@ impl Store {
     pub fn next_session_id(&mut self) -> Result<SessionId, StoreError> {
         self.check_sound()?;
         let session = self.counters.next_session;
+        let end = SessionId::numbers_of(self.node).end;
+        if session >= end {
+            return Err(StoreError::NumbersExhausted { node: self.node, what: "session numbers" });
+        }
         if session >= self.stored.next_session {
-            self.store_counters(self.stored.next_inode, session + SESSIONS_AHEAD)?;
+            self.store_counters(self.stored.next_inode, end.min(session + SESSIONS_AHEAD))?;
         }
         self.counters.next_session += 1;
         Ok(SessionId(session))
     }
 
-    /// Sets aside numbers that another node has given out: this one gives out only later ones.
+    /// Skips inode numbers that a journal says are given out: later ones are given out next.
+    ///
+    /// Numbers of another node are none that this store gives out, so they change nothing.
     ///
     /// # Errors
     /// As for [`Self::allocate_inodes`].
-    pub fn skip_numbers(&mut self, inodes_end: u64, sessions_end: u64) -> Result<(), StoreError> {
+    pub fn skip_inodes(&mut self, first: InodeId, count: u64) -> Result<(), StoreError> {
         self.check_sound()?;
-        let (next_inode, next_session) =
-            (self.counters.next_inode.max(inodes_end), self.counters.next_session.max(sessions_end));
-        if next_inode > self.stored.next_inode || next_session > self.stored.next_session {
-            self.store_counters(next_inode + INODES_AHEAD, next_session + SESSIONS_AHEAD)?;
+        if !first.is_of(self.node) {
+            return Ok(());
         }
-        (self.counters.next_inode, self.counters.next_session) = (next_inode, next_session);
+        let end = InodeId::numbers_of(self.node).end;
+        let next = first.0.saturating_add(count).min(end).max(self.counters.next_inode);
+        if next > self.stored.next_inode {
+            self.store_counters(end.min(next + INODES_AHEAD), self.stored.next_session)?;
+        }
+        self.counters.next_inode = next;
+        Ok(())
+    }
+
+    /// Skips a session number that a journal says is given out, as [`Self::skip_inodes`] does.
+    ///
+    /// # Errors
+    /// As for [`Self::allocate_inodes`].
+    pub fn skip_session_id(&mut self, session: SessionId) -> Result<(), StoreError> {
+        self.check_sound()?;
+        if !session.is_of(self.node) {
+            return Ok(());
+        }
+        let next = (session.0 + 1).max(self.counters.next_session);
+        if next > self.stored.next_session {
+            let end = SessionId::numbers_of(self.node).end;
+            self.store_counters(self.stored.next_inode, end.min(next + SESSIONS_AHEAD))?;
+        }
+        self.counters.next_session = next;
         Ok(())
     }
 
@@ -420,10 +452,13 @@ impl Store {
 
     /// The counters that the next commit is to store: numbers are set aside well before they run out.
     pub(crate) fn counters_to_store(&self) -> StoredCounters {
-        let ahead = |next: u64, stored: u64, step: u64| if next + step / 2 > stored { next + step } else { stored };
+        let ahead = |next: u64, stored: u64, step: u64, numbers: Range<u64>| {
+            if next + step / 2 > stored { (next + step).min(numbers.end).max(next) } else { stored }
+        };
+        let (inodes, sessions) = (InodeId::numbers_of(self.node), SessionId::numbers_of(self.node));
         StoredCounters {
-            next_inode: ahead(self.counters.next_inode, self.stored.next_inode, INODES_AHEAD),
-            next_session: ahead(self.counters.next_session, self.stored.next_session, SESSIONS_AHEAD),
+            next_inode: ahead(self.counters.next_inode, self.stored.next_inode, INODES_AHEAD, inodes),
+            next_session: ahead(self.counters.next_session, self.stored.next_session, SESSIONS_AHEAD, sessions),
             reserved_blocks: self.counters.reserved_blocks,
         }
     }
@@ -432,8 +467,14 @@ impl Store {
 
     /// The key of the name hash.
     #[must_use]
-    pub fn hash_key(&self) -> [u8; 16] {
+    pub fn hash_key(&self) -> NameHashKey {
         self.hash_key
+    }
+
+    /// The node that gives out the numbers of this store.
+    #[must_use]
+    pub fn node(&self) -> NodeNumber {
+        self.node
     }
 
     /// A name's place in any directory's order.
@@ -805,12 +846,22 @@ impl Store {
     }
 
     pub(crate) fn segment(&self, address: BlockAddress) -> Result<&StoreSegment, StoreError> {
-        let segment = self.segments.get(&address.segment());
+        let segment = self.segments.get(&address.segment()).filter(|_| address.node() == self.node);
         segment.map(|segment| &**segment).ok_or(StoreError::Corrupt("an extent lies in a segment that does not exist"))
     }
 }
 
-pub(crate) fn read_counters(snapshot: &Snapshot) -> Result<StoredCounters, StoreError> {
+/// Reads the counters row of a node's store.
+pub(crate) fn read_counters(snapshot: &Snapshot, node: NodeNumber) -> Result<StoredCounters, StoreError> {
     let row = snapshot.get(&[kind::COUNTERS])?;
-    row.and_then(rows::decode_counters).ok_or(StoreError::Corrupt("the counters' row is damaged"))
+    // The end of a node's numbers stands there when it has given out the last one.
+    let is_of = |numbers: Range<u64>, next: u64| numbers.start <= next && next <= numbers.end;
+    let is_sound = |counters: &StoredCounters| {
+        is_of(InodeId::numbers_of(node), counters.next_inode)
+            && is_of(SessionId::numbers_of(node), counters.next_session)
+    };
+    row.and_then(rows::decode_counters).filter(is_sound).ok_or(StoreError::Corrupt("the counters' row is damaged"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,9 +8,10 @@ use ashlar_journal::{
     CopyError, FRAME_HEADER_BYTES, FrameBody, FrameHeader, JournalIdentity, JournalRing, OwnAct, StoredFrame,
 };
 use ashlar_pmem::{CrashMedium, CrashTwin};
-use ashlar_types::{Epoch, FileSystemId, JournalPosition, NodeId};
+use ashlar_types::{Epoch, FileSystemId, JournalPosition, NodeNumber};
 
-const IDENTITY: JournalIdentity = JournalIdentity { file_system: FileSystemId(0xf5), node: NodeId(7) };
+const IDENTITY: JournalIdentity =
+    JournalIdentity { file_system: FileSystemId(0xf5), node: NodeNumber::new(7).unwrap() };
 const RING_BYTES: u64 = 1024;
 
 fn require(holds: bool, what: &str) -> Result<(), String> {
@@ -61,7 +62,7 @@ fn frames(ring: &JournalRing<Arc<CrashTwin>>) -> Result<Vec<(JournalPosition, Ve
 fn journal() -> JournalRing<Arc<CrashTwin>> {
     let bytes = JournalRing::<CrashTwin>::bytes_for(RING_BYTES) as usize;
     let memory = Arc::new(CrashTwin::new(CrashMedium::Words, bytes));
-    let epoch = |number| Epoch { number, node: NodeId(1) };
+    let epoch = |number| Epoch { number, node: NodeNumber::new(1).unwrap() };
     let mut ring = JournalRing::format(memory, IDENTITY, epoch(1)).expect("enough memory");
     for index in 0..20u8 {
         let body = vec![index; 30 + usize::from(index)];

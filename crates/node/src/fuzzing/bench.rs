@@ -48,10 +48,9 @@ pub struct ArenaBench {
 impl ArenaBench {
     /// Makes an arena with the tree.
     pub fn make() -> Self {
-        let segment_blocks = vec![ARENA_BLOCKS];
-        let options = MemoryArenaOptions { id: 1, medium: CrashMedium::Words, segment_blocks };
+        let options = MemoryArenaOptions::new(CrashMedium::Words, vec![ARENA_BLOCKS]);
         let arena = Arc::new(MemoryArena::new(&options));
-        Store::format_in_memory(&arena, [7; 16], FOUND_AT).expect("formatted");
+        Store::format_in_memory(&arena, FOUND_AT).expect("formatted");
         let mut state = open_state(&arena);
         let inodes = make_tree(&mut state);
         let of_rows = |rows: &[usize]| rows.iter().map(|row| inodes[*row]).collect::<Vec<_>>();

@@ -7,7 +7,7 @@ use ashlar_journal::{
     read_records,
 };
 use ashlar_store::{JournalMark, Store, StoreError};
-use ashlar_types::{Errno, InodeId, LogPosition, NodeId, SessionId, Timestamp};
+use ashlar_types::{Errno, InodeId, LogPosition, NodeNumber, SessionId, Timestamp};
 use ashlar_update::{DecodeError, Update, join};
 use ashlar_wire::Credit;
 use thiserror::Error;
@@ -55,7 +55,7 @@ struct PendingBatch {
 /// Applies the frames of one node's journal, in their order.
 #[derive(Debug)]
 pub struct FrameApplier {
-    node: NodeId,
+    node: NodeNumber,
     mark: JournalMark,
     batches: BTreeMap<SessionId, PendingBatch>,
     /// The cost of the records applied so far, by session.
@@ -66,7 +66,7 @@ pub struct FrameApplier {
 impl FrameApplier {
     /// Begins where the store has applied the node's journal.
     #[must_use]
-    pub fn new(store: &Store, node: NodeId) -> Self {
+    pub fn new(store: &Store, node: NodeNumber) -> Self {
         let mark = store.journal_mark(node).unwrap_or_default();
         Self { node, mark, batches: BTreeMap::new(), costs: BTreeMap::new(), joined: Vec::new() }
     }
@@ -195,7 +195,7 @@ fn begin_session(store: &mut Store, began: &SessionBegan) -> Result<(), ReplayEr
     if !is_known {
         store.set_session(began.session, began.generation, LogPosition(0));
     }
-    Ok(store.skip_numbers(0, began.session.0 + 1)?)
+    Ok(store.skip_session_id(began.session)?)
 }
 
 fn apply_act(store: &mut Store, act: &OwnAct<'_>) -> Result<(), ReplayError> {
@@ -206,7 +206,7 @@ fn apply_act(store: &mut Store, act: &OwnAct<'_>) -> Result<(), ReplayError> {
             apply_update(store, (own, end), &Update::decode(kind, body)?, None, &[])?;
             store.take_quota_moves();
         }
-        OwnAct::Inodes { first, count, .. } => store.skip_numbers(first.0 + count, 0)?,
+        OwnAct::Inodes { first, count, .. } => store.skip_inodes(first, count)?,
         // Only a node that takes over needs them.
         OwnAct::Right { .. } => {}
         OwnAct::Limits { key, limits } => store.set_quota_limits(key, limits),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ashlar_journal::{JournalCursor, JournalRing};
 use ashlar_pmem::SharedMemory;
 use ashlar_store::{CommitDone, CommitJob, JournalMark, Store, StoreError};
-use ashlar_types::{JournalPosition, NodeId};
+use ashlar_types::{JournalPosition, NodeNumber};
 
 use crate::journal::applier::{FrameApplier, ReplayError};
 
@@ -23,7 +23,7 @@ pub struct Replica {
 impl Replica {
     /// Takes a store that holds a node's journal up to the store's mark.
     #[must_use]
-    pub fn new(store: Store, node: NodeId) -> Self {
+    pub fn new(store: Store, node: NodeNumber) -> Self {
         let applier = FrameApplier::new(&store, node);
         let committed = applier.mark().position;
         Self { store, applier, cursor: None, frozen: committed, committed }

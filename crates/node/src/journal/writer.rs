@@ -12,7 +12,7 @@ use ashlar_journal::{
 use ashlar_log::RecordAt;
 use ashlar_pmem::SharedMemory;
 use ashlar_store::{JournalMark, Store, StoreError};
-use ashlar_types::{InodeId, JournalPosition, LogPosition, NodeId, SessionId, Timestamp};
+use ashlar_types::{InodeId, JournalPosition, LogPosition, NodeNumber, SessionId, Timestamp};
 use ashlar_update::Update;
 
 use crate::journal::applier::{FrameApplier, ReplayError};
@@ -57,7 +57,7 @@ impl BatchNotes {
 /// The journal of a writing node.
 #[derive(Debug)]
 pub struct NodeJournal {
-    node: NodeId,
+    node: NodeNumber,
     ring: JournalRing<Arc<SharedMemory>>,
     order: u64,
     /// The position that the commit under way makes durable, and that of the last commit.
@@ -70,7 +70,7 @@ pub struct NodeJournal {
 
 impl NodeJournal {
     /// Takes a journal whose frames are all applied to the store.
-    fn new(node: NodeId, ring: JournalRing<Arc<SharedMemory>>, mark: JournalMark) -> Self {
+    fn new(node: NodeNumber, ring: JournalRing<Arc<SharedMemory>>, mark: JournalMark) -> Self {
         let (committed, head) = (mark.position, ring.head());
         Self { node, ring, order: mark.order, frozen: committed, committed, replicated: head, bytes: Vec::new() }
     }
@@ -84,7 +84,7 @@ impl NodeJournal {
     /// [`ReplayError`]; the store is then half changed.
     pub fn replay(
         store: &mut Store,
-        node: NodeId,
+        node: NodeNumber,
         ring: JournalRing<Arc<SharedMemory>>,
     ) -> Result<(Self, FrameApplier), ReplayError> {
         let mut applier = FrameApplier::new(store, node);

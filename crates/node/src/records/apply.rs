@@ -347,7 +347,7 @@ impl Node {
             store: &self.store,
             credentials: &session.credentials,
             leases,
-            is_granted: &|inode| session.ranges.contains(inode),
+            is_granted: &|inode| inode.is_of(self.store.node()) && session.ranges.contains(inode),
             keeps_write: &|inode| session.rights.has(inode, Access::WRITE),
         }
         .validate(update)

@@ -115,7 +115,7 @@ impl DumpLines<'_> {
     fn advance(&mut self) -> Result<(), StoreError> {
         self.stage = match std::mem::replace(&mut self.stage, DumpStage::Over) {
             DumpStage::FileSystem => {
-                let digest = hash_of(&self.store.hash_key());
+                let digest = hash_of(&self.store.hash_key().0);
                 let key = digest.to_string()[..2 * NAME_KEY_BYTES].to_owned();
                 let attributes = [(VERSION, DUMP_VERSION.to_string()), (NAME_KEY, key)];
                 self.ready.push_back(DumpLine::new(DumpSubject::FileSystem, attributes));

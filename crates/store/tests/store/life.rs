@@ -406,7 +406,7 @@ fn an_invalid_update_changes_nothing_and_poisons_nothing(medium: TestMedium) {
 fn opening_an_invalid_or_foreign_store_fails() {
     let node = Node::new(TestMedium::Lmdb, 16 * MIB);
     let StoreTestArena::Files(arena, directory) = node.arena else { panic!("it has files") };
-    let options = ArenaOptions { size_bytes: 16 * MIB, emulate_pmem: false };
+    let options = ArenaOptions::new(16 * MIB);
     let other = Arc::new(Arena::create(&directory.path().join("other"), &options).unwrap());
     assert!(matches!(Store::open(Arc::clone(&other)), Err(StoreError::NotFormatted)));
     let from = arena.metadata_dir();

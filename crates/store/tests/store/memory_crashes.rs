@@ -92,9 +92,9 @@ fn new_arena(medium: CrashMedium) -> Arc<MemoryArena> {
 }
 
 fn arena_of(medium: CrashMedium, segment_blocks: &[u32]) -> Arc<MemoryArena> {
-    let options = MemoryArenaOptions { id: 3, medium, segment_blocks: segment_blocks.to_vec() };
+    let options = MemoryArenaOptions::new(medium, segment_blocks.to_vec());
     let arena = Arc::new(MemoryArena::new(&options));
-    Store::format_in_memory(&arena, [5; 16], Timestamp::default()).unwrap();
+    Store::format_in_memory(&arena, Timestamp::default()).unwrap();
     let mut store = Store::open_in_memory(Arc::clone(&arena)).unwrap();
     store.set_session(SESSION, LogGeneration(1), LogPosition(0));
     store.commit().unwrap();
