@@ -77,7 +77,7 @@ pub struct Node {
     pub pending: PendingRequests,
     /// The journal for replicas; a machine by itself has none.
     pub journal: Option<NodeJournal>,
-    /// What a replica must know of the batch that is being applied.
+    /// Decisions on the batch that is being applied, for replicas.
     pub batch_notes: BatchNotes,
     /// The shared area.
     pub store: Store,

@@ -365,8 +365,8 @@ impl Store {
     /// Returns inode numbers that were never used before and never will be again.
     ///
     /// # Errors
-    /// [`StoreError::NumbersExhausted`]; those of the database: when the last numbers run out, more are set aside, which
-    /// waits for a commit under way.
+    /// [`StoreError::NumbersExhausted`]; those of the database: when the last numbers run out, more are set aside,
+    /// which waits for a commit under way.
     pub fn allocate_inodes(&mut self, count: u64) -> Result<Range<u64>, StoreError> {
         self.check_sound()?;
         let first = self.counters.next_inode;
