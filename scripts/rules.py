@@ -24,7 +24,7 @@ LAYERS = {
     "store": ["types", "pmem", "update"],
     "libfs": ["types", "pmem", "log", "update", "wire"],
     "helper": ["types", "pmem", "wire"],
-    "node": ["types", "pmem", "log", "update", "wire", "lease", "store", "journal"],
+    "node": ["types", "pmem", "log", "journal", "update", "wire", "lease", "store"],
     "daemon": ["types", "pmem", "log", "update", "wire", "store", "helper", "node"],
     "fuse": ["types", "update", "wire", "libfs", "helper"],
     "preload": ["types", "wire", "libfs"],

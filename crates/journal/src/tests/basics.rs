@@ -385,7 +385,7 @@ fn memory_that_is_no_journal_is_refused() {
     assert!(matches!(open(blank(RING_AT as usize + 1024)), JournalOpenError::NotAJournal));
     let ring = ring(1024);
     let image = ring.memory().state().current();
-    let other = JournalIdentity { file_system: FileSystemId(1), ..IDENTITY };
+    let other = JournalIdentity { file_system: FileSystemId(1 << 64 | 0xf5), ..IDENTITY };
     let refused = JournalRing::open(Arc::clone(ring.memory()), other).map(drop);
     assert!(
         matches!(refused, Err(JournalOpenError::OtherJournal { file_system: FileSystemId(0xf5), node }) if node == IDENTITY.node)

@@ -1,7 +1,7 @@
 //! The node's journal: what sessions logged, with the node's verdicts, for replicas.
 //!
-//! The writing node appends to it ([`NodeJournal`]) under the state's lock, before any session sees the effect. A
-//! replica applies it ([`FrameApplier`]) and judges nothing; so does a start, for frames that the store's commits lack.
+//! The writing node appends to it ([`NodeJournal`]) under the lock of its state, before any session sees the effect.
+//! A replica applies it ([`FrameApplier`]) and judges nothing. So does a start, for frames that the store lacks.
 //!
 //! A machine by itself has no journal.
 //!

@@ -23,7 +23,7 @@ use crate::sessions::session::ServedSession;
 /// The part of the ring that may be used before batches wait for a commit; the rest is for all else.
 const FULL_PART: (u64, u64) = (1, 2);
 
-/// Decisions that were made while a batch was applied, for replicas.
+/// Decisions that were made while a batch was applied, and that a replica must know.
 #[derive(Debug, Default)]
 pub struct BatchNotes {
     /// Records that are valid and have no effect.

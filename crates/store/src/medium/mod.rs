@@ -14,7 +14,7 @@ use crate::StoreError;
 use crate::blocks::segment::StoreSegment;
 use crate::database::Database;
 
-/// How an arena describes its store.
+/// The facts of an arena on which its store relies.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreIdentity {
     /// The arena's number, which the superblock row repeats.
@@ -26,7 +26,7 @@ pub struct StoreIdentity {
 }
 
 impl StoreIdentity {
-    /// Returns what the superblock of an arena's files says.
+    /// Returns the facts in the superblock of an arena's files.
     pub fn of_arena(arena: &Arena) -> Self {
         let ArenaSummary { id, node, file_system, .. } = arena.summary();
         Self { id, node, file_system }
@@ -43,7 +43,7 @@ pub enum StoreMedium {
 }
 
 impl StoreMedium {
-    /// The arena's description of its store.
+    /// Returns the facts of the arena on which the store relies.
     pub fn identity(&self) -> StoreIdentity {
         match self {
             Self::Arena(arena) => StoreIdentity::of_arena(arena),

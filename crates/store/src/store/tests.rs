@@ -1,7 +1,8 @@
-use ashlar_pmem::ArenaOptions;
+use ashlar_pmem::{ArenaOptions, CrashMedium};
 use ashlar_types::{FileSystemId, FileSystemIdentity, VersionRange};
 
 use super::*;
+use crate::MemoryArenaOptions;
 use crate::metadata::rows::Superblock;
 
 const NODE: NodeNumber = NodeNumber::MAX;
@@ -52,6 +53,43 @@ fn exhausted_session_numbers_are_refused() {
     assert_eq!(store.next_session_id().unwrap().counter(), SessionId::COUNTER_END - 1);
     let error = store.next_session_id().unwrap_err();
     assert_eq!(error.to_string(), "node 4095 has given out all its session numbers; move its users to another node");
+}
+
+#[test]
+fn skipped_numbers_are_only_those_of_the_same_node() {
+    let arena = Arc::new(MemoryArena::new(&MemoryArenaOptions {
+        node: NODE,
+        ..MemoryArenaOptions::new(CrashMedium::Words, vec![64])
+    }));
+    Store::format_in_memory(&arena, Timestamp::default()).unwrap();
+    let mut store = Store::open_in_memory(Arc::clone(&arena)).unwrap();
+    let own = |counter| InodeId::new(NODE, counter).unwrap();
+    store.skip_inodes(InodeId(1 << 30), 8).unwrap();
+    store.skip_session_id(SessionId(1 << 30)).unwrap();
+    assert_eq!(store.allocate_inodes(1).unwrap().start, own(16).0);
+    assert_eq!(store.next_session_id().unwrap().counter(), 1);
+    store.skip_inodes(own(1 << 30), 8).unwrap();
+    store.skip_session_id(SessionId::new(NODE, 1 << 30).unwrap()).unwrap();
+    assert_eq!(store.allocate_inodes(1).unwrap().start, own((1 << 30) + 8).0);
+    assert_eq!(store.next_session_id().unwrap().counter(), (1 << 30) + 1);
+    store.skip_inodes(own(16), 8).unwrap();
+    assert_eq!(store.allocate_inodes(1).unwrap().start, own((1 << 30) + 9).0, "never backwards");
+    drop(store);
+    let mut store = Store::open_in_memory(arena).unwrap();
+    assert!(store.allocate_inodes(1).unwrap().start > own((1 << 30) + 9).0, "set aside durably");
+}
+
+#[test]
+fn skipped_last_numbers_leave_none() {
+    let (_directory, mut store) = store_with(&options());
+    let end = InodeId::numbers_of(NODE).end;
+    store.skip_inodes(InodeId(end - 4), 100).unwrap();
+    store.skip_session_id(SessionId(SessionId::numbers_of(NODE).end - 1)).unwrap();
+    assert!(matches!(store.allocate_inodes(1), Err(StoreError::NumbersExhausted { .. })));
+    assert!(matches!(store.next_session_id(), Err(StoreError::NumbersExhausted { .. })));
+    let medium = store.medium.clone();
+    drop(store);
+    assert!(!Store::open_on(medium).unwrap().damaged, "none was stored beyond the end");
 }
 
 #[test]
