@@ -18,7 +18,8 @@ export ASHLAR_QUOTA_ROUNDS=${ASHLAR_QUOTA_ROUNDS:-100} ASHLAR_QUOTA_KILLS=${ASHL
 export ASHLAR_HAMMER_SECONDS=${ASHLAR_HAMMER_SECONDS:-600} ASHLAR_POWER_CUTS=${ASHLAR_POWER_CUTS:-100} ASHLAR_TEST_SECONDS=${ASHLAR_TEST_SECONDS:-36000}
 cargo run --release --locked -p ashlar-sim -- --seeds "${ASHLAR_SIM_SEEDS:-100000}" --from "${ASHLAR_SIM_FROM:-500}"
 ASHLAR_LEASE_CASES=${ASHLAR_LEASE_CASES:-1000000} cargo test --release --locked -p ashlar-lease --test arbitrary
-ASHLAR_RECORD_CASES=${ASHLAR_RECORD_CASES:-1000000} cargo test --release --locked -p ashlar-daemon --lib arbitrary_records
+ASHLAR_JOURNAL_CASES=${ASHLAR_JOURNAL_CASES:-1000000} cargo test --release --locked -p ashlar-journal --test arbitrary
+ASHLAR_RECORD_CASES=${ASHLAR_RECORD_CASES:-1000000} cargo test --release --locked -p ashlar-node --lib arbitrary_records
 export ASHLAR_HOSTILE_CASES=${ASHLAR_HOSTILE_CASES:-1000000}
 cargo test --release --locked -p ashlar-daemon --test arbitrary -- --nocapture
 exec scripts/as-root.sh "${CARGO_TARGET_DIR:-target}"/release/ashlar-suite "$@"

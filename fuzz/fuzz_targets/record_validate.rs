@@ -6,5 +6,5 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
-    ashlar_daemon::fuzzing::validate_records(data);
+    ashlar_node::fuzzing::validate_records(data);
 });

@@ -10,7 +10,7 @@ use ashlar_launch::LaunchError;
 use ashlar_libfs::ConnectError;
 use ashlar_pmem::ArenaError;
 use ashlar_store::{DumpError, StoreError};
-use ashlar_types::Errno;
+use ashlar_types::{Errno, VersionRange};
 use ashlar_wire::WireError;
 use thiserror::Error;
 
@@ -86,17 +86,16 @@ pub enum CliError {
     },
     /// The arena is of another version.
     #[error(
-        "the arena {arena} has format version {found}, this ashlar ({program}) reads version {supported}; use the ashlar \
-         that made it, or another arena with --arena",
+        "the arena {arena} has format {found}, this ashlar ({program}) reads {supported}; use the ashlar that made it, or another arena with --arena",
         arena = .arena.display(), program = env!("CARGO_PKG_VERSION")
     )]
     WrongVersion {
         /// The arena.
         arena: PathBuf,
-        /// Version found.
-        found: u32,
-        /// Version that this program reads.
-        supported: u32,
+        /// The versions that understand the arena.
+        found: VersionRange,
+        /// The versions that this program reads.
+        supported: VersionRange,
     },
     /// The arena does not exist.
     #[error("there is no arena in {0}; 'ashlar mount DIR --arena {path}' makes one", path = .0.display())]

@@ -5,10 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ashlar_node::sessions::admission::has_room;
 use ashlar_wire::Connection;
 use parking_lot::{Condvar, Mutex};
-
-use crate::user_shares::has_room;
 
 /// The most connections at once, of one process, and of one ordinary user: each has a thread.
 ///

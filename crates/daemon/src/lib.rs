@@ -27,10 +27,6 @@ mod crashes;
 mod digest;
 mod error;
 mod file_guard;
-#[cfg(fuzzing)]
-pub mod fuzzing;
-#[cfg(all(test, not(fuzzing)))]
-mod fuzzing;
 #[cfg(test)]
 mod grant_cache_tests;
 mod grant_memory;

@@ -205,7 +205,7 @@ fn take_up_sessions(
     for (id, _) in &rows {
         if *id != SessionId::SHARED_FS && !files.contains(id) {
             // Its files were removed first when it ended.
-            state.store.remove_session(*id);
+            state.remove_session_row(*id);
         }
     }
     for id in files {

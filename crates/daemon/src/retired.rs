@@ -134,14 +134,14 @@ impl RetiredSession {
 /// Removes the files of a retired session. No thread waits for the disk meanwhile.
 pub fn remove(shared: &SharedState, id: SessionId) {
     if has_removed_files(shared, id) {
-        shared.lock().store.remove_session(id);
+        shared.lock().remove_session_row(id);
     }
 }
 
 /// Removes the files of a retired session, with the lock held.
 pub fn remove_with(shared: &SharedState, state: &mut Node, id: SessionId) {
     if has_removed_files(shared, id) {
-        state.store.remove_session(id);
+        state.remove_session_row(id);
     }
 }
 

@@ -16,9 +16,10 @@ use ashlar_node::blame::{self, Blame};
 use ashlar_node::leases::grant::{ENDING, LATER, LONG, Patience};
 use ashlar_node::pending::{GatedReply, NodeAnswer, NodeRequest, RequestTerms};
 use ashlar_node::records::validate::Violation;
+use ashlar_node::sessions::admission::{Refused, find_session, record_return};
 use ashlar_node::sessions::session::ServedSession;
 use ashlar_pmem::ArenaError;
-use ashlar_types::{Errno, SessionId};
+use ashlar_types::{Errno, SessionId, VersionRange};
 use ashlar_wire::{
     Acceptor, Connection, Listener, MountTerms, ReceiveLimits, Reply, Request, SessionKind, WelcomeSegment, WireError,
 };
@@ -30,7 +31,7 @@ use crate::mount_notifier::{MountDevice, Notifier, await_gate, notifier_of};
 use crate::process::has_connected;
 use crate::request_slots::SlotOwner;
 use crate::session_files::{self, SessionError};
-use crate::sessions::{self, Refused};
+use crate::sessions;
 use crate::shared_state::SharedState;
 use crate::status;
 use crate::user_shares::{ANSWER_BYTES, UserShare};
@@ -338,21 +339,21 @@ fn answer_request(
                 Err(Refused::Errno(errno)) => Err(errno),
             };
         }
-        (Request::Attach { version, .. }, None) if *version != ashlar_wire::PROTOCOL_VERSION => {
-            return Ok(Reply::Refused(sessions::wrong_version(*version)).into());
+        (Request::Attach { version, .. }, None) if !ashlar_wire::PROTOCOL_VERSIONS.covers(*version) => {
+            let only = VersionRange::new(*version, *version);
+            return Ok(Reply::Refused(sessions::wrong_version(only)).into());
         }
         (Request::Attach { peer: proof, .. }, None) => {
             // A session must resume first: only then SharedFS knows its mount and its locks again.
             let is_ready = |session: &&ServedSession| session.is_connected;
-            let owner =
-                sessions::find_session(&shared.lock(), *proof).filter(is_ready).map(|found| found.identity.process);
+            let owner = find_session(&shared.lock(), *proof).filter(is_ready).map(|found| found.identity.process);
             // Other processes may know the secret, such as a child that has given up rights.
             if !has_connected(&owner.ok_or(Errno::ESTALE)?, connection.socket(), peer.accepted_ticks) {
                 return Err(Errno::EPERM);
             }
             let state = shared.lock();
             // Meanwhile the number may have passed to another session.
-            let id = sessions::find_session(&state, *proof).ok_or(Errno::ESTALE)?.id;
+            let id = find_session(&state, *proof).ok_or(Errno::ESTALE)?.id;
             peer.join_session(&state, connection, id)?;
             return Ok(Reply::Done.into());
         }
@@ -387,7 +388,7 @@ fn answer_request(
     let is_repeated = matches!(request, Request::Lock { .. } | Request::RegisterMount { .. } | Request::Reserve { .. });
     let reclaims = peer.is_reclaiming && is_repeated;
     if peer.is_reclaiming && !reclaims {
-        sessions::record_return(&mut shared.lock(), id);
+        record_return(&mut shared.lock(), id);
     }
     peer.is_reclaiming = reclaims;
     if let Request::Materialise { inode, flags } = request {

@@ -216,8 +216,8 @@ impl PreparedSession {
 
 /// Takes up the files of a session that this or an earlier SharedFS made.
 ///
-/// A living session may be appending at this moment, so its log is only opened. A log from before the machine's last start
-/// is recovered from `committed` on.
+/// A living session may be appending at this moment, so its log is only opened. A log from before the machine's last
+/// start is recovered from `committed` on.
 ///
 /// # Errors
 /// [`SessionError::Unfinished`] if the session was never welcomed; others if the files are damaged.
@@ -250,9 +250,9 @@ pub fn take_up_session(
     let log_bytes = page.log_bytes().map_or(found, |made| made.min(found));
     cut_file(&log_file, log_bytes)?;
     let log_memory = map_file(arena, &log_file, log_bytes)?;
-    // A dead process's writes to a disk may be there in part. The machine need not have restarted since: the disk may have
-    // been taken away under it. Its log then holds a valid prefix. Its lease table and page may be older than that, so they
-    // validate only sessions whose user could exploit that.
+    // A dead process's writes to a disk may be there in part. The machine need not have restarted since: the disk may
+    // have been taken away under it. Its log then holds a valid prefix. Its lease table and page may be older than
+    // that, so they validate only sessions whose user could exploit that.
     let is_whole = is_of_this_boot(&identity.process)
         && (medium.kind != MediumKind::Disk || identity.uid != 0 || open_process(&identity.process).is_some());
     let log = if is_whole {
@@ -367,14 +367,14 @@ fn open_again(file: BorrowedFd<'_>, access: MappingAccess) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use ashlar_pmem::ArenaOptions;
-    use ashlar_types::{BlockAddress, InodeId};
+    use ashlar_types::{BlockAddress, InodeId, NodeNumber};
 
     use super::*;
 
     #[test]
     fn mapped_table_taken_up_holds_only_mapped_runs() {
         let directory = tempfile::tempdir().expect("a directory");
-        let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
+        let options = ArenaOptions::new(16 << 20);
         let arena = Arena::create(&directory.path().join("arena"), &options).expect("an arena");
         let id = SessionId(5);
         assert!(open_mapped_table(&arena, id).expect("none").is_none());
@@ -386,7 +386,7 @@ mod tests {
             inode: InodeId(77),
             logical_block: first,
             blocks: 3,
-            address: BlockAddress::new(2, first as u32 + 9),
+            address: BlockAddress::new(NodeNumber::FIRST, 2, first as u32 + 9),
         };
         let (one, two) = (1, 2);
         assert!(table.record_runs(&[run(one, 0), run(one, 3)]) && table.record_runs(&[run(two, 6)]));

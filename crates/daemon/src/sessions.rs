@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use ashlar_node::access::open_rights::find_mount;
-use ashlar_node::access::ways::Viewer;
 use ashlar_node::leases::kernel_notifier::KernelNotifier;
-use ashlar_node::pending::{FIRST_RANGE, NodeRequest};
+use ashlar_node::pending::NodeRequest;
+use ashlar_node::sessions::admission::{
+    Refused, admit_to_reserved, admit_user, begin_with_means, check_admission, check_room, find_session, user_of,
+};
 use ashlar_node::sessions::identity::SessionIdentity;
 use ashlar_node::sessions::session::{Control, LogRoom, ServedSession};
-use ashlar_node::space::credit;
 use ashlar_node::{Node, NodeEffect};
 use ashlar_pmem::MediumKind;
-use ashlar_types::{Credentials, Errno, InodeId, LogGeneration, LogPosition, SessionId};
-use ashlar_wire::{Admission, CreditKind, Hello, PROTOCOL_VERSION, Peer, SessionKind, Welcome};
+use ashlar_types::{Errno, InodeId, LogGeneration, LogPosition, SessionId, VersionRange};
+use ashlar_wire::{Hello, PROTOCOL_VERSIONS, Peer, SessionKind, Welcome};
 
 use crate::file_guard;
 use crate::mount_notifier::{abort_dead_mount, notifier_of};
@@ -26,20 +26,6 @@ use crate::retired::{self, RetiredSession};
 use crate::serve;
 use crate::session_files::{PreparedSession, SessionFiles};
 use crate::shared_state::{SharedState, StateGuard};
-use crate::user_shares::has_room;
-
-/// The most sessions at once: each has a log in the arena.
-///
-/// One ordinary user gets a part of them, and leaves half of what others left. All ordinary users together leave some
-/// to root, as which mounts run: no user can keep others out.
-const SESSIONS_MAX: usize = 256;
-const SESSIONS_OF_USER_MAX: usize = 32;
-/// How many ending sessions of a user do not count for that part.
-///
-/// They are removed with the next commit, and programs that follow one another end faster than batches are committed.
-/// All of them count for the whole, so that there are never more logs.
-const SESSIONS_OF_USER_ENDING: usize = 32;
-const SESSIONS_OF_ROOT: usize = 64;
 
 /// How long a new session sleeps before it checks kernels' names again.
 ///
@@ -69,15 +55,6 @@ pub struct OpenedSession {
     pub others: [Option<Arc<File>>; 3],
 }
 
-/// Why a session can't begin.
-#[derive(Debug)]
-pub enum Refused {
-    /// A sentence for people.
-    Because(String),
-    /// An error number for programs.
-    Errno(Errno),
-}
-
 /// Opens a new session for the peer of a socket, or resumes one that it had.
 ///
 /// The connection was accepted at `accepted_ticks`.
@@ -87,20 +64,21 @@ pub fn hello(
     accepted_ticks: u64,
     hello: &Hello,
 ) -> Result<OpenedSession, Refused> {
-    if hello.version != PROTOCOL_VERSION {
-        return Err(Refused::Because(wrong_version(hello.version)));
-    }
+    let version = PROTOCOL_VERSIONS.negotiate(hello.versions);
+    let version = version.ok_or_else(|| Refused::Because(wrong_version(hello.versions)))?;
     let (identity, ending) =
         identify_peer(socket, accepted_ticks, hello.kind, &hello.label).map_err(Refused::Because)?;
-    match hello.resume {
-        Some(peer) => resume_session(shared, peer, &identity, hello),
-        None => open_session(shared, identity, ending, hello),
-    }
+    let mut opened = match hello.resume {
+        Some(peer) => resume_session(shared, peer, &identity, hello)?,
+        None => open_session(shared, identity, ending, hello)?,
+    };
+    opened.welcome.version = version;
+    Ok(opened)
 }
 
-/// Returns the sentence for a peer of another version.
-pub fn wrong_version(version: u32) -> String {
-    format!("this daemon speaks protocol version {PROTOCOL_VERSION}, not {version}; use the same release on both sides")
+/// Returns the sentence for a peer of other versions.
+pub fn wrong_version(versions: VersionRange) -> String {
+    format!("this daemon speaks protocol {PROTOCOL_VERSIONS}, not {versions}; use the same release on both sides")
 }
 
 fn open_session(
@@ -114,7 +92,8 @@ fn open_session(
         if state.ending {
             return Err(Refused::Because("the daemon is shutting down".into()));
         }
-        check_admission(&state, &shared.config.sessions, &identity, hello.beside)?;
+        let own = rustix::process::geteuid().as_raw();
+        check_admission(&state, &shared.config.sessions, &identity, hello.beside, own)?;
         check_room(state.sessions.values().map(user_of), identity.uid)?;
     }
     if file_guard::is_user_over(shared, identity.uid) {
@@ -152,6 +131,7 @@ fn open_session(
     if is_new {
         state.store.set_session(id, session.log.generation(), LogPosition(0));
     }
+    state.journal_session(&session);
     state.counters.sessions_opened += 1;
     let inodes = begin_with_means(state, &mut session);
     admit_user(state, &session.credentials);
@@ -162,7 +142,7 @@ fn open_session(
         state.request_digest();
     }
     state.leasing.take_up(&session);
-    admit_to_reserved(state, id, hello);
+    admit_to_reserved(state, id, hello.yields_to_kernel);
     state.sessions.insert(id, ServedSession { is_connected: true, ..session });
     shared.session_files.lock().insert(id, files);
     watch_files(shared, state, id);
@@ -227,61 +207,6 @@ fn await_forgetting(shared: &SharedState, disturbed: &[(Arc<Control>, u64)]) {
     }
 }
 
-/// Fails unless the user may have a session by a mount, or, with `beside` 0, by none.
-///
-/// The session says by which mount it comes, and may name any. So a mount admits the users that it names, however they
-/// come, and a read-only mount admits none.
-fn check_admission(
-    state: &Node,
-    without_mount: &Admission,
-    identity: &SessionIdentity,
-    beside: u64,
-) -> Result<(), Refused> {
-    let admission = match (identity.kind, beside) {
-        (SessionKind::Mount, _) => return Ok(()),
-        (SessionKind::Process, 0) => without_mount,
-        (SessionKind::Process, device) => {
-            // The kernel shows a mount without a server, and so knows nothing of it: open files could not be handed
-            // over to the kernel.
-            let mount = find_mount(state, device).ok_or_else(|| {
-                Refused::Because("no process serves the mount any more; unmount it, and mount it again".into())
-            })?;
-            if mount.mount_terms.read_only {
-                return Err(Refused::Errno(Errno::EROFS));
-            }
-            &mount.mount_terms.sessions
-        }
-    };
-    let is_own = identity.uid == rustix::process::geteuid().as_raw();
-    if is_own || admission.admits(&identity.credentials()) { Ok(()) } else { Err(Refused::Errno(Errno::EPERM)) }
-}
-
-/// Returns a session's user, and whether the session is ending.
-fn user_of(session: &ServedSession) -> (u32, bool) {
-    (session.identity.uid, session.is_ending)
-}
-
-/// Checks whether a user may have one more session.
-///
-/// `sessions` gives the user of each, and whether it's ending.
-fn check_room(sessions: impl Iterator<Item = (u32, bool)>, user: u32) -> Result<(), Refused> {
-    let (mut all, mut own, mut ending) = (0, 0, 0_usize);
-    for (other, is_ending) in sessions {
-        all += 1;
-        own += usize::from(other == user && !is_ending);
-        ending += usize::from(other == user && is_ending);
-    }
-    own += ending.saturating_sub(SESSIONS_OF_USER_ENDING);
-    let most = if user == 0 { SESSIONS_MAX } else { SESSIONS_MAX - SESSIONS_OF_ROOT };
-    if all >= most {
-        return Err(Refused::Because(format!("there are {all} sessions already; end some of them")));
-    }
-    if user != 0 && !has_room(own, SESSIONS_OF_USER_MAX, most - all) {
-        return Err(Refused::Because(format!("user {user} has {own} sessions already; end some of them")));
-    }
-    Ok(())
-}
-
 fn resume_session(
     shared: &SharedState,
     peer: Peer,
@@ -305,67 +230,13 @@ fn resume_session(
         session.yields_to_kernel = hello.yields_to_kernel;
     }
     state.counters.sessions_resumed += 1;
-    admit_to_reserved(&mut state, peer.session, hello);
+    admit_to_reserved(&mut state, peer.session, hello.yields_to_kernel);
     if identity.credentials().is_privileged() {
         let now = state.now.since_boot;
         state.locking.record_reclaim(now);
     }
     tracing::info!(session = peer.session.0, "session resumed");
     Ok(opened)
-}
-
-/// Admits a session to reserved inodes, if the kernel can't serve it instead.
-fn admit_to_reserved(state: &mut Node, id: SessionId, hello: &Hello) {
-    if !hello.yields_to_kernel {
-        state.leasing.manager.admit_to_reserved(id);
-    }
-}
-
-/// Registers the user of a session that is about to map the grant cache.
-///
-/// From now on, that holds only what this user may see, too.
-fn admit_user(state: &mut Node, user: &Credentials) {
-    if user.is_privileged() {
-        return;
-    }
-    let Node { sessions, grant_cache, ways, .. } = state;
-    let is_of_session = |known: &Viewer| {
-        sessions.values().any(|session| matches!(known, Viewer::User(user) if *user == session.credentials))
-    };
-    ways.keep_viewers(|known| grant_cache.as_ref().is_some_and(|cache| cache.is_for(known)) || is_of_session(known));
-    ways.add_user(user);
-    if let Some(grant_cache) = grant_cache {
-        grant_cache.admit(user);
-    }
-}
-
-/// Records that a resumed session has repeated all that an earlier SharedFS knew.
-pub fn record_return(state: &mut Node, id: SessionId) {
-    if let Some(session) = state.sessions.get_mut(&id) {
-        session.is_connected = true;
-    }
-    state.locking.record_return(id, state.now.since_boot);
-}
-
-/// Returns the session to which a connection proves to belong.
-pub fn find_session(state: &Node, peer: Peer) -> Option<&ServedSession> {
-    state.sessions.get(&peer.session).filter(|session| session.token == peer.token)
-}
-
-/// Gives a process's session inode numbers and credit at once.
-///
-/// Nearly every session that makes or writes anything asks for them. If there are none, the session asks, and receives
-/// the error.
-fn begin_with_means(state: &mut Node, session: &mut ServedSession) -> (InodeId, u64) {
-    let none = (InodeId(0), 0);
-    if session.identity.kind == SessionKind::Mount {
-        return none;
-    }
-    session.grant_credit(credit::initial_credit(state), CreditKind::Common);
-    let Ok(range) = state.store.allocate_inodes(FIRST_RANGE) else { return none };
-    let first = InodeId(range.start);
-    session.ranges.add(&session.page, first, FIRST_RANGE);
-    (first, FIRST_RANGE)
 }
 
 fn make_welcome(
@@ -384,6 +255,7 @@ fn make_welcome(
     let segment = first.and_then(|number| serve::open_segment(shared, number).ok());
     let (segment, segment_file) = segment.map_or((None, None), |(segment, file)| (Some(segment), Some(Arc::new(file))));
     let welcome = Welcome {
+        version: PROTOCOL_VERSIONS.current,
         peer: Peer { session: session.id, token: session.token },
         log_bytes: session.log_room.bytes,
         log_allocated: session.log_room.allocated.max(log_beginning),
@@ -512,7 +384,7 @@ fn remove_session(shared: &SharedState, state: &mut Node, id: SessionId) {
     state.store.unmap_blocks(id, None);
     let (is_fit, is_quarantined) = (RetiredSession::is_fit(state, &session), session.fenced.is_some());
     if is_quarantined {
-        state.store.remove_session(id);
+        state.remove_session_row(id);
     } else if !is_fit || shared.pool.keep(RetiredSession::of(session, end)).is_some() {
         retired::remove_with(shared, state, id);
     }
@@ -603,49 +475,5 @@ mod tests {
         state.sessions.entry(id).and_modify(|session| session.enders = 0);
         remove_ended(&shared, &mut state);
         assert!(!state.sessions.contains_key(&id));
-    }
-
-    /// Returns how many sessions of a user find room beside others.
-    fn fitting(user: u32, mut sessions: Vec<(u32, bool)>) -> usize {
-        let before = sessions.len();
-        while check_room(sessions.iter().copied(), user).is_ok() {
-            sessions.push((user, false));
-        }
-        sessions.len() - before
-    }
-
-    #[test]
-    fn user_cannot_take_sessions_of_others() {
-        assert_eq!(fitting(7, Vec::new()), SESSIONS_OF_USER_MAX);
-        assert_eq!(fitting(8, vec![(7, false); SESSIONS_OF_USER_MAX]), SESSIONS_OF_USER_MAX);
-        let crowd: Vec<(u32, bool)> =
-            (1..=1000).map(|user| (user, user % 2 == 0)).take(SESSIONS_MAX - SESSIONS_OF_ROOT).collect();
-        assert_eq!(fitting(2000, crowd.clone()), 0);
-        assert_eq!(fitting(0, crowd), SESSIONS_OF_ROOT);
-        assert_eq!(fitting(0, Vec::new()), SESSIONS_MAX);
-    }
-
-    /// Six users once took all sessions of ordinary users.
-    #[test]
-    fn six_users_leave_sessions_to_the_next_ones() {
-        let mut sessions = Vec::new();
-        for user in 1..=6 {
-            let more = fitting(user, sessions.clone());
-            sessions.extend(vec![(user, false); more]);
-        }
-        assert!(fitting(7, sessions.clone()) >= 8);
-        assert_eq!(fitting(0, sessions.clone()), SESSIONS_MAX - sessions.len());
-    }
-
-    /// Ending sessions do not use up their user's share.
-    ///
-    /// A user's thirty-third program in a moment was once refused, though none of the others ran any more.
-    #[test]
-    fn ending_sessions_leave_their_user_limited_room() {
-        let ending = |count| vec![(7, true); count];
-        assert_eq!(fitting(7, ending(SESSIONS_OF_USER_ENDING)), SESSIONS_OF_USER_MAX);
-        assert_eq!(fitting(7, ending(SESSIONS_OF_USER_ENDING + 5)), SESSIONS_OF_USER_MAX - 5);
-        assert_eq!(fitting(7, ending(SESSIONS_OF_USER_ENDING + SESSIONS_OF_USER_MAX)), 0);
-        assert_eq!(fitting(8, ending(SESSIONS_OF_USER_ENDING + SESSIONS_OF_USER_MAX)), SESSIONS_OF_USER_MAX);
     }
 }

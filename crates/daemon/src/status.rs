@@ -127,7 +127,7 @@ fn resize_arena(shared: &SharedState, bytes: u64) -> Result<(), Errno> {
         tracing::error!(%error, "the arena can't be resized");
         match error {
             ashlar_pmem::ArenaError::NoSpace { .. } => Errno::ENOSPC,
-            ashlar_pmem::ArenaError::TooSmall { .. } => Errno::EINVAL,
+            ashlar_pmem::ArenaError::TooSmall { .. } | ashlar_pmem::ArenaError::TooLarge { .. } => Errno::EINVAL,
             _ => Errno::EIO,
         }
     })?;

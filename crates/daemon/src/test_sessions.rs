@@ -21,7 +21,7 @@ use ashlar_node::sessions::session::ServedSession;
 
 /// Makes a small arena.
 pub fn make_arena(place: &Path) {
-    let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
+    let options = ArenaOptions::new(16 << 20);
     let arena = Arena::create(place, &options).expect("an arena");
     Store::format(&arena, Timestamp::default()).expect("formatted");
 }

@@ -4,7 +4,8 @@
 //! SharedFS as well. A part of all that is counted is kept for root, as which mounts run.
 //!
 //! - **Places** (sessions, connections): a user has at most a fixed number, and at most half of those that all users
-//!   leave free ([`has_room`]). So a few users that conspire leave some to the next one.
+//!   leave free ([`ashlar_node::sessions::admission::has_room`]). So a few users that conspire leave some to the next
+//!   one.
 //! - **Time**: while others ask for anything, the users besides root get three quarters of one processor's time
 //!   between them. When they use that up, each gets the same part of it, and waits before its next request beyond that.
 //!   Only one thread at a time contends for the state's lock on behalf of a user.
@@ -38,13 +39,6 @@ const ANSWERS_BYTES: usize = 64 << 20;
 pub const ANSWER_BYTES: usize = 4 << 20;
 /// Users beyond so many are forgotten once nothing is known of them.
 const USERS_MAX: usize = 1024;
-
-/// Returns whether a user that has `own` places may have one more.
-///
-/// It may have at most `own_max`. All users besides root leave `free` places.
-pub fn has_room(own: usize, own_max: usize, free: usize) -> bool {
-    own < own_max && free > 0 && own < (free / 2).max(1)
-}
 
 /// The uses of time and memory by ordinary users.
 #[derive(Debug, Default)]
@@ -239,6 +233,8 @@ impl Drop for AnswerRoom<'_> {
 
 #[cfg(test)]
 mod tests {
+    use ashlar_node::sessions::admission::has_room;
+
     use super::*;
 
     /// Returns how many places users get that take all they can, one after the other.

@@ -311,7 +311,7 @@ fn send_requests(socket: &Path, places: Places, seed: u64, cases: u64) {
             // A user has only so many connections, and a closed one counts until SharedFS has seen its end.
             line = loop {
                 let Ok(mut next) = Connection::connect(socket) else { panic!("the daemon is gone") };
-                let attach = Request::Attach { version: ashlar_wire::PROTOCOL_VERSION, peer: client.welcome.peer };
+                let attach = Request::Attach { version: client.welcome.version, peer: client.welcome.peer };
                 if let Ok((Reply::Done, _)) = next.call::<_, Reply>(&attach, &[]) {
                     break next;
                 }

@@ -17,8 +17,8 @@ use ashlar_types::{
     QuotaId, QuotaKey, SessionId, WantedLease,
 };
 use ashlar_wire::{
-    Connection, Credit, LeaseRequest, LockSlot, MountTerms, Need, PROTOCOL_VERSION, Peer, QuotaRequest, Reply, Request,
-    WireError,
+    Connection, Credit, LeaseRequest, LockSlot, MountTerms, Need, PROTOCOL_VERSIONS, Peer, QuotaRequest, Reply,
+    Request, WireError,
 };
 use common::{Client, Site, hello};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -85,7 +85,8 @@ fn ordinary_user() {
 /// Tries to add a connection to a session; returns the error.
 fn attach(socket: &Path, peer: Peer) -> Option<Errno> {
     let mut line = Connection::connect(socket).expect("connected");
-    match line.call::<_, Reply>(&Request::Attach { version: PROTOCOL_VERSION, peer }, &[]).expect("answered").0 {
+    match line.call::<_, Reply>(&Request::Attach { version: PROTOCOL_VERSIONS.current, peer }, &[]).expect("answered").0
+    {
         Reply::Done => None,
         Reply::Error(errno) => Some(errno),
         other => panic!("{other:?}"),
@@ -390,5 +391,36 @@ fn barred_session_is_fenced_at_the_next_start() {
     assert_eq!(looking.lookup(InodeId::ROOT, b"behind"), Ok(None));
     looking.acquire(&[(directory, false)]).expect("granted");
     assert!(matches!(looking.lookup(directory, b"kept"), Ok(Some(_))));
+    site.check();
+}
+
+#[test]
+fn hello_of_other_versions_is_refused_with_a_line() {
+    let mut site = Site::new(64 << 20);
+    let mut line = Connection::connect(&site.socket()).expect("connected");
+    let versions = ashlar_types::VersionRange::new(1, 2);
+    let hello = ashlar_wire::Hello { versions, ..common::first_message(ashlar_wire::SessionKind::Process) };
+    let (reply, _) = line.call::<_, Reply>(&Request::Hello(hello), &[]).expect("answered");
+    let Reply::Refused(reason) = reply else { panic!("{reply:?}") };
+    assert_eq!(
+        reason,
+        format!(
+            "this daemon speaks protocol {PROTOCOL_VERSIONS}, not versions 1 to 2; use the same release on both sides"
+        )
+    );
+    assert_eq!(site.status().sessions.len(), 0);
+    site.check();
+}
+
+#[test]
+fn hello_of_newer_release_gets_newest_common_version() {
+    let mut site = Site::new(64 << 20);
+    let mut line = Connection::connect(&site.socket()).expect("connected");
+    let versions = ashlar_types::VersionRange::new(PROTOCOL_VERSIONS.current, PROTOCOL_VERSIONS.current + 3);
+    let hello = ashlar_wire::Hello { versions, ..common::first_message(ashlar_wire::SessionKind::Process) };
+    let (reply, _) = line.call::<_, Reply>(&Request::Hello(hello), &[]).expect("answered");
+    let Reply::Welcome(welcome) = reply else { panic!("{reply:?}") };
+    assert_eq!(welcome.version, PROTOCOL_VERSIONS.current);
+    drop(line);
     site.check();
 }

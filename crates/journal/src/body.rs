@@ -2,7 +2,10 @@
 //!
 //! Shapes and meaning are in `docs/format-journal.md`, section "Bodies".
 
-use ashlar_types::{Credentials, InodeId, JournalPosition, LogGeneration, LogPosition, NodeId, SessionId, Timestamp};
+use ashlar_types::{
+    Credentials, InodeId, JournalPosition, LogGeneration, LogPosition, NodeNumber, QuotaKey, QuotaLimits, SessionId,
+    Timestamp,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::frame::{FRAME_BYTES_MAX, FRAME_HEADER_BYTES, FrameKind};
@@ -29,7 +32,7 @@ pub struct LogRecords<'a> {
     pub to: LogPosition,
     /// Bytes of the batch in the frames before this one.
     pub offset: u64,
-    /// Records one behind the other, as they stand in the log. Void slots and skipped bytes are left out.
+    /// Records one behind the other ([`crate::push_record`]). Void slots and skipped bytes are left out.
     pub bytes: &'a [u8],
     /// Whether the batch continues in the session's next Records frame.
     #[serde(skip)]
@@ -117,6 +120,13 @@ pub enum OwnAct<'a> {
         /// The access, as the lowest octal digit of a mode.
         access: u8,
     },
+    /// Sets limits of a user, a group or a subtree.
+    Limits {
+        /// The user, group or subtree.
+        key: QuotaKey,
+        /// Its limits.
+        limits: QuotaLimits,
+    },
 }
 
 /// The body of a frame.
@@ -133,7 +143,7 @@ pub enum FrameBody<'a> {
     /// Another node's journal must be applied up to a position before what follows.
     After {
         /// The other node.
-        node: NodeId,
+        node: NodeNumber,
         /// The position in its journal.
         position: JournalPosition,
     },
@@ -145,7 +155,7 @@ pub enum FrameBody<'a> {
     /// A successor ends a dead node's journal. Its verdicts on the rest follow.
     Adopt {
         /// The dead node.
-        node: NodeId,
+        node: NodeNumber,
         /// The end of its journal.
         upto: JournalPosition,
     },
@@ -175,7 +185,7 @@ impl FrameBody<'_> {
             | Self::Verdict(BatchVerdict { session, .. })
             | Self::Own(OwnAct::Inodes { session, .. } | OwnAct::Right { session, .. })
             | Self::Ended { session } => Some(*session),
-            Self::Own(OwnAct::Update { .. }) | Self::After { .. } | Self::Adopt { .. } => None,
+            Self::Own(OwnAct::Update { .. } | OwnAct::Limits { .. }) | Self::After { .. } | Self::Adopt { .. } => None,
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! There is one way to write each body, so equal frames are equal bytes. The decoder encodes the result and compares.
 
-use ashlar_types::{Credentials, InodeId, JournalPosition, LogGeneration, LogPosition, NodeId, SessionId};
+use ashlar_types::{Credentials, InodeId, JournalPosition, LogGeneration, LogPosition, NodeNumber, SessionId};
 use serde::{Deserialize, Serialize};
 
 use crate::FrameError;
@@ -25,7 +25,7 @@ struct BeganFields {
 /// [`FrameBody::After`] and [`FrameBody::Adopt`] on media.
 #[derive(Serialize, Deserialize)]
 struct NodeFields {
-    node: NodeId,
+    node: NodeNumber,
     position: JournalPosition,
 }
 
@@ -154,17 +154,15 @@ impl<'a> FrameBody<'a> {
 
     /// Checks the bounds that the encoding does not imply.
     fn check(&self) -> Result<(), FrameError> {
-        let is_node = |node: &NodeId| node.0 >> NodeId::BITS == 0;
         let fits = match self {
-            Self::Began(_) | Self::Ended { .. } => true,
+            Self::Began(_) | Self::Ended { .. } | Self::After { .. } | Self::Adopt { .. } => true,
             Self::Records(records) => records.from <= records.to && records.offset.checked_add(1).is_some(),
             Self::Verdict(verdict) => is_in_order(verdict),
-            Self::Own(OwnAct::Update { .. }) => true,
+            Self::Own(OwnAct::Update { .. } | OwnAct::Limits { .. }) => true,
             Self::Own(OwnAct::Inodes { first, count, .. }) => {
                 first.0 != 0 && *count != 0 && first.0.checked_add(*count).is_some()
             }
             Self::Own(OwnAct::Right { inode, access, .. }) => inode.0 != 0 && (1..8).contains(access),
-            Self::After { node, .. } | Self::Adopt { node, .. } => is_node(node),
         };
         if fits { Ok(()) } else { Err(FrameError::OutOfBounds) }
     }

@@ -3,7 +3,7 @@
 use std::io;
 
 use ashlar_pmem::OutOfBounds;
-use ashlar_types::{Epoch, FileSystemId, JournalPosition, NodeId};
+use ashlar_types::{Epoch, FileSystemId, JournalPosition, NodeNumber};
 use thiserror::Error;
 
 /// The reason why a body can't be encoded, or bytes are no frame of this format.
@@ -169,12 +169,12 @@ pub enum JournalOpenError {
         newest: u32,
     },
     /// It is the journal of another node or of another file system.
-    #[error("this is the journal of node {node} of file system {file_system:#x}")]
+    #[error("this is the journal of node {node} of file system {file_system}")]
     OtherJournal {
         /// The file system found.
-        file_system: u64,
+        file_system: FileSystemId,
         /// The node found.
-        node: NodeId,
+        node: NodeNumber,
     },
     /// Identity or state does not match its checksum, or holds impossible values.
     #[error("the journal's header is damaged")]
@@ -188,8 +188,8 @@ pub enum JournalOpenError {
 }
 
 impl JournalOpenError {
-    pub(crate) const fn other(file_system: FileSystemId, node: NodeId) -> Self {
-        Self::OtherJournal { file_system: file_system.0, node }
+    pub(crate) const fn other(file_system: FileSystemId, node: NodeNumber) -> Self {
+        Self::OtherJournal { file_system, node }
     }
 }
 

@@ -6,10 +6,10 @@
 //!      8     4  format version (1)
 //!     12     4  the oldest version whose programs can read this journal (1)
 //!     16     8  bytes of the ring
-//!     24     8  file system id
-//!     32     2  node: the writing node, also in a copy
-//!     34     6  zero
-//!     40     4  CRC32C of bytes 0 to 39
+//!     24    16  file system id
+//!     40     2  node: the writing node, also in a copy
+//!     42     6  zero
+//!     48     4  CRC32C of bytes 0 to 47
 //!   4096  4096  state page, of even sequence
 //!   8192  4096  state page, of odd sequence
 //!  12288     …  ring: the byte at position p stands at 12288 + p mod (bytes of the ring)
@@ -35,7 +35,7 @@ use std::io;
 use std::ops::Range;
 
 use ashlar_pmem::{Crc32c, Persistent};
-use ashlar_types::{Epoch, FileSystemId, JournalPosition, NodeId};
+use ashlar_types::{Epoch, FileSystemId, JournalPosition, NodeNumber};
 
 use crate::JournalOpenError;
 use crate::frame::{FRAME_UNIT_BYTES, word32, word64};
@@ -50,8 +50,8 @@ const VERSION_OLDEST: u32 = 1;
 /// The oldest version whose programs can read what this program writes.
 const VERSION_NEEDED: u32 = 1;
 
-const IDENTITY_BYTES: usize = 44;
-const IDENTITY_CRC_AT: usize = 40;
+const IDENTITY_BYTES: usize = 52;
+const IDENTITY_CRC_AT: usize = 48;
 const PAGE_BYTES: u64 = 4096;
 pub(crate) const STATE_AT: u64 = PAGE_BYTES;
 pub(crate) const RING_AT: u64 = 3 * PAGE_BYTES;
@@ -74,7 +74,7 @@ pub struct JournalIdentity {
     /// The file system.
     pub file_system: FileSystemId,
     /// The writing node.
-    pub node: NodeId,
+    pub node: NodeNumber,
 }
 
 impl JournalIdentity {
@@ -83,7 +83,7 @@ impl JournalIdentity {
     pub fn origin(&self) -> u32 {
         let mut sum = Crc32c::default();
         sum.update(&self.file_system.0.to_le_bytes());
-        sum.update(&self.node.0.to_le_bytes());
+        sum.update(&self.node.get().to_le_bytes());
         sum.finish()
     }
 }
@@ -108,8 +108,8 @@ pub(crate) fn write_identity(
     bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
     bytes[12..16].copy_from_slice(&VERSION_NEEDED.to_le_bytes());
     bytes[16..24].copy_from_slice(&capacity.to_le_bytes());
-    bytes[24..32].copy_from_slice(&identity.file_system.0.to_le_bytes());
-    bytes[32..34].copy_from_slice(&identity.node.0.to_le_bytes());
+    bytes[24..40].copy_from_slice(&identity.file_system.0.to_le_bytes());
+    bytes[40..42].copy_from_slice(&identity.node.get().to_le_bytes());
     let crc = Crc32c::of(&bytes[..IDENTITY_CRC_AT]);
     bytes[IDENTITY_CRC_AT..].copy_from_slice(&crc.to_le_bytes());
     memory.store(0, &bytes)?;
@@ -138,7 +138,7 @@ pub(crate) fn read_identity(memory: &impl Persistent) -> Result<(JournalIdentity
     if found < VERSION_OLDEST || needed > VERSION {
         return Err(JournalOpenError::WrongVersion { found, needed, oldest: VERSION_OLDEST, newest: VERSION });
     }
-    let (capacity, node) = (word64(&bytes, 16), NodeId(u16::from_le_bytes([bytes[32], bytes[33]])));
+    let capacity = word64(&bytes, 16);
     if word32(&bytes, IDENTITY_CRC_AT) != Crc32c::of(&bytes[..IDENTITY_CRC_AT])
         || capacity < RING_BYTES_MIN
         || capacity % RING_UNIT_BYTES != 0
@@ -146,7 +146,9 @@ pub(crate) fn read_identity(memory: &impl Persistent) -> Result<(JournalIdentity
     {
         return Err(JournalOpenError::DamagedHeader);
     }
-    Ok((JournalIdentity { file_system: FileSystemId(word64(&bytes, 24)), node }, capacity))
+    let file_system = FileSystemId(u128::from(word64(&bytes, 32)) << 64 | u128::from(word64(&bytes, 24)));
+    let node = node_at(&bytes, 40).ok_or(JournalOpenError::DamagedHeader)?;
+    Ok((JournalIdentity { file_system, node }, capacity))
 }
 
 /// The journal's durable state, beside the frames.
@@ -175,7 +177,7 @@ impl JournalState {
         for (entry, at) in entries.iter().zip((ENTRIES_AT..).step_by(ENTRY_BYTES)) {
             bytes[at..at + 8].copy_from_slice(&entry.begin.0.to_le_bytes());
             bytes[at + 8..at + 12].copy_from_slice(&entry.epoch.number.to_le_bytes());
-            bytes[at + 12..at + 14].copy_from_slice(&entry.epoch.node.0.to_le_bytes());
+            bytes[at + 12..at + 14].copy_from_slice(&entry.epoch.node.get().to_le_bytes());
         }
         let crc = state_crc(&bytes, origin);
         bytes[STATE_CRC_AT..STATE_CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
@@ -215,11 +217,12 @@ impl JournalState {
         if word32(bytes, STATE_CRC_AT) != state_crc(bytes, origin) {
             return None;
         }
-        let entry = |bytes: &[u8]| LineageEntry {
-            begin: JournalPosition(word64(bytes, 0)),
-            epoch: Epoch { number: word32(bytes, 8), node: NodeId(u16::from_le_bytes([bytes[12], bytes[13]])) },
+        let entry = |bytes: &[u8]| {
+            let epoch = Epoch { number: word32(bytes, 8), node: node_at(bytes, 12)? };
+            Some(LineageEntry { begin: JournalPosition(word64(bytes, 0)), epoch })
         };
-        let lineage = Lineage::from_entries(bytes[ENTRIES_AT..].chunks_exact(ENTRY_BYTES).map(entry).collect())?;
+        let entries = bytes[ENTRIES_AT..].chunks_exact(ENTRY_BYTES).map(entry).collect::<Option<_>>()?;
+        let lineage = Lineage::from_entries(entries)?;
         let (head, from, upto) = (word64(bytes, 8), word64(bytes, 24), word64(bytes, 32));
         let cut = (from != upto).then_some(JournalPosition(from)..JournalPosition(upto));
         let is_fit = |position: u64| position < POSITION_MAX && position % FRAME_UNIT_BYTES == 0;
@@ -230,6 +233,11 @@ impl JournalState {
         let head = JournalCursor { position: JournalPosition(head), seed: word32(bytes, 16) };
         fits.then_some(Self { sequence: word64(bytes, 0), head, cut, lineage })
     }
+}
+
+/// Returns the node whose number stands here; `None` if it is that of no node.
+fn node_at(bytes: &[u8], at: usize) -> Option<NodeNumber> {
+    NodeNumber::new(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
 }
 
 const fn page_at(sequence: u64) -> u64 {

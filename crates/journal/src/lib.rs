@@ -35,6 +35,7 @@ mod error;
 mod frame;
 mod layout;
 mod lineage;
+mod records;
 mod ring;
 mod room;
 mod scan;
@@ -47,5 +48,6 @@ pub use error::{CopyError, FrameError, FrameFault, JournalDamaged, JournalError,
 pub use frame::{FRAME_BYTES_MAX, FRAME_HEADER_BYTES, FrameHeader, FrameKind, StoredFrame, frame_bytes};
 pub use layout::JournalIdentity;
 pub use lineage::{LINEAGE_ENTRIES_MAX, Lineage, LineageEntry};
+pub use records::{BatchRecord, push_record, read_records};
 pub use ring::{AppendedFrame, FlushJob, JournalCursor, JournalRing, TruncateJob};
 pub use room::{ENDED_BYTES_MAX, JournalRoom, RoomError, records_bytes_max, verdict_bytes_max};

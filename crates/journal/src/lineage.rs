@@ -137,13 +137,13 @@ impl Lineage {
 
 #[cfg(test)]
 mod tests {
-    use ashlar_types::NodeId;
+    use ashlar_types::NodeNumber;
     use proptest::prelude::*;
 
     use super::*;
 
     fn epoch(number: u32) -> Epoch {
-        Epoch { number, node: NodeId(1) }
+        Epoch { number, node: NodeNumber::new(1).unwrap() }
     }
 
     fn lineage(entries: &[(u32, u64)]) -> Lineage {
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn epochs_of_equal_numbers_and_other_nodes_part() {
-        let two = Epoch { number: 2, node: NodeId(9) };
+        let two = Epoch { number: 2, node: NodeNumber::new(9).unwrap() };
         let mut other = lineage(&[(1, 0)]);
         other.begin_epoch(two, JournalPosition(50)).unwrap();
         let end = JournalPosition(80);

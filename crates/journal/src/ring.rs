@@ -74,7 +74,7 @@ pub(crate) enum PlantedBug {
     SkipClear,
     /// Space is reused before the new head is durable.
     SkipHead,
-    /// Opening leaves the state pages as they are.
+    /// Opening leaves the parts of states and frames that were not written whole.
     SkipSettle,
 }
 
@@ -117,6 +117,9 @@ impl TruncateJob {
 
 impl<M: Persistent> JournalRing<M> {
     /// Returns the bytes of memory that a journal with a ring of this size needs.
+    ///
+    /// A ring takes frames of up to a quarter of its size: one of four times [`FRAME_BYTES_MAX`] takes all. A copy's
+    /// ring must take what the writer's does.
     #[must_use]
     pub const fn bytes_for(ring_bytes: u64) -> u64 {
         RING_AT + if ring_bytes < RING_BYTES_MIN { RING_BYTES_MIN } else { ring_bytes }
@@ -156,8 +159,8 @@ impl<M: Persistent> JournalRing<M> {
 
     /// Opens the journal that a process or the machine left when it died.
     ///
-    /// Its end is behind the last frame of the valid chain; all frames are durable when this returns. Before it appends,
-    /// a writer calls [`Self::begin_epoch`], or [`Self::resume_epoch`] if it knows that the machine lost nothing.
+    /// Its end is behind the last frame of the valid chain; all frames are durable when this returns. Before a writer
+    /// appends, it calls [`Self::begin_epoch`], or [`Self::resume_epoch`] if it knows that the machine lost nothing.
     ///
     /// # Errors
     /// [`JournalOpenError`].
@@ -217,6 +220,11 @@ impl<M: Persistent> JournalRing<M> {
         persist_io(&self.memory, kept.into_iter())?;
         self.flushed = self.end.position;
         self.has_epoch = false;
+        if !self.planted(PlantedBug::SkipSettle) {
+            // A process may have died in the middle of a frame. With words of the next frame, it could become whole.
+            let torn = self.end.position.plus(self.frame_bytes_max()).min(lap);
+            clear_bytes(&self.memory, self.parts(self.end.position, torn).into_iter())?;
+        }
         if let Some(cut) = cut {
             clear_bytes(&self.memory, self.parts(cut.start, cut.end).into_iter())?;
             let state = JournalState { sequence: self.state.sequence + 1, cut: None, ..self.state.clone() };
@@ -296,7 +304,8 @@ impl<M: Persistent> JournalRing<M> {
     ///
     /// # Errors
     /// [`JournalError::Full`], [`JournalError::TooLong`], [`JournalError::Frame`], [`JournalError::Failed`];
-    /// [`JournalError::EpochNotBegun`] after opening; [`JournalError::WrongLineage`] if the last epoch begins behind the end: such a copy only receives frames.
+    /// [`JournalError::EpochNotBegun`] after opening; [`JournalError::WrongLineage`] if the last epoch begins behind
+    /// the end: such a copy only receives frames.
     pub fn append(&mut self, body: &FrameBody<'_>) -> Result<AppendedFrame, JournalError> {
         self.append_encoded(&body.encode()?)
     }
@@ -380,9 +389,11 @@ impl<M: Persistent> JournalRing<M> {
     /// Notes the result of a flush. Returns the flushed position.
     ///
     /// # Errors
-    /// [`JournalError::System`] if the flush failed. The kernel may have dropped the bytes, so the journal has failed.
+    /// [`JournalError::System`] if the flush failed. The kernel may have dropped the bytes, so the journal has failed;
+    /// [`JournalError::Failed`] if another access failed before.
     pub fn finish_flush(&mut self, job: &FlushJob, result: io::Result<()>) -> Result<JournalPosition, JournalError> {
         self.note_result(result)?;
+        self.check_usable()?;
         if job.cuts == self.cuts {
             self.flushed = self.flushed.max(job.upto);
         }
@@ -432,7 +443,7 @@ impl<M: Persistent> JournalRing<M> {
     /// Notes that the new head is durable: from now on, the space before it is reused. Returns the head.
     ///
     /// # Errors
-    /// [`JournalError::System`] if the job failed; the journal has then failed.
+    /// [`JournalError::System`] if the job failed, [`JournalError::Failed`] if another access failed before.
     pub fn finish_truncate(
         &mut self,
         job: TruncateJob,
@@ -440,6 +451,7 @@ impl<M: Persistent> JournalRing<M> {
     ) -> Result<JournalPosition, JournalError> {
         self.is_truncating = false;
         self.note_result(result)?;
+        self.check_usable()?;
         self.state = job.state;
         Ok(self.head())
     }

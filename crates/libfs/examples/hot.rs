@@ -64,7 +64,7 @@ impl Daemon {
     fn start() -> Self {
         let directory = PathBuf::from(format!("/dev/shm/ashlar-hot-{}", std::process::id()));
         std::fs::create_dir(&directory).expect("a directory");
-        let options = ArenaOptions { size_bytes: ARENA_BYTES, emulate_pmem: false };
+        let options = ArenaOptions::new(ARENA_BYTES);
         let arena = Arena::create(&directory.join("arena"), &options).expect("an arena");
         ashlar_store::Store::format(&arena, Timestamp::default()).expect("formatted");
         drop(arena);

@@ -44,7 +44,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ashlar_pmem::{Mapping, MappingAccess, Medium, Readable};
-use ashlar_types::{Errno, InodeId, LogPosition, SegmentVersion, SessionId};
+use ashlar_types::{Errno, InodeId, LogPosition, NameHashKey, SegmentVersion, SessionId};
 use ashlar_wire::{
     CONTROL_BYTES, ControlPage, GRANT_CACHE_BYTES, LEASE_TABLE_BYTES, LeaseTable, MountTerms, Reply, Request,
     SessionKind,
@@ -168,7 +168,7 @@ pub struct LibFs {
     /// Free inode numbers: the next one, and how many there are.
     inodes: Mutex<(u64, u64)>,
     dependencies: Mutex<Dependencies>,
-    hash_key: [u8; 16],
+    hash_key: NameHashKey,
     cache_ttl_ms: u64,
     descriptors: DescriptorPolicy,
     sync_needed: bool,

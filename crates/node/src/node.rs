@@ -12,6 +12,7 @@ use ashlar_wire::SessionKind;
 use crate::access::ways::Ways;
 use crate::counters::EventCounters;
 use crate::effects::{NodeEffect, PendingEffects};
+use crate::journal::{BatchNotes, NodeJournal};
 use crate::leases::grant_cache::GrantPublisher;
 use crate::leases::leasing::Leasing;
 use crate::leases::reserved::Reservations;
@@ -70,10 +71,14 @@ pub struct Node {
     pub limits: NodeLimits,
     /// Knows the processes of sessions.
     pub processes: Arc<dyn ProcessTable>,
-    /// What the shell is asked to do.
+    /// Acts that the shell is asked for.
     pub effects: PendingEffects,
     /// Requests that could not be answered at once.
     pub pending: PendingRequests,
+    /// The journal for replicas; a machine by itself has none.
+    pub journal: Option<NodeJournal>,
+    /// Decisions on the batch that is being applied, for replicas.
+    pub batch_notes: BatchNotes,
     /// The shared area.
     pub store: Store,
     /// Leases, and the requests for them.
@@ -151,6 +156,8 @@ impl Node {
             processes,
             effects: PendingEffects::default(),
             pending: PendingRequests::default(),
+            journal: None,
+            batch_notes: BatchNotes::default(),
             store,
             grant_cache: None,
             ways: Ways::default(),
@@ -179,14 +186,14 @@ impl Node {
         })
     }
 
-    /// Returns whether there are several sessions, or were within [`SOLITUDE`].
+    /// Returns whether there are several sessions, or were within `SOLITUDE`.
     pub fn is_shared(&self) -> bool {
         self.last_shared.is_some_and(|last| self.now.since_boot < last + SOLITUDE)
     }
 
     /// Writes into all control pages whether there are other sessions.
     ///
-    /// Sessions count that ended within [`SOLITUDE`]. Returns the sole mounts that have become shared, each with the
+    /// Sessions count that ended within `SOLITUDE`. Returns the sole mounts that have become shared, each with the
     /// number of the change that its kernel must follow.
     pub fn publish_sharing(&mut self) -> Vec<(Arc<Control>, u64)> {
         if self.sessions.len() > 1 {
@@ -229,6 +236,12 @@ impl Node {
     /// Returns the next act that the shell is asked for.
     pub fn poll_effect(&mut self) -> Option<NodeEffect> {
         self.effects.poll()
+    }
+
+    /// Returns whether batches must wait until a commit frees a part of the journal.
+    #[must_use]
+    pub fn is_journal_short(&self) -> bool {
+        self.journal.as_ref().is_some_and(NodeJournal::is_short)
     }
 
     /// Asks for a commit.

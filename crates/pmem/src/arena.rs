@@ -1,7 +1,7 @@
 //! A node's arena: a directory of preallocated files.
 //!
 //! ```text
-//! DIR/ARENA                   what the arena is (see the superblock's own page)
+//! DIR/ARENA                   what the arena is, and of which file system (see `superblock.rs`)
 //! DIR/lock                    held while the arena is open; holds the owner's process id
 //! DIR/metadata/               the metadata store's directory; its owner is the store
 //! DIR/segments/SSSSSS.data    data segments, numbered from 0 in decimal
@@ -21,10 +21,13 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use ashlar_types::{BLOCK_BYTES, SessionId};
+use ashlar_types::{
+    BLOCK_BYTES, BlockAddress, FileSystemId, FileSystemIdentity, NameHashKey, NodeNumber, SessionId, VersionRange,
+};
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, OFlags, fallocate, flock, fstat, fstatvfs};
 use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
 use thiserror::Error;
 
 use crate::{ArenaSummary, DirectoryError, Medium, PrivateDirectory};
@@ -48,12 +51,12 @@ pub enum ArenaError {
     #[error("there is no arena here: the file ARENA is missing or is something else")]
     NotAnArena,
     /// The arena was made by another version of the program.
-    #[error("the arena has format version {found}, this program reads version {supported}; use the matching program")]
+    #[error("the arena has format {found}, this program reads {supported}; use the matching program")]
     WrongVersion {
-        /// The version found.
-        found: u32,
-        /// The version that this program reads.
-        supported: u32,
+        /// The versions that understand the arena.
+        found: VersionRange,
+        /// The versions that this program reads.
+        supported: VersionRange,
     },
     /// The superblock does not match its checksum.
     #[error("the arena's superblock is damaged (the file ARENA does not match its checksum)")]
@@ -78,6 +81,17 @@ pub enum ArenaError {
         /// The size asked for.
         asked_bytes: u64,
     },
+    /// The size asked for is more than block addresses reach.
+    #[error("an arena of {asked_bytes} bytes is too large; the largest has {max_bytes}")]
+    TooLarge {
+        /// The size asked for.
+        asked_bytes: u64,
+        /// The largest size.
+        max_bytes: u64,
+    },
+    /// The system gives no random numbers.
+    #[error("the system gives no random numbers: {0}")]
+    NoRandomNumbers(#[source] io::Error),
     /// Only the last segment can be removed.
     #[error("segment {0} is not the last one")]
     NotLast(u32),
@@ -113,6 +127,18 @@ pub struct ArenaOptions {
     pub size_bytes: u64,
     /// Run the flush instructions of persistent memory on memory.
     pub emulate_pmem: bool,
+    /// The arena's node. Numbers that the node gives out bear it.
+    pub node: NodeNumber,
+    /// The file system that the arena joins; `None` makes a new one.
+    pub file_system: Option<FileSystemIdentity>,
+}
+
+impl ArenaOptions {
+    /// Returns the options of a new file system's first arena.
+    #[must_use]
+    pub const fn new(size_bytes: u64) -> Self {
+        Self { size_bytes, emulate_pmem: false, node: NodeNumber::FIRST, file_system: None }
+    }
 }
 
 /// A data segment.
@@ -243,9 +269,7 @@ impl Arena {
     /// # Errors
     /// [`ArenaError`]; files made before the failure are removed again.
     pub fn create(dir: &Path, options: &ArenaOptions) -> Result<Self, ArenaError> {
-        if options.size_bytes < ARENA_BYTES_MIN {
-            return Err(ArenaError::TooSmall { asked_bytes: options.size_bytes });
-        }
+        check_size(options.size_bytes)?;
         let root = PrivateDirectory::make(dir, 0o700)?;
         let lock = lock(&root)?;
         if root.stat("ARENA").is_ok() {
@@ -255,6 +279,8 @@ impl Arena {
         let medium = find_medium(&directories.root, options.emulate_pmem)?;
         let summary = ArenaSummary {
             id: random_u64(),
+            node: options.node,
+            file_system: options.file_system.map_or_else(new_file_system, Ok)?,
             size_bytes: options.size_bytes,
             segment_bytes: SEGMENT_BYTES_MAX,
             emulated: options.emulate_pmem,
@@ -366,9 +392,7 @@ impl Arena {
     /// # Errors
     /// [`ArenaError::TooSmall`], [`ArenaError::NoSpace`], [`ArenaError::Io`]. The arena then has the size that it had.
     pub fn resize(&self, size_bytes: u64) -> Result<Resized, ArenaError> {
-        if size_bytes < ARENA_BYTES_MIN {
-            return Err(ArenaError::TooSmall { asked_bytes: size_bytes });
-        }
+        check_size(size_bytes)?;
         let mut state = self.state.lock();
         let before = state.segments.len();
         let summary = ArenaSummary { size_bytes, ..state.summary };
@@ -644,6 +668,25 @@ fn lock(directory: &PrivateDirectory) -> Result<File, ArenaError> {
     };
     write(&mut file).map_err(at_file(directory, "lock"))?;
     Ok(file)
+}
+
+fn check_size(asked_bytes: u64) -> Result<(), ArenaError> {
+    // A segment may take a rest that is smaller than the others.
+    let max_bytes = (u64::from(BlockAddress::SEGMENTS_MAX) - 1) * SEGMENT_BYTES_MAX;
+    match asked_bytes {
+        ..ARENA_BYTES_MIN => Err(ArenaError::TooSmall { asked_bytes }),
+        _ if asked_bytes > max_bytes => Err(ArenaError::TooLarge { asked_bytes, max_bytes }),
+        _ => Ok(()),
+    }
+}
+
+/// Draws the id and the name hash's key of a new file system.
+fn new_file_system() -> Result<FileSystemIdentity, ArenaError> {
+    let (mut id, mut hash_key) = ([0; 16], [0; 16]);
+    for random in [&mut id, &mut hash_key] {
+        getrandom(random, GetRandomFlags::empty()).map_err(|error| ArenaError::NoRandomNumbers(error.into()))?;
+    }
+    Ok(FileSystemIdentity { id: FileSystemId(u128::from_le_bytes(id)), hash_key: NameHashKey(hash_key) })
 }
 
 /// A random number: the standard library seeds its hashers from the system's generator.

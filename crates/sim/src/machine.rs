@@ -125,9 +125,9 @@ impl Machine {
     /// # Errors
     /// Those of the store.
     pub fn new(options: MachineOptions) -> Result<Self, StoreError> {
-        let arena = MemoryArenaOptions { id: 1, medium: options.medium, segment_blocks: vec![options.blocks] };
+        let arena = MemoryArenaOptions::new(options.medium, vec![options.blocks]);
         let arena = Arc::new(MemoryArena::new(&arena));
-        Store::format_in_memory(&arena, [7; 16], Timestamp::default())?;
+        Store::format_in_memory(&arena, Timestamp::default())?;
         Ok(Self {
             options,
             arena,

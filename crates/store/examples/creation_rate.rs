@@ -92,7 +92,7 @@ fn write(inode: u64, offset: u64, data: &[u8]) -> Update<'_> {
 }
 
 fn open(directory: &Path, size_bytes: u64, batch: u64) -> Result<Run, Box<dyn std::error::Error>> {
-    let arena = Arc::new(Arena::create(directory, &ArenaOptions { size_bytes, emulate_pmem: false })?);
+    let arena = Arc::new(Arena::create(directory, &ArenaOptions::new(size_bytes))?);
     Store::format(&arena, Timestamp::default())?;
     let mut store = Store::open(arena)?;
     store.set_session(SESSION, LogGeneration(1), LogPosition(0));

@@ -75,6 +75,7 @@ impl Store {
         self.frozen.is_some()
             || !self.active.is_empty()
             || !self.changed_sessions.is_empty()
+            || !self.changed_journals.is_empty()
             || self.allocator.is_changed()
             || self.quotas.is_changed()
     }
@@ -139,6 +140,10 @@ impl Store {
             let value = state.map(|state| rows::encode_session(state.generation, state.applied).to_vec());
             positions.extend(state.map(|state| (session, state.applied)));
             rows.push((rows::key1(kind::SESSION, session.0), value));
+        }
+        for node in std::mem::take(&mut self.changed_journals) {
+            let mark = self.journal_mark(node).map(|mark| rows::encode_journal_mark(mark).to_vec());
+            rows.push((rows::key1(kind::JOURNAL, node.get().into()), mark));
         }
         self.inode_end = self.inode_end.max(self.active.inode_end());
         self.absent_inode.set(None);
@@ -217,6 +222,12 @@ impl CommitJob {
             tracing::error!(%error, "a commit failed; it will be tried again");
         }
         CommitDone { number: self.frozen.number, result }
+    }
+
+    /// Does not commit: the store tries again later.
+    pub fn give_up(self, reason: &'static str) -> CommitDone {
+        let source = std::io::ErrorKind::Other.into();
+        CommitDone { number: self.frozen.number, result: Err(StoreError::Io { what: reason, source }) }
     }
 
     fn write_data(&self) -> Result<(), StoreError> {
@@ -312,10 +323,10 @@ mod tests {
     use ashlar_update::Update;
 
     use super::*;
-    use crate::test_media::{TestArena, TestMedium, on_both_databases};
+    use crate::test_media::{StoreTestArena, TestMedium, on_both_databases};
 
     fn a_failed_commit_loses_nothing_and_is_tried_again(medium: TestMedium) {
-        let arena = TestArena::new(medium, 16 << 20);
+        let arena = StoreTestArena::new(medium, 16 << 20);
         let mut store = arena.open();
         let session = SessionId(1);
         store.set_session(session, LogGeneration(1), LogPosition(0));

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use ashlar_types::{BlockAddress, InodeId};
+use ashlar_types::{BlockAddress, InodeId, NodeNumber, VersionRange};
 use ashlar_update::Invalid;
 use thiserror::Error;
 
@@ -30,6 +30,14 @@ pub enum StoreError {
         used: u64,
         /// The bytes available.
         total: u64,
+    },
+    /// The node has given out all numbers that it can.
+    #[error("node {node} has given out all its {what}; move its users to another node")]
+    NumbersExhausted {
+        /// The node.
+        node: NodeNumber,
+        /// The kind of numbers.
+        what: &'static str,
     },
     /// A block's content does not match its checksum.
     #[error("block {block} of inode {inode} is damaged (arena block {address:?}); run `ashlar fsck`")]
@@ -59,12 +67,12 @@ pub enum StoreError {
         expected: u64,
     },
     /// The metadata was written by a release that this one does not understand.
-    #[error("the metadata has format version {found}; this release reads version {supported}")]
+    #[error("the metadata has format {found}; this release reads {supported}; use the matching release")]
     WrongVersion {
-        /// The version found.
-        found: u32,
-        /// The version that this release writes.
-        supported: u32,
+        /// The versions that understand the metadata.
+        found: VersionRange,
+        /// The versions that this release reads.
+        supported: VersionRange,
     },
     /// An update failed half-way for another reason than being invalid, so the applied state can't be trusted: open the
     /// store again and replay the logs from their committed positions.

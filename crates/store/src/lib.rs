@@ -44,6 +44,7 @@ mod database;
 mod dump;
 mod error;
 mod files;
+mod format;
 mod medium;
 mod metadata;
 mod model;
@@ -69,7 +70,7 @@ pub use dump::{
 };
 pub use error::StoreError;
 pub use medium::{MemoryArena, MemoryArenaOptions, PersistObserver};
-pub use model::{ArenaSpace, Committed, MapBlocks, MappedRun, SessionState, Xattrs};
+pub use model::{ArenaSpace, Committed, JournalMark, MapBlocks, MappedRun, SessionState, Xattrs};
 pub use quotas::Move;
 pub use store::Store;
 

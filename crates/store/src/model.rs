@@ -1,6 +1,6 @@
 //! The store's descriptions of files, sessions and space.
 
-use ashlar_types::{BlockAddress, Extent, InodeId, LogGeneration, LogPosition, SessionId};
+use ashlar_types::{BlockAddress, Extent, InodeId, JournalPosition, LogGeneration, LogPosition, SessionId};
 
 /// Blocks of a file that stand in a process's memory, one behind the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,4 +80,13 @@ pub struct ArenaSpace {
     pub metadata_bytes_total: u64,
     /// Bytes of metadata used, with an upper estimate of the rows that wait for a commit.
     pub metadata_bytes_used: u64,
+}
+
+/// How far a node's journal is applied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JournalMark {
+    /// All frames before this position are applied.
+    pub position: JournalPosition,
+    /// The number of the last verdict before it.
+    pub order: u64,
 }

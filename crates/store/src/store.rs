@@ -1,13 +1,13 @@
 //! The store: opening, reading, numbers, sessions, space.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
 use ashlar_pmem::{Arena, SegmentInfo};
 use ashlar_types::{
-    BlockAddress, FileKind, Inode, InodeId, LogGeneration, LogPosition, Name, QuotaAmount, QuotaKey, QuotaLimits,
-    SessionId, Timestamp, XATTRS_BYTES_MAX, name_cookie,
+    BlockAddress, Inode, InodeId, LogGeneration, LogPosition, Name, NameHashKey, NodeNumber, QuotaAmount, QuotaKey,
+    QuotaLimits, SessionId, Timestamp, XATTRS_BYTES_MAX, name_cookie,
 };
 use ashlar_update::Entry;
 use ashlar_update::xattr_size::{attribute_bytes, attribute_fits};
@@ -18,13 +18,14 @@ use crate::blocks::segment::StoreSegment;
 use crate::commit::Frozen;
 use crate::database::{Database, Snapshot};
 use crate::files::mapped::Mapped;
-use crate::medium::{MemoryArena, StoreMedium};
+use crate::format::format_database;
+use crate::medium::{MemoryArena, StoreIdentity, StoreMedium};
 use crate::metadata::batch::{Batch, LayerValue};
 use crate::metadata::chunk::ExtentChunk;
 use crate::metadata::inode_cache::InodeCache;
-use crate::metadata::rows::{self, EntryKey, StoredCounters, Superblock, kind};
-use crate::model::{ArenaSpace, SessionState, Xattrs};
-use crate::quotas::{self, Holding, Move, Quotas};
+use crate::metadata::rows::{self, EntryKey, StoredCounters, kind};
+use crate::model::{ArenaSpace, JournalMark, SessionState, Xattrs};
+use crate::quotas::{Holding, Move, Quotas};
 
 /// Numbers that one row sets aside.
 ///
@@ -49,7 +50,8 @@ pub struct Store {
     /// Decoded rows of it.
     pub(crate) seen: InodeCache,
     pub(crate) database: Arc<Database>,
-    pub(crate) hash_key: [u8; 16],
+    pub(crate) node: NodeNumber,
+    pub(crate) hash_key: NameHashKey,
     /// Changes since the last freeze.
     pub(crate) active: Batch,
     /// Changes whose commit is under way, or has failed and must be tried again.
@@ -60,6 +62,10 @@ pub struct Store {
     pub(crate) sessions: HashMap<SessionId, SessionState>,
     /// Sessions whose rows differ from those of the last freeze; `false`: removed.
     pub(crate) changed_sessions: BTreeMap<SessionId, bool>,
+    /// How far each node's journal is applied.
+    journals: BTreeMap<NodeNumber, JournalMark>,
+    /// The journals whose marks the next commit writes.
+    pub(crate) changed_journals: BTreeSet<NodeNumber>,
     /// The next numbers, and the reserved blocks of the applied state.
     pub(crate) counters: StoredCounters,
     /// The content of the counters row: numbers below are set aside.
@@ -97,20 +103,17 @@ impl Store {
     /// Makes an empty shared area, with a root directory of this time, in an arena that has none.
     ///
     /// # Errors
-    /// [`StoreError::Database`], [`StoreError::Io`]. An area that is there already is left as it is.
+    /// [`StoreError::Database`], [`StoreError::Map`]. An area that is there already is left as it is.
     pub fn format(arena: &Arena, at: Timestamp) -> Result<(), StoreError> {
-        let mut hash_key = [0; 16];
-        rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty())
-            .map_err(|error| StoreError::Io { what: "no random numbers", source: error.into() })?;
-        format_database(&Database::open(arena)?, arena.summary().id, hash_key, at)
+        format_database(&Database::open(arena)?, StoreIdentity::of_arena(arena), at)
     }
 
-    /// Makes an empty shared area like [`Self::format`], in memory, with this key of the name hash.
+    /// Makes an empty shared area like [`Self::format`], in memory.
     ///
     /// # Errors
     /// [`StoreError::Database`]. An area that is there already is left as it is.
-    pub fn format_in_memory(arena: &Arc<MemoryArena>, hash_key: [u8; 16], at: Timestamp) -> Result<(), StoreError> {
-        format_database(&StoreMedium::Memory(Arc::clone(arena)).open_database()?, arena.id(), hash_key, at)
+    pub fn format_in_memory(arena: &MemoryArena, at: Timestamp) -> Result<(), StoreError> {
+        format_database(&arena.open_database(), arena.identity(), at)
     }
 
     /// Opens the shared area of an arena, as of the last commit.
@@ -135,13 +138,14 @@ impl Store {
         let snapshot = database.snapshot()?;
         let superblock = snapshot.get(&[kind::SUPERBLOCK])?.ok_or(StoreError::NotFormatted)?;
         let superblock = rows::decode_superblock(superblock).ok_or(StoreError::NotFormatted)?;
-        if superblock.version != rows::FORMAT_VERSION {
-            return Err(StoreError::WrongVersion { found: superblock.version, supported: rows::FORMAT_VERSION });
+        if rows::FORMAT_VERSIONS.negotiate(superblock.versions).is_none() {
+            return Err(StoreError::WrongVersion { found: superblock.versions, supported: rows::FORMAT_VERSIONS });
         }
-        if superblock.arena != medium.id() {
-            return Err(StoreError::WrongArena { found: superblock.arena, expected: medium.id() });
+        let StoreIdentity { id, node, file_system } = medium.identity();
+        if superblock.arena != id {
+            return Err(StoreError::WrongArena { found: superblock.arena, expected: id });
         }
-        let found = match read_counters(&snapshot) {
+        let found = match read_counters(&snapshot, node) {
             Err(StoreError::Corrupt(_)) => None,
             found => Some(found?),
         };
@@ -153,14 +157,17 @@ impl Store {
             snapshot,
             seen: InodeCache::default(),
             database,
-            hash_key: superblock.hash_key,
+            node,
+            hash_key: file_system.hash_key,
             active: Batch::default(),
             frozen: None,
             segments: BTreeMap::new(),
-            allocator: Allocator::default(),
+            allocator: Allocator::new(node),
             mapped: Mapped::default(),
             sessions: HashMap::new(),
             changed_sessions: BTreeMap::new(),
+            journals: BTreeMap::new(),
+            changed_journals: BTreeSet::new(),
             counters: stored,
             stored,
             quotas: Quotas::default(),
@@ -208,6 +215,14 @@ impl Store {
                     let state = SessionState { generation, applied: position, committed: position };
                     self.sessions.insert(session, state);
                 }
+                None => self.damaged = true,
+            }
+        }
+        self.journals.clear();
+        for row in self.snapshot.prefix(&[kind::JOURNAL])? {
+            let (key, value) = row?;
+            match rows::decode_journal_mark(key, value) {
+                Some((node, mark)) => _ = self.journals.insert(node, mark),
                 None => self.damaged = true,
             }
         }
@@ -288,6 +303,18 @@ impl Store {
         self.release_all(session);
     }
 
+    /// Returns how far a node's journal is applied; `None` if none of it was.
+    #[must_use]
+    pub fn journal_mark(&self, node: NodeNumber) -> Option<JournalMark> {
+        self.journals.get(&node).copied()
+    }
+
+    /// Notes how far a node's journal is applied. The next commit says so too.
+    pub fn set_journal_mark(&mut self, node: NodeNumber, mark: JournalMark) {
+        self.journals.insert(node, mark);
+        self.changed_journals.insert(node);
+    }
+
     /// Moves a session's applied position without an update, past records that say nothing.
     pub fn advance(&mut self, session: SessionId, end: LogPosition) {
         if session == SessionId::SHARED_FS {
@@ -338,12 +365,17 @@ impl Store {
     /// Returns inode numbers that were never used before and never will be again.
     ///
     /// # Errors
-    /// Those of the database: when the last numbers run out, more are set aside, which waits for a commit under way.
+    /// [`StoreError::NumbersExhausted`]; those of the database: when the last numbers run out, more are set aside,
+    /// which waits for a commit under way.
     pub fn allocate_inodes(&mut self, count: u64) -> Result<Range<u64>, StoreError> {
         self.check_sound()?;
         let first = self.counters.next_inode;
+        let end = InodeId::numbers_of(self.node).end;
+        if count > end.saturating_sub(first) {
+            return Err(StoreError::NumbersExhausted { node: self.node, what: "inode numbers" });
+        }
         if first + count > self.stored.next_inode {
-            self.store_counters(first + count + INODES_AHEAD, self.stored.next_session)?;
+            self.store_counters(end.min(first + count + INODES_AHEAD), self.stored.next_session)?;
         }
         self.counters.next_inode += count;
         Ok(first..first + count)
@@ -356,11 +388,53 @@ impl Store {
     pub fn next_session_id(&mut self) -> Result<SessionId, StoreError> {
         self.check_sound()?;
         let session = self.counters.next_session;
+        let end = SessionId::numbers_of(self.node).end;
+        if session >= end {
+            return Err(StoreError::NumbersExhausted { node: self.node, what: "session numbers" });
+        }
         if session >= self.stored.next_session {
-            self.store_counters(self.stored.next_inode, session + SESSIONS_AHEAD)?;
+            self.store_counters(self.stored.next_inode, end.min(session + SESSIONS_AHEAD))?;
         }
         self.counters.next_session += 1;
         Ok(SessionId(session))
+    }
+
+    /// Skips inode numbers that a journal says are given out: later ones are given out next.
+    ///
+    /// Numbers of another node are none that this store gives out, so they change nothing.
+    ///
+    /// # Errors
+    /// As for [`Self::allocate_inodes`].
+    pub fn skip_inodes(&mut self, first: InodeId, count: u64) -> Result<(), StoreError> {
+        self.check_sound()?;
+        if !first.is_of(self.node) {
+            return Ok(());
+        }
+        let end = InodeId::numbers_of(self.node).end;
+        let next = first.0.saturating_add(count).min(end).max(self.counters.next_inode);
+        if next > self.stored.next_inode {
+            self.store_counters(end.min(next + INODES_AHEAD), self.stored.next_session)?;
+        }
+        self.counters.next_inode = next;
+        Ok(())
+    }
+
+    /// Skips a session number that a journal says is given out, as [`Self::skip_inodes`] does.
+    ///
+    /// # Errors
+    /// As for [`Self::allocate_inodes`].
+    pub fn skip_session_id(&mut self, session: SessionId) -> Result<(), StoreError> {
+        self.check_sound()?;
+        if !session.is_of(self.node) {
+            return Ok(());
+        }
+        let next = (session.0 + 1).max(self.counters.next_session);
+        if next > self.stored.next_session {
+            let end = SessionId::numbers_of(self.node).end;
+            self.store_counters(self.stored.next_inode, end.min(next + SESSIONS_AHEAD))?;
+        }
+        self.counters.next_session = next;
+        Ok(())
     }
 
     fn store_counters(&mut self, next_inode: u64, next_session: u64) -> Result<(), StoreError> {
@@ -378,10 +452,13 @@ impl Store {
 
     /// The counters that the next commit is to store: numbers are set aside well before they run out.
     pub(crate) fn counters_to_store(&self) -> StoredCounters {
-        let ahead = |next: u64, stored: u64, step: u64| if next + step / 2 > stored { next + step } else { stored };
+        let ahead = |next: u64, stored: u64, step: u64, numbers: Range<u64>| {
+            if next + step / 2 > stored { (next + step).min(numbers.end).max(next) } else { stored }
+        };
+        let (inodes, sessions) = (InodeId::numbers_of(self.node), SessionId::numbers_of(self.node));
         StoredCounters {
-            next_inode: ahead(self.counters.next_inode, self.stored.next_inode, INODES_AHEAD),
-            next_session: ahead(self.counters.next_session, self.stored.next_session, SESSIONS_AHEAD),
+            next_inode: ahead(self.counters.next_inode, self.stored.next_inode, INODES_AHEAD, inodes),
+            next_session: ahead(self.counters.next_session, self.stored.next_session, SESSIONS_AHEAD, sessions),
             reserved_blocks: self.counters.reserved_blocks,
         }
     }
@@ -390,8 +467,14 @@ impl Store {
 
     /// The key of the name hash.
     #[must_use]
-    pub fn hash_key(&self) -> [u8; 16] {
+    pub fn hash_key(&self) -> NameHashKey {
         self.hash_key
+    }
+
+    /// The node that gives out the numbers of this store.
+    #[must_use]
+    pub fn node(&self) -> NodeNumber {
+        self.node
     }
 
     /// A name's place in any directory's order.
@@ -763,35 +846,22 @@ impl Store {
     }
 
     pub(crate) fn segment(&self, address: BlockAddress) -> Result<&StoreSegment, StoreError> {
-        let segment = self.segments.get(&address.segment());
+        let segment = self.segments.get(&address.segment()).filter(|_| address.node() == self.node);
         segment.map(|segment| &**segment).ok_or(StoreError::Corrupt("an extent lies in a segment that does not exist"))
     }
 }
 
-/// Writes the rows of an empty shared area into a database that has none.
-fn format_database(database: &Database, arena: u64, hash_key: [u8; 16], at: Timestamp) -> Result<(), StoreError> {
-    if database.snapshot()?.get(&[kind::SUPERBLOCK])?.is_some() {
-        return Ok(());
-    }
-    let superblock = Superblock { version: rows::FORMAT_VERSION, arena, hash_key };
-    let counters = StoredCounters { next_inode: InodeId::FIRST_FREE.0, next_session: 1, reserved_blocks: 0 };
-    let mut writer = database.write(5, 1024)?;
-    writer.put(&[kind::SUPERBLOCK], &rows::encode_superblock(superblock))?;
-    writer.put(&[kind::COUNTERS], &rows::encode_counters(counters))?;
-    rows::encode_inode(&root_directory(at), &mut writer.value);
-    writer.put_inode(&rows::key1(kind::INODE, InodeId::ROOT.0))?;
-    for (key, value) in quotas::rows_of_new(&root_directory(at)) {
-        writer.put(&key, &value)?;
-    }
-    writer.commit()
-}
-
-pub(crate) fn read_counters(snapshot: &Snapshot) -> Result<StoredCounters, StoreError> {
+/// Reads the counters row of a node's store.
+pub(crate) fn read_counters(snapshot: &Snapshot, node: NodeNumber) -> Result<StoredCounters, StoreError> {
     let row = snapshot.get(&[kind::COUNTERS])?;
-    row.and_then(rows::decode_counters).ok_or(StoreError::Corrupt("the counters' row is damaged"))
+    // The end of a node's numbers stands there when it has given out the last one.
+    let is_of = |numbers: Range<u64>, next: u64| numbers.start <= next && next <= numbers.end;
+    let is_sound = |counters: &StoredCounters| {
+        is_of(InodeId::numbers_of(node), counters.next_inode)
+            && is_of(SessionId::numbers_of(node), counters.next_session)
+    };
+    row.and_then(rows::decode_counters).filter(is_sound).ok_or(StoreError::Corrupt("the counters' row is damaged"))
 }
 
-/// The root directory of a new file system: owned by the super-user, open to all to read.
-pub(crate) fn root_directory(at: Timestamp) -> Inode {
-    Inode::new(FileKind::Directory, 0o755, InodeId::ROOT, at)
-}
+#[cfg(test)]
+mod tests;

@@ -29,7 +29,7 @@ struct TreeCopy {
 impl TreeCopy {
     fn empty() -> Self {
         let directory = arena_directory();
-        let options = ArenaOptions { size_bytes: 16 * MIB, emulate_pmem: false };
+        let options = ArenaOptions::new(16 * MIB);
         let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).unwrap());
         Store::format(&arena, START).unwrap();
         let mut store = Store::open(arena).unwrap();

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::NodeNumber;
+
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
@@ -20,12 +22,13 @@ macro_rules! number {
 }
 
 number! {
-    /// An inode number, unique in the file system for ever: a number is never used twice.
+    /// An inode number, unique in the file system for ever: a number is never used twice. 48 bits: node and counter.
     InodeId(u64)
 }
 
 number! {
-    /// A session: one LibFS process as SharedFS sees it. Never used twice in one arena.
+    /// A session: one LibFS process as SharedFS sees it. Never used twice. 48 bits: node and
+    /// counter.
     SessionId(u64)
 }
 
@@ -57,7 +60,8 @@ number! {
 }
 
 number! {
-    /// A block in the arena: the segment's number in the upper 32 bits, the block's number in the segment in the lower.
+    /// A block in a node's arena: the node in the upper 12 bits, the segment's number in the next 20, the block's
+    /// number in the segment in the lower 32.
     BlockAddress(u64)
 }
 
@@ -65,16 +69,6 @@ number! {
     /// A subtree with a quota of its own: the number of the directory at its top, so that it is never used twice; 0:
     /// none.
     QuotaId(u64)
-}
-
-number! {
-    /// A node of a cluster: a number that is given once to an arena, and never used twice.
-    NodeId(u16)
-}
-
-number! {
-    /// The file system's own random number, which the arenas of all its nodes share.
-    FileSystemId(u64)
 }
 
 number! {
@@ -89,18 +83,13 @@ pub struct Epoch {
     /// The number; two nodes never make epochs of equal numbers unless the cluster manager fails.
     pub number: u32,
     /// The node that made the epoch.
-    pub node: NodeId,
+    pub node: NodeNumber,
 }
 
 impl fmt::Display for Epoch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of node {}", self.number, self.node)
     }
-}
-
-impl NodeId {
-    /// Bits of the largest number: the upper bits of ids that the node makes.
-    pub const BITS: u32 = 12;
 }
 
 impl JournalPosition {
@@ -172,16 +161,31 @@ impl LogPosition {
 }
 
 impl BlockAddress {
-    /// Returns the address of block `block` in segment `segment`.
+    /// Bits of a segment's number.
+    pub const SEGMENT_BITS: u32 = 20;
+    /// The most segments that an arena may have.
+    pub const SEGMENTS_MAX: u32 = 1 << Self::SEGMENT_BITS;
+
+    /// Returns the address of a block in a segment of a node's arena.
+    ///
+    /// # Panics
+    /// If the segment's number has more bits than there are: no arena has so many segments.
     #[must_use]
-    pub const fn new(segment: u32, block: u32) -> Self {
-        Self(((segment as u64) << 32) | block as u64)
+    pub const fn new(node: NodeNumber, segment: u32, block: u32) -> Self {
+        assert!(segment < Self::SEGMENTS_MAX, "an arena has fewer segments");
+        Self((node.get() as u64) << (32 + Self::SEGMENT_BITS) | (segment as u64) << 32 | block as u64)
+    }
+
+    /// Returns the node in whose arena the block is.
+    #[must_use]
+    pub const fn node(self) -> NodeNumber {
+        NodeNumber::from_low_bits(self.0 >> (32 + Self::SEGMENT_BITS))
     }
 
     /// Returns the segment's number.
     #[must_use]
     pub const fn segment(self) -> u32 {
-        (self.0 >> 32) as u32
+        (self.0 >> 32) as u32 & (Self::SEGMENTS_MAX - 1)
     }
 
     /// Returns the block's number in its segment.
@@ -194,5 +198,23 @@ impl BlockAddress {
     #[must_use]
     pub const fn plus(self, blocks: u64) -> Self {
         Self(self.0 + blocks)
+    }
+}
+
+const _: () = assert!(NodeNumber::BITS + BlockAddress::SEGMENT_BITS + 32 == 64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_address_names_node_segment_and_block() {
+        let node = NodeNumber::new(5).unwrap();
+        let address = BlockAddress::new(node, BlockAddress::SEGMENTS_MAX - 1, u32::MAX);
+        assert_eq!(
+            (address.node(), address.segment(), address.block()),
+            (node, BlockAddress::SEGMENTS_MAX - 1, u32::MAX)
+        );
+        assert_eq!(BlockAddress::new(NodeNumber::FIRST, 2, 9), BlockAddress(2 << 32 | 9), "as on media");
     }
 }

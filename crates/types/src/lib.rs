@@ -10,14 +10,17 @@ mod attributes;
 mod contents;
 mod credentials;
 mod errno;
+mod file_system;
 mod ids;
 mod inode_hasher;
 mod leases;
 mod locks;
 mod mountinfo;
 mod name;
+mod node;
 mod printable;
 mod quota;
+mod version_range;
 
 pub use attributes::{
     FileKind, Inode, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID, MODE_STICKY, NEVER_NAMED, Timestamp, WHITEOUT_DEVICE,
@@ -26,9 +29,10 @@ pub use attributes::{
 pub use contents::{Contents, Extent};
 pub use credentials::{Access, Credentials};
 pub use errno::Errno;
+pub use file_system::{FileSystemId, FileSystemIdentity, NameHashKey};
 pub use ids::{
-    BlockAddress, Epoch, ExtentVersion, FileSystemId, InodeId, JournalPosition, LogGeneration, LogPosition, NodeId,
-    QuotaId, SealCount, SegmentVersion, SessionId,
+    BlockAddress, Epoch, ExtentVersion, InodeId, JournalPosition, LogGeneration, LogPosition, QuotaId, SealCount,
+    SegmentVersion, SessionId,
 };
 pub use inode_hasher::InodeHasher;
 pub use leases::{LeaseMode, LeaseScope, WantedLease};
@@ -38,8 +42,10 @@ pub use name::{
     COOKIE_PARENT, COOKIE_SELF, DEPTH_MAX, NAME_MAX, Name, NameError, PATH_MAX, SYMLINK_MAX, XATTR_NAME_MAX,
     XATTR_VALUE_MAX, XATTRS_BYTES_MAX, name_cookie,
 };
+pub use node::{NodeNumber, NodeNumberError};
 pub use printable::escape_controls;
 pub use quota::{QuotaAmount, QuotaKey, QuotaLimits, QuotaVersion, entry_blocks, quota_keys, xattr_blocks};
+pub use version_range::VersionRange;
 
 /// Bytes in one block of a data segment: the unit of allocation and of checksums.
 pub const BLOCK_BYTES: u64 = 4096;

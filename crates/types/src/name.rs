@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::NameHashKey;
+
 /// The longest name of a directory entry, in bytes.
 pub const NAME_MAX: usize = 255;
 /// The longest path that one call may name, in bytes, its final NUL included.
@@ -34,8 +36,8 @@ pub const COOKIE_PARENT: u64 = 2;
 /// Two names may share one, which is why the order is by cookie and then by name. The hash has a key, so that no user
 /// can make names that collide. Media depend on the key and the function for ever.
 #[must_use]
-pub fn name_cookie(key: &[u8; 16], name: &[u8]) -> u64 {
-    (siphasher::sip::SipHasher13::new_with_key(key).hash(name) >> 1).max(3)
+pub fn name_cookie(key: &NameHashKey, name: &[u8]) -> u64 {
+    (siphasher::sip::SipHasher13::new_with_key(&key.0).hash(name) >> 1).max(3)
 }
 
 /// Why bytes are no name.

@@ -186,17 +186,20 @@ impl<M: Persistent + Clone> GrantCache<M> {
 }
 
 /// Returns the offsets in the index where an inode may stand.
+#[inline]
 fn index_slots(inode: InodeId) -> [PartAt<GRANT_CACHE_BYTES, WAY_BYTES>; WAYS as usize] {
     let row = inode.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50;
     std::array::from_fn(|way| INDEX_WAYS.row(row * WAYS + way as u64))
 }
 
 /// Returns the words of the header at a position: inode, word, slot with length, parts.
+#[inline]
 fn header_words(position: u64) -> [CacheWord; HEADER_BYTES as usize / 8] {
     std::array::from_fn(|word| RING_WORDS.word(position / 8 + word as u64))
 }
 
 /// Returns the offset of the bytes behind the header at a position. A forged length may lead out of the ring.
+#[inline]
 fn body_offset(position: u64) -> u64 {
     RING + position % RING_BYTES + HEADER_BYTES
 }

@@ -13,8 +13,8 @@
 //!
 //! Invariants:
 //! - A message has a length, then that many bytes. A peer that breaks the frame or the encoding loses its connection.
-//! - The first message on a connection names the protocol's version. SharedFS refuses another version with a clear
-//!   error.
+//! - The first message on a connection names the versions of the protocol that the peer understands. SharedFS refuses a
+//!   peer that has none in common with it, with a clear error.
 //! - SharedFS trusts nothing that a session can write. The words that a session writes in the control page are hints or
 //!   claims, which SharedFS checks against its own account.
 //!
@@ -49,7 +49,7 @@ pub use lock_slots::{
 };
 pub use message::{
     Credit, DirectoryEntry, FsckReply, GrantReply, HELPER_FLAG, Hello, InodeState, LeaseRequest, LockSlot, Need,
-    PROTOCOL_VERSION, Peer, QuotaGrant, QuotaRequest, QuotaStatus, Reply, Request, ReserveReason, SessionKind,
+    PROTOCOL_VERSIONS, Peer, QuotaGrant, QuotaRequest, QuotaStatus, Reply, Request, ReserveReason, SessionKind,
     SessionStatus, SpaceReply, StatusReply, Welcome, WelcomeSegment,
 };
 pub use operation_counts::{LATENCY_BUCKETS, OperationCounts, OperationKind, latency_bucket, latency_from};

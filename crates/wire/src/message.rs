@@ -2,16 +2,16 @@
 
 use ashlar_types::{
     ByteRange, Contents, Errno, Extent, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LockAction, LockKind,
-    LockedRange, LogGeneration, LogPosition, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, QuotaVersion, SegmentVersion,
-    SessionId, WantedLease,
+    LockedRange, LogGeneration, LogPosition, NameHashKey, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, QuotaVersion,
+    SegmentVersion, SessionId, VersionRange, WantedLease,
 };
 use ashlar_update::Cost;
 use serde::{Deserialize, Serialize};
 
 use crate::{MountTerms, OperationCounts, Question};
 
-/// The version of the protocol and of the shared memory's layout. A daemon accepts only this one.
-pub const PROTOCOL_VERSION: u32 = 15;
+/// The versions of the protocol and of the shared memory's layout that this release understands.
+pub const PROTOCOL_VERSIONS: VersionRange = VersionRange::new(16, 16);
 
 /// The kind of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,8 +25,8 @@ pub enum SessionKind {
 /// The first message on a session's first connection.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hello {
-    /// [`PROTOCOL_VERSION`] of the sender.
-    pub version: u32,
+    /// [`PROTOCOL_VERSIONS`] of the sender. They come first in every version of this message.
+    pub versions: VersionRange,
     /// The kind of the session.
     pub kind: SessionKind,
     /// After a restart of SharedFS: the session to resume.
@@ -69,6 +69,8 @@ pub struct WelcomeSegment {
 /// also receives a data segment (read-only), if the answer names one, and the grant cache (read-only), if one exists.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Welcome {
+    /// The newest version of the protocol that both sides understand: the session's version.
+    pub version: u32,
     /// The session, and its secret for further connections.
     pub peer: Peer,
     /// Bytes of the log file.
@@ -86,7 +88,7 @@ pub struct Welcome {
     /// Whether ordinary memory replaces persistent memory, and so can't be mapped as persistent.
     pub emulated: bool,
     /// The key of the name hash that orders directories (see [`DirectoryEntry::cookie`]).
-    pub hash_key: [u8; 16],
+    pub hash_key: NameHashKey,
     /// Milliseconds for which a kernel may cache the mount's answers.
     pub cache_ttl_ms: u64,
     /// The segment version ([`crate::ControlPage::segment_version`]) in which the grant cache of this answer is valid.
@@ -277,7 +279,7 @@ pub enum Request {
     Hello(Hello),
     /// Adds a connection to a session.
     Attach {
-        /// [`PROTOCOL_VERSION`] of the sender.
+        /// The version of the session ([`Welcome::version`]).
         version: u32,
         /// The session.
         peer: Peer,

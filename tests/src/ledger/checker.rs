@@ -126,7 +126,9 @@ fn acknowledged_within(text: &str, bytes: usize) -> usize {
 /// The words of the operations that began, and how many of them were acknowledged.
 fn read_journal(text: &str) -> Outcome<(Vec<String>, usize)> {
     let (mut begun, mut acknowledged) = (Vec::new(), 0);
-    for line in text.lines() {
+    // A writer may be in the middle of its last line.
+    let whole_lines = text.rsplit_once('\n').map_or("", |(lines, _)| lines);
+    for line in whole_lines.lines() {
         let mut words = line.splitn(3, ' ');
         match (words.next(), words.next(), words.next()) {
             (Some(BEGIN), Some(number), Some(operation)) => {

@@ -169,7 +169,7 @@ impl ArenaLocation {
             }
             return Ok(PreparedArena { made: false, summary });
         }
-        let options = ArenaOptions { size_bytes: self.size_for_new(size)?, emulate_pmem };
+        let options = ArenaOptions { emulate_pmem, ..ArenaOptions::new(self.size_for_new(size)?) };
         // Users that may open sessions reach the socket in it; all else in it is for its owner alone.
         let directory = PrivateDirectory::make(&self.directory, 0o755).map_err(|error| self.error(error.into()))?;
         directory

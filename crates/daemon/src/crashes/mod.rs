@@ -274,7 +274,8 @@ impl Crashes {
 }
 
 fn make_arena(place: &Path) {
-    let arena = Arena::create(place, &ArenaOptions { size_bytes: 16 << 20, emulate_pmem: true }).expect("an arena");
+    let arena =
+        Arena::create(place, &ArenaOptions { emulate_pmem: true, ..ArenaOptions::new(16 << 20) }).expect("an arena");
     Store::format(&arena, ashlar_types::Timestamp::default()).expect("formatted");
     drop(arena);
     let segment = SegmentInfo { number: 0, blocks: SEGMENT_BLOCKS };

@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use ashlar_log::{AppendError, Log};
 use ashlar_pmem::{Mapping, MappingAccess, MediumKind, Persistent, SessionFile};
-use ashlar_store::{CommitDone, CommitJob};
 use ashlar_tests::random::Random;
 use ashlar_types::{FileKind, InodeId, LogPosition, SessionId, Timestamp};
 use ashlar_update::model::ModelTree;
@@ -27,7 +26,7 @@ use crate::session_files::PreparedSession;
 use crate::shared_state::SharedState;
 use crate::test_sessions::{acquire, apply_settled};
 use crate::{Config, recovery};
-use ashlar_node::digest::commit::{begin_commit, finish_commit, release_blocks};
+use ashlar_node::digest::commit::{NodeCommit, NodeCommitDone, begin_commit, finish_commit, release_blocks};
 use ashlar_node::leases::grant::Patience;
 use ashlar_node::pending::RequestTerms;
 use ashlar_node::records::apply::Slice;
@@ -84,8 +83,8 @@ pub struct Live {
     written: Option<(InodeId, u64, u64)>,
     /// Leases on single inodes: slot and word.
     leased: BTreeMap<InodeId, (u32, u64)>,
-    job: Option<CommitJob>,
-    done: Option<CommitDone>,
+    job: Option<NodeCommit>,
+    done: Option<NodeCommitDone>,
     pub commits: u64,
 }
 

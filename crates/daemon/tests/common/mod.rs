@@ -17,7 +17,7 @@ use ashlar_types::{Errno, FileKind, InodeId, LogPosition, SealCount, Timestamp};
 use ashlar_update::{Create, Update};
 use ashlar_wire::{
     CONTROL_BYTES, Connection, ControlPage, Credit, CreditKind, GrantReply, Hello, LEASE_TABLE_BYTES, LeaseRequest,
-    LeaseTable, Need, PROTOCOL_VERSION, Peer, Reply, Request, SessionKind, Welcome, WireError,
+    LeaseTable, Need, PROTOCOL_VERSIONS, Peer, Reply, Request, SessionKind, Welcome, WireError,
 };
 use rustix::process::{Gid, Uid};
 
@@ -76,8 +76,7 @@ impl Site {
         let directory = tempfile::Builder::new().prefix("ashlar").tempdir_in("/dev/shm").expect("a directory");
         open_to_all(directory.path());
         let guard = STARTING.lock();
-        let arena = Arena::create(&directory.path().join("arena"), &ArenaOptions { size_bytes, emulate_pmem: false })
-            .expect("an arena");
+        let arena = Arena::create(&directory.path().join("arena"), &ArenaOptions::new(size_bytes)).expect("an arena");
         ashlar_store::Store::format(&arena, Timestamp::default()).expect("formatted");
         drop((arena, guard));
         let mut site = Self { directory, lease_ttl_us, sessions, daemon: None };
@@ -312,7 +311,7 @@ pub fn hello(
 /// Returns the first message of a new session.
 pub fn first_message(kind: SessionKind) -> Hello {
     let label = "test".into();
-    Hello { version: PROTOCOL_VERSION, kind, resume: None, label, beside: 0, yields_to_kernel: false }
+    Hello { versions: PROTOCOL_VERSIONS, kind, resume: None, label, beside: 0, yields_to_kernel: false }
 }
 
 impl Client {
@@ -523,7 +522,7 @@ impl Client {
 
     pub fn attach(&self, socket: &Path) -> Connection {
         let mut line = Connection::connect(socket).expect("connected");
-        let attach = Request::Attach { version: PROTOCOL_VERSION, peer: self.welcome.peer };
+        let attach = Request::Attach { version: self.welcome.version, peer: self.welcome.peer };
         assert!(matches!(line.call(&attach, &[]).expect("answered").0, Reply::Done));
         line
     }

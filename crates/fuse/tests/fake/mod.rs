@@ -12,7 +12,7 @@ use ashlar_libfs::{
     Allocation, AttributeChange, ByteRange, ConflictingLock, FoundInode, Listed, LockAction, LockKind, LockedRange,
     NewInode, Outcome, RenameFlags, ReserveReason, Seek, SetTime, Space, WriteAt, Written, XattrFlags,
 };
-use ashlar_types::{Credentials, Errno, FileKind, Inode, InodeId, Timestamp, blocks_for, name_cookie};
+use ashlar_types::{Credentials, Errno, FileKind, Inode, InodeId, NameHashKey, Timestamp, blocks_for, name_cookie};
 use ashlar_wire::MountTerms;
 
 /// Long enough that a test only passes if invalidation works.
@@ -572,9 +572,9 @@ impl ashlar_fuse::FileSystem for Fake {
         let mut state = self.state();
         self.see(&mut state, directory);
         let mut entries: Vec<_> = state.node(directory)?.entries.iter().map(|(name, id)| (name.clone(), *id)).collect();
-        entries.sort_by_key(|(name, _)| name_cookie(&[7; 16], name));
+        entries.sort_by_key(|(name, _)| name_cookie(&NameHashKey([7; 16]), name));
         for (name, id) in entries {
-            let cookie = name_cookie(&[7; 16], &name);
+            let cookie = name_cookie(&NameHashKey([7; 16]), &name);
             if cookie <= after {
                 continue;
             }

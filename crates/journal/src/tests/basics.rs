@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ashlar_pmem::{CrashMedium, CrashTwin, OutOfBounds, Persistent};
-use ashlar_types::{FileSystemId, JournalPosition, NodeId};
+use ashlar_types::{FileSystemId, JournalPosition, NodeNumber};
 
 use super::{IDENTITY, bytes_between, contents, epoch, frames, plain, ring, twin};
 use crate::layout::RING_AT;
@@ -120,9 +120,12 @@ fn copied_bytes_that_are_not_the_next_frame_are_refused() {
         let (stored, _) = fault(&bytes);
         assert_eq!(stored, 1, "bit {bit}");
     }
-    let mut of_other_node =
-        JournalRing::format(twin(CrashMedium::Words, 1024), JournalIdentity { node: NodeId(8), ..IDENTITY }, epoch(1))
-            .unwrap();
+    let mut of_other_node = JournalRing::format(
+        twin(CrashMedium::Words, 1024),
+        JournalIdentity { node: NodeNumber::new(8).unwrap(), ..IDENTITY },
+        epoch(1),
+    )
+    .unwrap();
     let refused = of_other_node.append_copied(&good);
     assert!(matches!(refused, Err(CopyError::NotNext { fault: FrameFault::Checksum, .. })));
     let mut of_other_epoch = JournalRing::format(twin(CrashMedium::Words, 1024), IDENTITY, epoch(2)).unwrap();
@@ -348,6 +351,17 @@ fn journal_does_no_more_after_its_medium_failed() {
     }
 }
 
+/// Two flushes at once, of which one fails: the kernel reports an error once, so the other's success means nothing.
+#[test]
+fn flush_beside_a_failed_one_makes_nothing_durable() {
+    let mut ring = ring(1024);
+    ring.append(&plain(&[0; 40])).unwrap();
+    let (one, two) = (ring.begin_flush().unwrap(), ring.begin_flush().unwrap());
+    assert!(matches!(ring.finish_flush(&one, Err(io::Error::other("no medium"))), Err(JournalError::System(_))));
+    assert!(matches!(ring.finish_flush(&two, Ok(())), Err(JournalError::Failed)));
+    assert_eq!(ring.flushed(), JournalPosition(0));
+}
+
 #[test]
 fn opened_journal_takes_no_frame_before_its_epoch_is_known() {
     let mut ring = ring(1024);
@@ -371,9 +385,11 @@ fn memory_that_is_no_journal_is_refused() {
     assert!(matches!(open(blank(RING_AT as usize + 1024)), JournalOpenError::NotAJournal));
     let ring = ring(1024);
     let image = ring.memory().state().current();
-    let other = JournalIdentity { file_system: FileSystemId(1), ..IDENTITY };
+    let other = JournalIdentity { file_system: FileSystemId(1 << 64 | 0xf5), ..IDENTITY };
     let refused = JournalRing::open(Arc::clone(ring.memory()), other).map(drop);
-    assert!(matches!(refused, Err(JournalOpenError::OtherJournal { file_system: 0xf5, node: NodeId(7) })));
+    assert!(
+        matches!(refused, Err(JournalOpenError::OtherJournal { file_system: FileSystemId(0xf5), node }) if node == IDENTITY.node)
+    );
     // A later version that needs itself, and one that older programs can read.
     let with = |at: usize, bytes: [u8; 4]| {
         let mut image = image.clone();

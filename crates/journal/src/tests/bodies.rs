@@ -1,6 +1,8 @@
 //! Bodies: their bytes, their bounds, and that decoding takes nothing else.
 
-use ashlar_types::{Credentials, InodeId, JournalPosition, LogGeneration, LogPosition, NodeId, SessionId, Timestamp};
+use ashlar_types::{
+    Credentials, InodeId, JournalPosition, LogGeneration, LogPosition, NodeNumber, SessionId, Timestamp,
+};
 use proptest::prelude::*;
 
 use crate::frame::{FRAME_BYTES_MAX, FrameHeader};
@@ -67,9 +69,17 @@ fn bodies_have_the_bytes_of_the_format() {
             &[4, 0, 2, 0],
             &[2, 130, 128, 4, 16, 6],
         ),
-        (FrameBody::After { node: NodeId(300), position: JournalPosition(1) }, &[5, 0, 0, 0], &[172, 2, 1]),
+        (
+            FrameBody::After { node: NodeNumber::new(300).unwrap(), position: JournalPosition(1) },
+            &[5, 0, 0, 0],
+            &[172, 2, 1],
+        ),
         (FrameBody::Ended { session: SESSION }, &[6, 0, 2, 0], &[130, 128, 4]),
-        (FrameBody::Adopt { node: NodeId(2), upto: JournalPosition(128) }, &[7, 0, 0, 0], &[2, 128, 1]),
+        (
+            FrameBody::Adopt { node: NodeNumber::new(2).unwrap(), upto: JournalPosition(128) },
+            &[7, 0, 0, 0],
+            &[2, 128, 1],
+        ),
     ];
     for (body, head, bytes) in &cases {
         let (header, encoded) = header_of(body);
@@ -210,7 +220,6 @@ fn values_out_of_bounds_are_neither_encoded_nor_decoded() {
         FrameBody::Own(OwnAct::Inodes { session: SESSION, first: InodeId(16), count: u64::MAX }),
         FrameBody::Own(OwnAct::Right { session: SESSION, inode: InodeId(16), access: 8 }),
         FrameBody::Own(OwnAct::Right { session: SESSION, inode: InodeId(16), access: 0 }),
-        FrameBody::Adopt { node: NodeId(4096), upto: JournalPosition(0) },
     ];
     for body in bad {
         assert_eq!(body.encode(), Err(FrameError::OutOfBounds), "{body:?}");
@@ -220,6 +229,16 @@ fn values_out_of_bounds_are_neither_encoded_nor_decoded() {
     let at = bytes.windows(2).rposition(|pair| pair == [172, 2]).unwrap();
     bytes[at] += 1;
     assert_eq!(FrameBody::decode(&header, &bytes), Err(FrameError::OutOfBounds));
+}
+
+#[test]
+fn body_that_names_no_node_is_refused() {
+    let body = FrameBody::Adopt { node: NodeNumber::MAX, upto: JournalPosition(0) };
+    let (header, mut bytes) = header_of(&body);
+    assert_eq!(FrameBody::decode(&header, &bytes), Ok(body));
+    assert_eq!(bytes[..2], [255, 31]);
+    bytes[..2].copy_from_slice(&[128, 32]);
+    assert_eq!(FrameBody::decode(&header, &bytes), Err(FrameError::Malformed));
 }
 
 fn any_session() -> impl Strategy<Value = SessionId> {
@@ -269,8 +288,8 @@ pub(super) fn any_body(check: impl Fn(FrameBody<'_>) -> Result<(), TestCaseError
             4 => FrameBody::Own(OwnAct::Update { kind: access, body: &bytes }),
             5 => FrameBody::Own(OwnAct::Inodes { session, first, count: count.min(u64::MAX - first.0) }),
             6 => FrameBody::Own(OwnAct::Right { session, inode: first, access }),
-            7 => FrameBody::After { node: NodeId(node), position },
-            _ if flag => FrameBody::Adopt { node: NodeId(node), upto: position },
+            7 => FrameBody::After { node: NodeNumber::new(node).unwrap(), position },
+            _ if flag => FrameBody::Adopt { node: NodeNumber::new(node).unwrap(), upto: position },
             _ => FrameBody::Ended { session },
         };
         check(body)?;

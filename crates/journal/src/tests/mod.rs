@@ -9,12 +9,13 @@ mod room;
 use std::sync::Arc;
 
 use ashlar_pmem::{CrashMedium, CrashTwin, Persistent};
-use ashlar_types::{Epoch, FileSystemId, JournalPosition, NodeId};
+use ashlar_types::{Epoch, FileSystemId, JournalPosition, NodeNumber};
 
 use crate::layout::RING_AT;
 use crate::{FrameBody, FrameHeader, JournalCursor, JournalError, JournalIdentity, JournalRing, OwnAct, StoredFrame};
 
-pub(super) const IDENTITY: JournalIdentity = JournalIdentity { file_system: FileSystemId(0xf5), node: NodeId(7) };
+pub(super) const IDENTITY: JournalIdentity =
+    JournalIdentity { file_system: FileSystemId(0xf5), node: NodeNumber::new(7).unwrap() };
 
 pub(super) type Twin = Arc<CrashTwin>;
 
@@ -23,7 +24,7 @@ pub(super) fn twin(medium: CrashMedium, ring_bytes: u64) -> Twin {
 }
 
 pub(super) fn epoch(number: u32) -> Epoch {
-    Epoch { number, node: NodeId(number as u16 % 3) }
+    Epoch { number, node: NodeNumber::new(number as u16 % 3).unwrap() }
 }
 
 /// A ring in the heap, which begins in epoch 1.

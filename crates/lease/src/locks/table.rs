@@ -209,7 +209,7 @@ impl LockTable {
     /// Returns the conflicting lock that begins first (`F_GETLK`). Nothing changes.
     #[must_use]
     pub fn query(&self, request: &LockRequest) -> Option<HeldLock> {
-        let Some(mode) = request.action.mode() else { return None };
+        let mode = request.action.mode()?;
         let mut request = *request;
         if request.kind == LockKind::Flock {
             request.range = ByteRange::ALL;

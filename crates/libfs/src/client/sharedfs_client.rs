@@ -8,13 +8,14 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ashlar_pmem::Mapping;
 use ashlar_types::{Errno, SessionId};
 use ashlar_wire::{
-    Connection, ControlPage, Hello, MountTerms, PROTOCOL_VERSION, Peer, Reply, Request, SessionKind, Welcome, WireError,
+    Connection, ControlPage, Hello, MountTerms, PROTOCOL_VERSIONS, Peer, Reply, Request, SessionKind, Welcome,
+    WireError,
 };
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -89,6 +90,8 @@ pub(crate) struct SharedFsClient {
     notice: fn(&str),
     descriptors: DescriptorPolicy,
     peer: Peer,
+    /// The protocol's version that the session and SharedFS speak.
+    version: AtomicU32,
     /// The session's request slot, for one thread at a time.
     slot_client: Mutex<SlotClient>,
     /// Whether `absence` holds anything, so that calls need not lock it.
@@ -110,7 +113,7 @@ impl SharedFsClient {
         let connection = connection.map_err(|error| no_daemon(error.to_string()))?;
         let mut connection = OwnDescriptor::new(connection, options.descriptors);
         let hello = Hello {
-            version: PROTOCOL_VERSION,
+            versions: PROTOCOL_VERSIONS,
             kind: options.kind,
             resume: None,
             label: options.label.clone(),
@@ -137,6 +140,7 @@ impl SharedFsClient {
             notice: options.notice,
             descriptors: options.descriptors,
             peer: welcome.peer,
+            version: AtomicU32::new(welcome.version),
             slot_client: Mutex::default(),
             is_away: AtomicBool::new(false),
             absence: Mutex::default(),
@@ -385,7 +389,7 @@ impl SharedFsClient {
     }
 
     fn send_attach(&self, connection: &mut Connection, deadline: Instant) -> Result<Reply, WireError> {
-        let request = Request::Attach { version: PROTOCOL_VERSION, peer: self.peer };
+        let request = Request::Attach { version: self.version.load(Ordering::Relaxed), peer: self.peer };
         connection.call_watched(&request, &[], &mut self.accept_silence(deadline)).map(|(reply, _)| reply)
     }
 
@@ -534,7 +538,7 @@ impl SharedFsClient {
         let mut watch = self.accept_silence(deadline);
         let mut connection = self.connect().map_err(|_| None)?;
         let hello = Hello {
-            version: PROTOCOL_VERSION,
+            versions: PROTOCOL_VERSIONS,
             kind: self.kind,
             resume: Some(self.peer),
             label: self.label.clone(),
@@ -542,7 +546,8 @@ impl SharedFsClient {
             yields_to_kernel: self.yields_to_kernel,
         };
         match connection.call_watched(&Request::Hello(hello), &[], &mut watch) {
-            Ok((Reply::Welcome(_), _)) => {}
+            // Another release may serve the session from now on.
+            Ok((Reply::Welcome(welcome), _)) => self.version.store(welcome.version, Ordering::Relaxed),
             Ok((Reply::Error(errno), _)) => return Err(Some(errno)),
             Ok((Reply::Refused(reason), _)) => {
                 let socket = self.socket.display();

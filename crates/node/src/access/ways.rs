@@ -592,7 +592,7 @@ impl Node {
 
     /// Notes the ways to open inodes that a narrowed directory has cut, so that a later SharedFS finds them.
     ///
-    /// The update is applied. Ways beyond [`CUT_STEPS_MAX`] are known to this SharedFS alone.
+    /// The update is applied. Ways beyond `CUT_STEPS_MAX` are known to this SharedFS alone.
     ///
     /// # Errors
     /// Those of the store.

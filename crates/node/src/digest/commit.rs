@@ -1,11 +1,16 @@
 //! Commits: when one is due, and what it sets free.
 
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
+use ashlar_journal::FlushJob;
+use ashlar_pmem::SharedMemory;
 use ashlar_store::{CommitDone, CommitJob, Committed, StoreError};
 use ashlar_types::SessionId;
 
 use crate::effects::NodeEffect;
+use crate::journal::NodeJournal;
 use crate::node::Node;
 use crate::sessions::session::ServedSession;
 
@@ -93,7 +98,7 @@ pub fn take_unreleased_blocks(state: &mut Node) {
 /// Freezes the applied updates for a commit.
 ///
 /// Returns `None` if there is nothing to commit, or no commit can begin now.
-pub fn begin_commit(state: &mut Node) -> Option<CommitJob> {
+pub fn begin_commit(state: &mut Node) -> Option<NodeCommit> {
     // A batch that is tried again holds the updates of its first try: it's the same commit, and its costs are noted
     // already.
     let is_new = !state.store.is_frozen();
@@ -108,16 +113,53 @@ pub fn begin_commit(state: &mut Node) -> Option<CommitJob> {
         state.commits_begun += 1;
     }
     state.is_committing = true;
-    Some(job)
+    let flush = state.journal.as_mut().and_then(NodeJournal::begin_commit);
+    Some(NodeCommit { job, flush })
+}
+
+/// A commit that waits to be run, without the node.
+#[derive(Debug)]
+#[must_use = "a commit that is not run commits nothing"]
+pub struct NodeCommit {
+    job: CommitJob,
+    /// The frames of the commit's updates must be durable before the commit.
+    flush: Option<(FlushJob, Arc<SharedMemory>)>,
+}
+
+/// A commit that was run, for [`finish_commit`].
+#[derive(Debug)]
+#[must_use = "the node keeps the batch until it learns of its commit"]
+pub struct NodeCommitDone {
+    done: CommitDone,
+    flushed: Option<(FlushJob, io::Result<()>)>,
+}
+
+impl NodeCommit {
+    /// Makes the journal durable, then commits.
+    pub fn run(self) -> NodeCommitDone {
+        let flushed = self.flush.map(|(job, memory)| {
+            let result = job.run(&*memory);
+            (job, result)
+        });
+        let is_flushed = flushed.as_ref().is_none_or(|(_, result)| result.is_ok());
+        let done = if is_flushed { self.job.run() } else { self.job.give_up("the journal could not be made durable") };
+        NodeCommitDone { done, flushed }
+    }
 }
 
 /// Records the outcome of a commit, and frees the log space that it made free.
 ///
 /// # Errors
 /// Those of the commit, which must be tried again.
-pub fn finish_commit(state: &mut Node, done: CommitDone) -> Result<(), StoreError> {
+pub fn finish_commit(state: &mut Node, done: NodeCommitDone) -> Result<(), StoreError> {
     state.is_committing = false;
-    let committed = state.store.finish_commit(done)?;
+    if let (Some(journal), Some((job, result))) = (&mut state.journal, done.flushed) {
+        journal.finish_flush(&job, result)?;
+    }
+    let committed = state.store.finish_commit(done.done)?;
+    if let Some(journal) = &mut state.journal {
+        journal.finish_commit()?;
+    }
     // Another thread may have ended this commit, and may have begun another one.
     if committed.batch.is_some() {
         state.counters.commits += 1;

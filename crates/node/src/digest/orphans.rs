@@ -21,8 +21,12 @@ pub fn free_orphans(state: &mut Node) {
 /// Frees one orphan that no session has open.
 pub fn free_orphan(state: &mut Node, inode: InodeId) {
     let end = state.store.applied(SessionId::SHARED_FS).plus(1);
+    state.batch_notes.clear();
     match state.apply_update(SessionId::SHARED_FS, end, &Update::Release { inode }) {
         Ok(applied) => {
+            if applied.freed.is_some() {
+                state.journal_own(&Update::Release { inode });
+            }
             state.counters.orphans_freed += u64::from(applied.freed.is_some());
             // It has a name again, or is gone: no orphan either way.
             state.orphans.remove(&inode);

@@ -172,7 +172,7 @@ pub fn write_word(state: &mut Node, word: &SlotWord) {
 /// Gives a session's lease table more room, if this slot is near its end.
 ///
 /// # Errors
-/// As [`ServedSession::make_lease_room`].
+/// Those of [`ServedSession::make_lease_room`](crate::sessions::session::ServedSession::make_lease_room).
 pub fn make_lease_room(state: &mut Node, id: SessionId, slot: u32) -> io::Result<()> {
     let Some(session) = state.sessions.get_mut(&id) else { return Ok(()) };
     let before = session.lease_room;

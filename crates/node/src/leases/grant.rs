@@ -8,7 +8,7 @@ use ashlar_types::{Access, Errno, InodeId, LeaseMode, LeaseScope, LogPosition, N
 use ashlar_wire::{DirectoryEntry, GrantReply, LeaseRequest, Need, Reply};
 
 use crate::leases::kernel_notifier::{KernelNotifier, KernelTicket};
-use crate::leases::leasing::{Dependencies, WantedLeases, home_of};
+use crate::leases::leasing::{GrantDependencies, WantedLeases, home_of};
 use crate::leases::scan_detection;
 use crate::leases::states::make_answer;
 use crate::node::Node;
@@ -16,7 +16,8 @@ use crate::sessions::session::ServedSession;
 
 /// The error of a request during which SharedFS ends.
 ///
-/// It never reaches a session: SharedFS closes the session's connection instead, and the session asks the next SharedFS.
+/// It never reaches a session: SharedFS closes the session's connection instead, and the session asks the next
+/// SharedFS.
 pub const ENDING: Errno = Errno::ECANCELED;
 /// The error of a request without patience that can't be answered at once.
 ///
@@ -27,7 +28,7 @@ pub const LATER: Errno = Errno::EINPROGRESS;
 /// It never reaches a session: the request is served again when no other answer waits for the session's user.
 pub const LONG: Errno = Errno::EMSGSIZE;
 
-/// What must have happened before an answer may be sent.
+/// The conditions under which an answer may be sent.
 #[derive(Debug, Default)]
 pub struct AnswerGate {
     /// No answer is sent before this time since boot.
@@ -63,10 +64,10 @@ pub struct GrantAnswer {
     /// The grants, or why there are none.
     pub grants: Result<Vec<GrantReply>, Errno>,
     /// Updates of other sessions on which they depend.
-    pub dependencies: Dependencies,
+    pub dependencies: GrantDependencies,
     /// How far the session's own log was part of the state then.
     pub applied: LogPosition,
-    /// What kernels must have done before the answer may be sent.
+    /// The conditions under which the answer may be sent.
     pub gate: AnswerGate,
 }
 

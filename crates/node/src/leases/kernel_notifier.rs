@@ -1,4 +1,4 @@
-//! What a node tells a mount's kernel, through its shell.
+//! Notifications of mounts' kernels, which the shell sends.
 
 use std::any::Any;
 use std::fmt;

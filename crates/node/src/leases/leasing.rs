@@ -18,7 +18,7 @@ use crate::records::validate::Leases;
 use crate::sessions::session::ServedSession;
 
 /// Updates of other sessions on which a grant depends.
-pub type Dependencies = Vec<(SessionId, LogPosition)>;
+pub type GrantDependencies = Vec<(SessionId, LogPosition)>;
 
 /// The leases that a request wants.
 #[derive(Clone, Debug, Default)]

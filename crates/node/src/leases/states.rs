@@ -21,7 +21,7 @@ use crate::leases::grant::{
 };
 use crate::leases::grant_cache;
 use crate::leases::kernel_notifier::KernelNotifier;
-use crate::leases::leasing::{Dependencies, WantedLeases, home_of};
+use crate::leases::leasing::{GrantDependencies, WantedLeases, home_of};
 use crate::leases::scan_detection;
 use crate::node::Node;
 use crate::sessions::session::ServedSession;
@@ -64,7 +64,13 @@ fn withhold(contents: Contents) -> Contents {
 }
 
 /// Makes the answer to a request that is granted, for the request to take.
-pub fn store_answer(state: &mut Node, id: SessionId, request: RequestId, grants: &[Grant], dependencies: Dependencies) {
+pub fn store_answer(
+    state: &mut Node,
+    id: SessionId,
+    request: RequestId,
+    grants: &[Grant],
+    dependencies: GrantDependencies,
+) {
     let wanted = state.leasing.wanted.remove(&request);
     let is_waited_for = wanted.is_some();
     // The words must stand even if no thread waits for the answer any more.
@@ -80,7 +86,7 @@ pub fn make_answer(
     id: SessionId,
     wanted: &WantedLeases,
     grants: &[Grant],
-    mut dependencies: Dependencies,
+    mut dependencies: GrantDependencies,
 ) -> GrantAnswer {
     for grant in grants {
         write_word(state, &grant.word);
@@ -140,7 +146,7 @@ fn grant_replies(
     id: SessionId,
     wanted: &WantedLeases,
     grants: &[Grant],
-    dependencies: &mut Dependencies,
+    dependencies: &mut GrantDependencies,
 ) -> Result<Vec<GrantReply>, Errno> {
     if grants.len() < wanted.wants.len() {
         return Err(Errno::EIO);
@@ -224,7 +230,7 @@ fn add_children(
     grant: &Grant,
     unasked: &mut UnaskedBytes,
     children: &mut Vec<GrantReply>,
-    dependencies: &mut Dependencies,
+    dependencies: &mut GrantDependencies,
 ) -> Result<(), StoreError> {
     if let Some(session) = state.ordinary_session(id)
         && !state.may_search(session, (directory.inode, &directory.state.attributes))?
@@ -263,7 +269,7 @@ fn add_siblings(
     grant: &Grant,
     unasked: &mut UnaskedBytes,
     files: &mut Vec<GrantReply>,
-    dependencies: &mut Dependencies,
+    dependencies: &mut GrantDependencies,
 ) -> Result<(), StoreError> {
     let Some(directory) = home_of(file.inode, &file.state.attributes).as_file() else { return Ok(()) };
     if check_directory(state, id, directory, Access::READ).is_err()

@@ -4,9 +4,9 @@
 //! and may access: to read for a read lock, to write for a write lock, and either for the rest.
 //!
 //! A restart of SharedFS forgets the table. The record locks of processes it finds again: it has noted them where no
-//! session can write ([`crate::sessions::noted_locks`]), so no claim takes a lock from a process that has it. Mounts have all
-//! other locks. They are root's, so SharedFS believes them when they first of all ask for these locks again. Until
-//! every mount that had such locks has done so, SharedFS grants no lock that a mount may have held.
+//! session can write ([`crate::sessions::noted_locks`]), so no claim takes a lock from a process that has it. Mounts
+//! have all other locks. They are root's, so SharedFS believes them when they first of all ask for these locks again.
+//! Until every mount that had such locks has done so, SharedFS grants no lock that a mount may have held.
 //!
 //! SharedFS may delegate a file's record locks to a process. If another session asks about that file, SharedFS takes
 //! the locks back into the table, from the process's control page.
@@ -360,6 +360,7 @@ pub fn live_session(state: &Node, id: SessionId) -> Result<&ServedSession, Errno
 
 /// How an attempt to set a lock ended.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "it is returned once, and not kept")]
 pub enum LockAttempt {
     /// The request is answered.
     Answered(Result<Reply, Errno>),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use ashlar_pmem::MediumKind;
-use ashlar_store::{MapBlocks, MappedRun};
+use ashlar_store::{MapBlocks, MappedRun, StoreError};
 use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
 use ashlar_wire::{LEASE_SLOTS, Reply};
 
@@ -67,7 +67,7 @@ impl DigestTask {
 pub enum SyncTask {
     /// All that all sessions have done.
     All(ApplyLogs),
-    /// What other sessions have done to an inode, with the names that lead to it.
+    /// Updates of an inode by other sessions, with the names that lead to it.
     Inode {
         /// The inode.
         inode: InodeId,
@@ -179,9 +179,10 @@ fn grant_range(node: &mut Node, id: SessionId) -> Result<Reply, Errno> {
     let count = free(node).ok_or(Errno::EIO)?.saturating_sub(LEASES_KEPT).clamp(1, RANGE);
     let range = node.store.allocate_inodes(count).map_err(|error| {
         tracing::error!(%error, "no inode numbers");
-        Errno::EIO
+        if matches!(error, StoreError::NumbersExhausted { .. }) { Errno::ENOSPC } else { Errno::EIO }
     })?;
     let first = InodeId(range.start);
+    node.journal_inodes(id, first, count);
     let session = node.sessions.get_mut(&id).filter(|session| session.fenced.is_none()).ok_or(Errno::EIO)?;
     session.ranges.add(&session.page, first, count);
     Ok(Reply::Inodes(first, count))

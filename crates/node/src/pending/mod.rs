@@ -1,7 +1,7 @@
 //! Requests that can't be answered at once.
 //!
-//! Each is a row of a table, under a ticket. The shell advances a row when it begins, when an effect or its time says so,
-//! and as long as the row can go on. A row never waits in here.
+//! Each is a row of a table, under a ticket. The shell advances a row when it begins, when an effect or its time says
+//! so, and as long as the row can go on. A row never waits in here.
 
 mod digests;
 mod ends;
@@ -31,7 +31,7 @@ use grants::{AcquireTask, LookupTarget, LookupTask, ReserveTask, TakeFromAll};
 use locks::LockTask;
 use progress::{Progress, done};
 use space::{CreditTask, LimitsTask, QuotaTask};
-use steps::{ApplyLogs, CommitAll, DigestWait, Reclaim, SweepOrphans};
+use steps::{ApplyLogs, CommitAll, DigestWait, ReclaimStep, SweepOrphans};
 
 pub use digests::FIRST_RANGE;
 
@@ -72,6 +72,7 @@ impl From<Reply> for GatedReply {
 
 /// The result of a request.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "it is returned once, and not kept")]
 pub enum NodeAnswer {
     /// A reply to a session.
     Reply(GatedReply),
@@ -159,7 +160,7 @@ struct PendingRow {
 
 #[derive(Debug)]
 enum Task {
-    Answered(Option<Result<NodeAnswer, Errno>>),
+    Answered(Box<Option<Result<NodeAnswer, Errno>>>),
     Acquire(AcquireTask),
     Lookup(Box<LookupTask>),
     Reserve(ReserveTask),
@@ -179,7 +180,7 @@ enum Task {
     End(EndSessions),
     Sweep(SweepOrphans),
     Commit(CommitAll),
-    Reclaim(Reclaim),
+    Reclaim(ReclaimStep),
     TakeLeases(TakeFromAll),
 }
 
@@ -202,16 +203,16 @@ impl Node {
             NodeRequest::EndSessions(ids) => (None, Ok(Task::End(EndSessions::new(ids)))),
             NodeRequest::SweepOrphans => (None, Ok(Task::Sweep(SweepOrphans::default()))),
             NodeRequest::Commit => (None, Ok(Task::Commit(CommitAll::default()))),
-            NodeRequest::Reclaim => (None, Ok(Task::Reclaim(Reclaim::default()))),
+            NodeRequest::Reclaim => (None, Ok(Task::Reclaim(ReclaimStep::default()))),
             NodeRequest::TakeLeases(inodes) => (None, Ok(Task::TakeLeases(TakeFromAll::new(inodes)))),
         };
-        let task = task.unwrap_or_else(|errno| Task::Answered(Some(Err(errno))));
+        let task = task.unwrap_or_else(|errno| Task::Answered(Box::new(Some(Err(errno)))));
         self.pending.insert(PendingRow { session, terms, task })
     }
 
     /// Begins a session's message, or answers it if it never waits.
     fn begin_session_request(&mut self, id: SessionId, request: Request, terms: RequestTerms) -> Result<Task, Errno> {
-        let answered = |reply: Reply| Task::Answered(Some(Ok(reply.into())));
+        let answered = |reply: Reply| Task::Answered(Box::new(Some(Ok(reply.into()))));
         Ok(match request {
             Request::Acquire(wants) => Task::Acquire(AcquireTask::new(wants)),
             Request::Lookup { directory, name, within, makes, write, need } => {
@@ -336,7 +337,8 @@ impl PendingRow {
             Task::Map(map) => replied(done!(map.advance(node, id, terms.patience))),
             Task::Show(show) => ended(done!(show.advance(node, id))),
             Task::Open { inode, access, keeps_time, apply } => {
-                // The session's latest changes of the inode's rights count, and an inode that it has just made is there.
+                // The session's latest changes of the inode's rights count, and an inode that it has just made is
+                // there.
                 done!(apply.advance(node));
                 Progress::Done(check_open(node, id, *inode, *access, *keeps_time))
             }

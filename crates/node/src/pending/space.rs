@@ -5,16 +5,16 @@ use ashlar_wire::{Credit, CreditKind, QuotaRequest, Reply};
 
 use crate::node::Node;
 use crate::pending::progress::{Progress, done, ok};
-use crate::pending::steps::{ApplyLogs, CommitAll, Reclaim, SweepOrphans};
+use crate::pending::steps::{ApplyLogs, CommitAll, ReclaimStep, SweepOrphans};
 use crate::sessions::session::ServedSession;
 use crate::space::credit::{ATTEMPTS, holdable, take_blocks_if_of_use, try_grant};
 use crate::space::quota::{check_quota_wants, set_limits, take_back_balances};
 
 /// A session asks for credit.
 ///
-/// If there is too little space, the node takes back the unused credit of other sessions. It also digests everything, so
-/// that each record counts with the space that it really took. In the end it takes back what sessions do not show. Only
-/// then it refuses.
+/// If there is too little space, the node takes back the unused credit of other sessions. It also digests everything,
+/// so that each record counts with the space that it really took. In the end it takes back what sessions do not show.
+/// Only then it refuses.
 #[derive(Debug)]
 pub struct CreditTask {
     want: Credit,
@@ -31,7 +31,7 @@ enum CreditStage {
     DecideOwn,
     /// Grants no more than what is wanted.
     TryExact,
-    Reclaim(Reclaim),
+    Reclaim(ReclaimStep),
     DecideAll,
     TakeBlocks,
 }
@@ -56,7 +56,7 @@ impl CreditTask {
                     } else if let Some(granted) = ok!(try_grant(node, id, self.want, self.kinds, most)) {
                         return Progress::Done(Ok(granted));
                     } else {
-                        self.stage = CreditStage::Reclaim(Reclaim::default());
+                        self.stage = CreditStage::Reclaim(ReclaimStep::default());
                     }
                 }
                 CreditStage::ApplyOwn(apply) => {
@@ -75,7 +75,7 @@ impl CreditTask {
                     if let Some(granted) = ok!(try_grant(node, id, self.want, self.kinds, Credit::default())) {
                         return Progress::Done(Ok(granted));
                     }
-                    self.stage = CreditStage::Reclaim(Reclaim::default());
+                    self.stage = CreditStage::Reclaim(ReclaimStep::default());
                 }
                 CreditStage::Reclaim(reclaim) => {
                     if self.attempt == ATTEMPTS {

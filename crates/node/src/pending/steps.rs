@@ -1,5 +1,7 @@
 //! Steps that several kinds of requests take.
 
+use std::time::Duration;
+
 use ashlar_types::{Errno, LogPosition, SessionId};
 
 use crate::digest::commit::{is_commit_due_after, release_blocks};
@@ -8,6 +10,9 @@ use crate::leases::grant::ENDING;
 use crate::node::Node;
 use crate::pending::progress::{Progress, WaitFor, done, ok};
 use crate::records::apply::Slice;
+
+/// How long a request that waits for room in the journal pauses before it tries again.
+const JOURNAL_PAUSE: Duration = Duration::from_millis(2);
 
 /// Applies logs up to the ends that are settled when their turn comes, one batch in each step.
 #[derive(Debug, Default)]
@@ -62,6 +67,10 @@ impl ApplyLogs {
                 node.request_commit();
             }
             if !is_last {
+                if node.is_journal_short() {
+                    // The next batch waits for a commit.
+                    return Progress::Wait(WaitFor::Digests, Some(node.now.since_boot + JOURNAL_PAUSE));
+                }
                 if node.decide_some() {
                     self.decides = false;
                 }
@@ -194,7 +203,7 @@ impl SweepOrphans {
 
 /// Makes free the space that sessions hold unused or have deleted.
 #[derive(Debug, Default)]
-pub enum Reclaim {
+pub enum ReclaimStep {
     /// Nothing is done yet.
     #[default]
     Begin,
@@ -202,11 +211,11 @@ pub enum Reclaim {
     Sessions(Vec<SessionId>, ApplyLogs),
     /// Orphans are freed.
     Sweep(SweepOrphans),
-    /// What was freed is committed.
+    /// The freed space is committed.
     Commit(CommitAll),
 }
 
-impl Reclaim {
+impl ReclaimStep {
     /// Goes on with it. The result is that of a commit.
     pub fn advance(&mut self, node: &mut Node) -> Progress<Result<(), Errno>> {
         loop {

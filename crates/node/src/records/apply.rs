@@ -9,7 +9,6 @@ use std::sync::Arc;
 use ashlar_log::RecordAt;
 use ashlar_store::StoreError;
 use ashlar_types::{Access, InodeId, LogPosition, SessionId, Timestamp};
-use ashlar_update::coalesce::{CoalesceScope, coalesce};
 use ashlar_update::{Allocation, Applied, Update, join};
 
 use crate::blame::{self, Blame};
@@ -19,6 +18,7 @@ use crate::leases::grant_cache;
 use crate::leases::leasing::Leasing;
 use crate::leases::reserved;
 use crate::node::{Node, RecoveryPhase, UnmetDependency};
+use crate::records::batch::for_each_stretch;
 use crate::records::validate::{RecordRefusal, Validator, Violation, may_hold};
 use crate::sessions::session::{ServedSession, SessionLog};
 
@@ -127,10 +127,6 @@ fn weight(update: &Update<'_>) -> usize {
     }
 }
 
-fn changes_content(update: &&Update<'_>) -> bool {
-    matches!(update, Update::Write { .. } | Update::Resize { .. } | Update::Allocate { .. })
-}
-
 impl Node {
     /// Applies a session's log up to `to`, or one batch of it.
     ///
@@ -139,18 +135,22 @@ impl Node {
     pub fn apply(&mut self, id: SessionId, to: LogPosition, slice: Slice) -> bool {
         let enough = if let Slice::Through(enough) = slice { enough } else { to };
         loop {
-            let reached = self.apply_batch(id, to, enough);
+            let reached = self.apply_batch(id, to, enough, slice == Slice::Batch);
             if reached || slice == Slice::Batch || self.store.applied(id) >= enough {
                 return reached;
             }
         }
     }
 
-    fn apply_batch(&mut self, id: SessionId, to: LogPosition, enough: LogPosition) -> bool {
+    fn apply_batch(&mut self, id: SessionId, to: LogPosition, enough: LogPosition, waits_for_room: bool) -> bool {
         let Some(session) = self.live(id).filter(|session| !session.is_cut) else { return true };
         let (log, from) = (Arc::clone(&session.log), self.store.applied(id));
         if from >= to {
             return true;
+        }
+        if waits_for_room && self.is_journal_short() {
+            self.request_commit();
+            return false;
         }
         let _blame = Blame::for_records(session, from);
         let scratch = std::mem::take(&mut self.scratch);
@@ -161,16 +161,20 @@ impl Node {
         let panicked = |_| Decoded { updates: Vec::new(), damage: Some(Violation::Panicked), is_whole: true };
         let Decoded { updates, damage, is_whole } = blame::contain(|| batch.decode()).unwrap_or_else(panicked);
         self.store.take_quota_moves();
+        self.batch_notes.clear();
+        let latest = self.latest_time();
         let refusal = self.apply_updates(id, &batch.records, &updates).err().or(damage.map(RecordRefusal::from));
         // Only the end of a batch is right, so its use of quota is known only now.
         let refusal = refusal.or(self.spend_quota(id).err().map(RecordRefusal::from));
         let is_skipped =
             refusal.as_ref().is_some_and(|refusal| self.skip_refused(id, refusal, &batch.records, &updates));
+        let count = updates.len();
         drop(updates);
         let is_last = batch.is_last && is_whole;
         if is_last && refusal.is_none() {
             self.store.advance(id, to);
         }
+        self.journal_batch(id, from, (&batch.records[..count], &batch.bytes), refusal.as_ref(), latest);
         if batch.bytes.capacity() <= SCRATCH_BYTES_KEPT {
             self.scratch = batch.bytes;
         }
@@ -200,33 +204,18 @@ impl Node {
         records: &[RecordAt],
         updates: &[Update<'_>],
     ) -> Result<(), RecordRefusal> {
-        // With less than two changes of content, coalescing saves nothing.
-        let coalesced = (updates.iter().filter(changes_content).nth(1).is_some())
-            .then(|| coalesce(updates, CoalesceScope::Content));
-        if let Some(coalesced) = &coalesced {
-            self.counters.coalesced_records += coalesced.dropped;
-            self.counters.coalesced_bytes += coalesced.saved_bytes;
-        }
-        // The updates that coalescing left, record by record; `None`: it dropped the record.
-        let left: Vec<Option<&Update<'_>>> = match &coalesced {
-            None => updates.iter().map(Some).collect(),
-            Some(coalesced) => coalesced.left(updates).collect(),
-        };
-        let mut index = 0;
-        // A record that is not an update ends the list.
-        while index < updates.len() {
-            let length = join::stretch(left[index..].iter().map_while(|left| *left)).max(1);
-            let these = index..index + length;
-            let applied = self.apply_records(id, &records[these.clone()], &updates[these.clone()], &left[these]);
-            if let Err((refused, refusal)) = applied {
-                // Void slots in front of the record count as applied: another log may wait for the position at which
-                // they end.
-                self.store.advance(id, refused);
-                return Err(refusal);
-            }
-            index += length;
-        }
-        Ok(())
+        let mut refused = None;
+        let away = for_each_stretch(updates, |these, left| {
+            let applied = self.apply_records(id, &records[these.clone()], &updates[these], left);
+            refused = applied.err();
+            Ok::<_, RecordRefusal>(refused.is_none())
+        })?;
+        self.counters.coalesced_records += away.records;
+        self.counters.coalesced_bytes += away.bytes;
+        let Some((position, refusal)) = refused else { return Ok(()) };
+        // Void slots in front of the record count as applied: another log may wait for the position at which they end.
+        self.store.advance(id, position);
+        Err(refusal)
     }
 
     /// Applies a record, or writes that are joined.
@@ -251,7 +240,10 @@ impl Node {
         let applied = match (admitted, left) {
             (0, _) => Ok(()),
             (1, [Some(update), ..]) if self.has_effect(id, update) => self.apply_limited(id, records[0].end, update),
-            (1, _) => {
+            (1, left) => {
+                if left[0].is_some() {
+                    self.batch_notes.ignore(records[0].position);
+                }
                 self.store.advance(id, records[0].end);
                 Ok(())
             }
@@ -355,7 +347,7 @@ impl Node {
             store: &self.store,
             credentials: &session.credentials,
             leases,
-            is_granted: &|inode| session.ranges.contains(inode),
+            is_granted: &|inode| inode.is_of(self.store.node()) && session.ranges.contains(inode),
             keeps_write: &|inode| session.rights.has(inode, Access::WRITE),
         }
         .validate(update)
@@ -408,7 +400,8 @@ impl Node {
         // Recovery sees handles as they are now. The logs are of a time when a session may still have had the inode
         // open and written to it. The inode may be freed when all logs are applied.
         let keeps_all = self.phase != RecoveryPhase::Running && id != SessionId::SHARED_FS && others().next().is_some();
-        let may_free = |inode: InodeId| !keeps_all && !others().any(|other| other.has_opened(inode));
+        let decide = |inode: InodeId| !keeps_all && !others().any(|other| other.has_opened(inode));
+        let may_free = |inode: InodeId| self.batch_notes.may_free(inode, || decide(inode));
         let moves = Leasing::find_moves(&self.store, update)?;
         let applied = self.store.apply(id, end, update, &may_free)?;
         self.leasing.report_applied(&self.store, id, update, applied, moves)?;

@@ -20,10 +20,9 @@ const USER_BLOCKS_MAX: u64 = (4 << 30) / BLOCK_BYTES;
 
 /// Maps blocks of a file for a session, if no commit must come first.
 ///
-/// # Errors
-/// `EBADF` if the session has not opened the file; `ESTALE` if the file is gone; `EACCES` if the user may not read it;
-/// `EAGAIN` if the mapping is to follow writes and the session does not hold the write lease; `EINVAL`; `EIO`; [`LATER`] if
-/// the session has no table yet.
+/// # Errors `EBADF` if the session has not opened the file; `ESTALE` if the file is gone; `EACCES` if the user may not
+/// read it; `EAGAIN` if the mapping is to follow writes and the session does not hold the write lease; `EINVAL`; `EIO`;
+/// [`LATER`] if the session has no table yet.
 pub fn try_to_map(
     state: &mut Node,
     id: SessionId,

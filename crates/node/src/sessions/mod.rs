@@ -1,5 +1,6 @@
 //! Sessions: what the node knows of each, and their ends.
 
+pub mod admission;
 pub mod ending;
 pub mod identity;
 pub mod kept_rights;

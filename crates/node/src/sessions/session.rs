@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_log::Log;
-use ashlar_pmem::{HUGE_PAGE_BYTES, HugePages, OutOfBounds, SharedMemory};
-use ashlar_types::{Credentials, Errno, InodeId, LogPosition, QuotaVersion, SessionId};
+use ashlar_pmem::{CrashMedium, CrashTwin, HUGE_PAGE_BYTES, HugePages, OutOfBounds, SharedMemory};
+use ashlar_types::{Credentials, Errno, InodeId, LogGeneration, LogPosition, QuotaVersion, SessionId};
 use ashlar_wire::{
-    ADMITTED_MAX, CONTROL_ROOM_FAR, ControlPage, Credit, CreditKind, LEASE_SLOTS, LeaseTable, LeaseWord, MountTerms,
-    Question, Reply,
+    ADMITTED_MAX, CONTROL_BYTES, CONTROL_ROOM_FAR, ControlPage, Credit, CreditKind, LEASE_SLOTS, LeaseTable, LeaseWord,
+    MountTerms, Question, Reply,
 };
 use thiserror::Error;
 
@@ -20,7 +20,7 @@ use crate::records::validate::{RecordRefusal, Violation};
 use crate::sessions::identity::SessionIdentity;
 use crate::sessions::kept_rights::KeptRights;
 use crate::sessions::mapped_table::MappedTable;
-use crate::sessions::noted_locks::NotedLocks;
+use crate::sessions::noted_locks::{LEASES_FILE_BYTES, NotedLocks};
 use crate::sessions::session_page::{InodeRanges, SessionPage};
 use crate::space::credit_account::CreditAccount;
 use crate::space::quota::OutstandingQuota;
@@ -67,6 +67,36 @@ pub struct SessionMemory {
     pub leases: LeaseTable<Arc<SharedMemory>>,
     /// The lease table's first page.
     pub page: SessionPage,
+}
+
+impl SessionMemory {
+    /// Makes the memory of a new session in twins, which a simulation can crash.
+    ///
+    /// The log's ring has `ring_bytes`.
+    ///
+    /// # Errors
+    /// [`SessionMemoryError`] if the ring is too short.
+    pub fn in_twins(
+        medium: CrashMedium,
+        id: SessionId,
+        token: u64,
+        ring_bytes: u64,
+    ) -> Result<Self, SessionMemoryError> {
+        let twin = |bytes: u64| Arc::new(SharedMemory::Twin(CrashTwin::new(medium, bytes as usize)));
+        let bytes = SessionLog::bytes_for(ring_bytes);
+        let log_memory = twin(bytes);
+        let log = Log::format_with_key(Arc::clone(&log_memory), LogGeneration(1), token);
+        let log = log.map_err(|_| SessionMemoryError::Unfinished)?;
+        let control = ControlPage::new(twin(CONTROL_BYTES)).ok_or(SessionMemoryError::Unfinished)?;
+        control.format(id);
+        let table = twin(LEASES_FILE_BYTES);
+        let page = SessionPage::new(Arc::clone(&table))?;
+        page.set_lease_room(LEASE_SLOTS);
+        page.set_log_bytes(bytes);
+        let leases = LeaseTable::new(table).ok_or(SessionMemoryError::Unfinished)?;
+        leases.format(id, token);
+        Ok(Self { log, log_memory, log_room: LogRoom { bytes, allocated: bytes }, control, leases, page })
+    }
 }
 
 /// A session.
@@ -252,7 +282,8 @@ impl ServedSession {
 
     /// Takes up the memory of a session that this or an earlier SharedFS made.
     ///
-    /// The log is committed up to `committed`. `is_whole` says whether the lease table and its page are as new as the log.
+    /// The log is committed up to `committed`. `is_whole` says whether the lease table and its page are as new as the
+    /// log.
     ///
     /// # Errors
     /// As [`Self::new`].

@@ -15,6 +15,7 @@
 
 use std::collections::BTreeMap;
 
+use ashlar_journal::OwnAct;
 use ashlar_store::{Move, StoreError};
 use ashlar_types::{Errno, InodeId, Name, QuotaAmount, QuotaKey, QuotaLimits, QuotaVersion, SessionId};
 use ashlar_wire::{QuotaGrant, QuotaRequest, QuotaStatus};
@@ -219,6 +220,7 @@ pub fn set_limits(state: &mut Node, key: QuotaKey, limits: QuotaLimits) {
         state.invalidate_quota_balances(id, others || !limits.is_none());
     }
     state.store.set_quota_limits(key, limits);
+    state.journal_act(OwnAct::Limits { key, limits });
     state.oldest_uncommitted.get_or_insert(state.now.since_boot);
 }
 

@@ -7,7 +7,7 @@ const MIB: u64 = 1 << 20;
 const SESSION: SessionId = SessionId(42);
 
 fn options(size_bytes: u64) -> ArenaOptions {
-    ArenaOptions { size_bytes, emulate_pmem: false }
+    ArenaOptions::new(size_bytes)
 }
 
 fn blocks(segments: &[SegmentInfo]) -> Vec<u32> {
@@ -90,9 +90,9 @@ fn an_arena_grows_and_shrinks_online() {
 
 #[test]
 fn large_arenas_have_several_segments() {
-    let summary = ArenaSummary { id: 1, size_bytes: 0, segment_bytes: 4 * MIB, emulated: false };
     let dir = tempfile::tempdir().unwrap();
     let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
+    let summary = ArenaSummary { segment_bytes: 4 * MIB, ..arena.summary() };
     let mut state = State { summary, segments: arena.segments() };
     arena.add_segments(&mut state, 26 * MIB).unwrap();
     // The rest is too little for a segment.
@@ -156,7 +156,7 @@ fn superblock_damage_differs_from_another_version() {
         Arena::open(dir.path()).unwrap_err()
     };
     assert!(matches!(with(0), ArenaError::NotAnArena));
-    assert!(matches!(with(8), ArenaError::WrongVersion { found: 3, supported: 1 }));
+    assert!(matches!(with(8), ArenaError::WrongVersion { .. }));
     assert!(matches!(with(30), ArenaError::DamagedSuperblock));
 }
 
@@ -244,4 +244,50 @@ fn arena_of_another_user_is_refused() {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let error = Arena::open(&path).unwrap_err();
     assert!(error.to_string().contains("can be written by other users (mode 777)"), "{error}");
+}
+
+#[test]
+fn new_arenas_have_file_systems_of_their_own() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let made = [&one, &two].map(|dir| Arena::create(dir.path(), &options(16 * MIB)).unwrap().summary());
+    assert_ne!(made[0].file_system.id, made[1].file_system.id);
+    assert_ne!(made[0].file_system.hash_key, made[1].file_system.hash_key);
+    assert_eq!(made[0].node, NodeNumber::FIRST);
+}
+
+#[test]
+fn joining_arena_has_file_system_of_first_and_own_id() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let first = Arena::create(one.path(), &options(16 * MIB)).unwrap().summary();
+    let node = NodeNumber::new(3).unwrap();
+    let joins = ArenaOptions { node, file_system: Some(first.file_system), ..options(16 * MIB) };
+    drop(Arena::create(two.path(), &joins).unwrap());
+    let joined = Arena::open(two.path()).unwrap().summary();
+    assert_eq!((joined.node, joined.file_system), (node, first.file_system));
+    assert_ne!(joined.id, first.id);
+}
+
+#[test]
+fn refused_arena_of_another_version_is_left_unchanged() {
+    let dir = tempfile::tempdir().unwrap();
+    // As the first version wrote it, which has no range of versions.
+    let mut superblock = [0; 48];
+    superblock[..8].copy_from_slice(b"ASHLARNA");
+    superblock[8] = 1;
+    fs::write(dir.path().join("ARENA"), superblock).unwrap();
+    let error = Arena::open(dir.path()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the arena has format version 1, this program reads version 2; use the matching program"
+    );
+    let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["ARENA"], "nothing was made beside it");
+    assert_eq!(fs::read(dir.path().join("ARENA")).unwrap(), superblock);
+}
+
+#[test]
+fn arena_with_more_segments_than_addresses_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = Arena::create(dir.path(), &options(1 << 49)).unwrap_err();
+    assert!(matches!(error, ArenaError::TooLarge { .. }), "{error}");
 }

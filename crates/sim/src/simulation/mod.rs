@@ -11,11 +11,11 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use ashlar_node::digest::commit::{NodeCommit, NodeCommitDone};
 use ashlar_node::pending::RequestTicket;
 use ashlar_node::pending::progress::WaitFor;
 use ashlar_node::pending::round::{DigestPace, DigestRound};
 use ashlar_pmem::CrashMedium;
-use ashlar_store::{CommitDone, CommitJob};
 use ashlar_types::{LogPosition, SessionId};
 
 use crate::client::SimClient;
@@ -175,8 +175,8 @@ enum CommitStage {
     #[default]
     Idle,
     Scheduled,
-    Begun(CommitJob),
-    Ran(CommitDone),
+    Begun(NodeCommit),
+    Ran(NodeCommitDone),
 }
 
 /// The state of SharedFS's shell, which is lost with SharedFS.

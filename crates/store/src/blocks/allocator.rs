@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use ashlar_types::{BlockAddress, LogPosition, SessionId};
+use ashlar_types::{BlockAddress, LogPosition, NodeNumber, SessionId};
 
 use crate::blocks::held_blocks::HeldBlocks;
 use crate::metadata::rows;
@@ -84,6 +84,7 @@ pub struct FrozenBlocks {
 /// The allocator of all segments.
 #[derive(Debug, Default)]
 pub struct Allocator {
+    node: NodeNumber,
     segments: BTreeMap<u32, SegmentMap>,
     current: u32,
     pins: HashMap<SessionId, Pins>,
@@ -96,6 +97,11 @@ pub struct Allocator {
 }
 
 impl Allocator {
+    /// Makes the allocator of a node's arena.
+    pub fn new(node: NodeNumber) -> Self {
+        Self { node, ..Self::default() }
+    }
+
     /// Adds a segment without live blocks. A row that [`Self::load`] brings may mark some live.
     pub fn add_segment(&mut self, number: u32, blocks: u32) {
         let words = (blocks as usize).div_ceil(64);
@@ -164,7 +170,7 @@ impl Allocator {
         let block = map.next_free()?;
         let count = map.take(block, wanted);
         self.free -= count;
-        Some((BlockAddress::new(number, block), count))
+        Some((BlockAddress::new(self.node, number, block), count))
     }
 
     /// Takes blocks out of the applied state.
@@ -354,7 +360,7 @@ impl Allocator {
 
     /// Whether any block of a segment is held.
     pub fn is_held_in(&self, segment: u32) -> bool {
-        self.held.is_any_in(segment)
+        self.held.is_any_in(self.node, segment)
     }
 
     /// Stops giving out blocks of a segment, or resumes it.
@@ -470,6 +476,10 @@ mod tests {
 
     const SESSION: SessionId = SessionId(1);
 
+    fn at(segment: u32, block: u32) -> BlockAddress {
+        BlockAddress::new(NodeNumber::FIRST, segment, block)
+    }
+
     fn freer(end: u64) -> Freer {
         Freer { session: SESSION, end: LogPosition(end) }
     }
@@ -502,7 +512,7 @@ mod tests {
             while allocator.allocate(1000, None).is_some() {}
             allocator.freeze();
             allocator.committed(false);
-            allocator.free(BlockAddress::new(0, 5), 3, freer(50));
+            allocator.free(at(0, 5), 3, freer(50));
             assert_eq!((allocator.free_blocks(), allocator.pinned_blocks()), (0, 3));
             if release_first {
                 allocator.release(SESSION, LogPosition(50), false);
@@ -517,7 +527,7 @@ mod tests {
                 allocator.release(SESSION, LogPosition(50), false);
             }
             assert_eq!((allocator.free_blocks(), allocator.pinned_blocks()), (3, 0));
-            assert_eq!(allocator.allocate(9, None), Some((BlockAddress::new(0, 5), 3)));
+            assert_eq!(allocator.allocate(9, None), Some((at(0, 5), 3)));
         }
     }
 
@@ -526,7 +536,7 @@ mod tests {
         let mut allocator = small();
         while allocator.allocate(1000, None).is_some() {}
         allocator.freeze();
-        allocator.free(BlockAddress::new(1, 0), 1, freer(1));
+        allocator.free(at(1, 0), 1, freer(1));
         allocator.release(SESSION, LogPosition(9), false);
         allocator.committed(false);
         // The commit that has just ended knows nothing of the freeing, unless it was frozen with it.
@@ -540,10 +550,10 @@ mod tests {
     fn rows_bring_the_live_blocks_back() {
         let mut allocator = small();
         allocator.allocate(30, None);
-        allocator.allocate(20, Some(BlockAddress::new(1, 50)));
+        allocator.allocate(20, Some(at(1, 50)));
         let frozen = allocator.freeze();
         assert_eq!(frozen.written, [(0, 0, 30), (1, 50, 20)]);
-        assert!(!allocator.is_fresh(BlockAddress::new(0, 0)));
+        assert!(!allocator.is_fresh(at(0, 0)));
         let mut again = small();
         for (key, value) in frozen.rows {
             let (number, _) = rows::split_key1(&key).unwrap();
@@ -551,7 +561,7 @@ mod tests {
         }
         assert_eq!(again.free_blocks(), 120);
         assert_eq!((again.live_blocks_in(0), again.live_blocks_in(1)), (Some(30), Some(20)));
-        assert_eq!(again.allocate(99, Some(BlockAddress::new(1, 49))), Some((BlockAddress::new(1, 49), 1)));
+        assert_eq!(again.allocate(99, Some(at(1, 49))), Some((at(1, 49), 1)));
         assert!(!again.load(1, 0, &[0xff; PIECE_BYTES]), "bits behind the segment's end");
     }
 
@@ -572,20 +582,17 @@ mod tests {
     #[test]
     fn a_freed_block_that_is_held_waits_for_all_holders() {
         let mut allocator = full();
-        assert!(allocator.hold(BlockAddress::new(0, 10), 4) && allocator.hold(BlockAddress::new(0, 12), 4));
-        assert!(
-            !allocator.hold(BlockAddress::new(0, 98), 4) && !allocator.hold(BlockAddress::new(1, 0), 1),
-            "no such blocks"
-        );
-        allocator.free(BlockAddress::new(0, 8), 8, Freer::NOBODY);
-        assert!(!allocator.is_loose(BlockAddress::new(0, 10)), "the commit of the freeing is not done");
+        assert!(allocator.hold(at(0, 10), 4) && allocator.hold(at(0, 12), 4));
+        assert!(!allocator.hold(at(0, 98), 4) && !allocator.hold(at(1, 0), 1), "no such blocks");
+        allocator.free(at(0, 8), 8, Freer::NOBODY);
+        assert!(!allocator.is_loose(at(0, 10)), "the commit of the freeing is not done");
         allocator.freeze();
         allocator.committed(false);
-        assert!(allocator.is_loose(BlockAddress::new(0, 10)) && !allocator.is_loose(BlockAddress::new(0, 8)));
+        assert!(allocator.is_loose(at(0, 10)) && !allocator.is_loose(at(0, 8)));
         assert_eq!(rest(&mut allocator), [8, 9]);
-        allocator.release_hold(BlockAddress::new(0, 10), 4);
+        allocator.release_hold(at(0, 10), 4);
         assert_eq!((allocator.free_blocks(), rest(&mut allocator)), (2, vec![10, 11]));
-        allocator.release_hold(BlockAddress::new(0, 12), 4);
+        allocator.release_hold(at(0, 12), 4);
         assert_eq!(rest(&mut allocator), [12, 13, 14, 15]);
         assert!(!allocator.is_held_in(0));
     }
@@ -593,9 +600,9 @@ mod tests {
     #[test]
     fn hold_released_before_the_commit_changes_nothing() {
         let mut allocator = full();
-        assert!(allocator.hold(BlockAddress::new(0, 10), 4));
-        allocator.free(BlockAddress::new(0, 10), 2, Freer::NOBODY);
-        allocator.release_hold(BlockAddress::new(0, 10), 4);
+        assert!(allocator.hold(at(0, 10), 4));
+        allocator.free(at(0, 10), 2, Freer::NOBODY);
+        allocator.release_hold(at(0, 10), 4);
         assert_eq!(rest(&mut allocator), [0; 0]);
         allocator.freeze();
         allocator.committed(false);
@@ -606,11 +613,11 @@ mod tests {
     fn blocks_that_were_mapped_before_a_start_are_used_until_let_go() {
         let mut allocator = Allocator::default();
         allocator.add_segment(0, 100);
-        assert!(allocator.hold(BlockAddress::new(0, 10), 4));
+        assert!(allocator.hold(at(0, 10), 4));
         assert_eq!(allocator.free_blocks(), 96);
-        assert!(allocator.is_loose(BlockAddress::new(0, 10)));
+        assert!(allocator.is_loose(at(0, 10)));
         assert!(!rest(&mut allocator).contains(&10));
-        allocator.release_hold(BlockAddress::new(0, 10), 4);
+        allocator.release_hold(at(0, 10), 4);
         assert_eq!(rest(&mut allocator), [10, 11, 12, 13]);
     }
 
@@ -618,7 +625,7 @@ mod tests {
     fn a_closed_segment_gives_nothing() {
         let mut allocator = small();
         allocator.close(0, true);
-        assert_eq!(allocator.allocate(5, Some(BlockAddress::new(0, 0))), Some((BlockAddress::new(1, 0), 5)));
+        assert_eq!(allocator.allocate(5, Some(at(0, 0))), Some((at(1, 0), 5)));
         assert_eq!(allocator.free_blocks(), 65);
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use ashlar_types::BlockAddress;
+use ashlar_types::{BlockAddress, NodeNumber};
 
 /// A block that its file has freed while it was held.
 #[derive(Clone, Copy, Debug)]
@@ -143,8 +143,8 @@ impl HeldBlocks {
     }
 
     /// Whether any block of a segment is held.
-    pub fn is_any_in(&self, segment: u32) -> bool {
-        let start = BlockAddress::new(segment, 0).0;
+    pub fn is_any_in(&self, node: NodeNumber, segment: u32) -> bool {
+        let start = BlockAddress::new(node, segment, 0).0;
         self.within(start, start + (1 << 32)).next().is_some()
     }
 
@@ -169,17 +169,17 @@ mod tests {
                 let range = |(first, blocks): (u32, u64)| first as usize..first as usize + blocks as usize;
                 if what == 0 && !all.is_empty() {
                     let (first, blocks) = all.swap_remove(first as usize % all.len());
-                    held.remove(BlockAddress::new(3, first), blocks);
+                    held.remove(BlockAddress::new(NodeNumber::FIRST, 3, first), blocks);
                     counts[range((first, blocks))].iter_mut().for_each(|count| *count -= 1);
                 } else {
-                    held.add(BlockAddress::new(3, first), blocks);
+                    held.add(BlockAddress::new(NodeNumber::FIRST, 3, first), blocks);
                     all.push((first, blocks));
                     counts[range((first, blocks))].iter_mut().for_each(|count| *count += 1);
                 }
                 prop_assert_eq!(held.blocks(), counts.iter().filter(|count| **count > 0).count() as u64);
-                prop_assert_eq!(held.is_any_in(3), held.blocks() > 0);
-                prop_assert!(!held.is_any_in(2) && !held.is_any_in(4));
-                let free = held.reclaim(BlockAddress::new(3, 0), 100);
+                prop_assert_eq!(held.is_any_in(NodeNumber::FIRST, 3), held.blocks() > 0);
+                prop_assert!([2, 4].iter().all(|other| !held.is_any_in(NodeNumber::FIRST, *other)));
+                let free = held.reclaim(BlockAddress::new(NodeNumber::FIRST, 3, 0), 100);
                 let free: Vec<u32> = free.into_iter().flat_map(|(first, count)| first..first + count).collect();
                 let expected: Vec<u32> = (0..100).filter(|block| counts[*block as usize] == 0).collect();
                 prop_assert_eq!(free, expected);

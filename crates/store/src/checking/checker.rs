@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use ashlar_types::{
-    BlockAddress, FileKind, Inode, InodeId, Name, QuotaAmount, QuotaKey, entry_blocks, name_cookie, xattr_blocks,
+    BlockAddress, FileKind, Inode, InodeId, Name, NameHashKey, NodeNumber, QuotaAmount, QuotaKey, entry_blocks,
+    name_cookie, xattr_blocks,
 };
 use ashlar_update::Entry;
 use ashlar_update::xattr_size::attribute_bytes;
@@ -29,7 +30,8 @@ const PROGRESS_STEP: u64 = 4096;
 pub struct Checker {
     snapshot: Snapshot,
     segments: BTreeMap<u32, Arc<StoreSegment>>,
-    hash_key: [u8; 16],
+    node: NodeNumber,
+    hash_key: NameHashKey,
     _hold: Arc<()>,
 }
 
@@ -42,6 +44,7 @@ impl Store {
         Ok(Checker {
             snapshot: self.database.snapshot()?,
             segments: self.segments.clone(),
+            node: self.node,
             hash_key: self.hash_key,
             _hold: Arc::clone(&self.hold),
         })
@@ -199,6 +202,11 @@ impl Scan<'_> {
                     self.damaged(key);
                 }
             }
+            (kind::JOURNAL, _) => {
+                if rows::decode_journal_mark(key, value).is_none() {
+                    self.damaged(key);
+                }
+            }
             (kind::SUPERBLOCK | kind::COUNTERS, _) if key.len() == 1 => {}
             (kind::QUOTA, _) => match rows::decode_quota(key, value) {
                 Some((key, used, _)) => drop(self.quotas.insert(key, used)),
@@ -291,7 +299,8 @@ impl Scan<'_> {
 
     fn block(&mut self, key: &[u8], inode: InodeId, block: u64, address: BlockAddress) -> Result<(), StoreError> {
         let checker = self.checker;
-        let segment = checker.segments.get(&address.segment()).filter(|s| address.block() < s.info().blocks);
+        let segment = checker.segments.get(&address.segment());
+        let segment = segment.filter(|s| address.node() == checker.node && address.block() < s.info().blocks);
         let (Some(segment), Some(used)) = (segment, self.used.get_mut(&address.segment())) else {
             self.report.add(Problem::ExtentOutside { inode, block, address, bytes: key.to_vec() });
             return Ok(());
@@ -437,7 +446,7 @@ impl Scan<'_> {
                 self.report.add(Problem::WrongBitmap { segment, blocks: differs });
             }
         }
-        let counters = match read_counters(&self.checker.snapshot) {
+        let counters = match read_counters(&self.checker.snapshot, self.checker.node) {
             Ok(counters) => counters,
             Err(StoreError::Corrupt(_)) => {
                 self.damaged(&[kind::COUNTERS]);
@@ -449,7 +458,9 @@ impl Scan<'_> {
             let (found, expected) = (counters.reserved_blocks, self.reserved);
             self.report.add(Problem::WrongReserved { found, expected });
         }
-        if let Some(&used) = self.inodes.keys().max().filter(|&&used| used >= counters.next_inode) {
+        // Other nodes give out their own numbers.
+        let own = self.inodes.keys().filter(|&&number| InodeId(number).is_of(self.checker.node));
+        if let Some(&used) = own.max().filter(|&&used| used >= counters.next_inode) {
             self.report.add(Problem::WrongNextInode { found: counters.next_inode, used });
         }
         Ok(())

@@ -5,16 +5,17 @@
 //! left.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use ashlar_types::{FileKind, Inode, InodeId, QuotaAmount, Timestamp, name_cookie};
+use ashlar_types::{FileKind, Inode, InodeId, NameHashKey, NodeNumber, QuotaAmount, SessionId, Timestamp, name_cookie};
 use ashlar_update::Entry;
 
 use crate::blocks::allocator::{Allocator, PIECE_BLOCKS};
 use crate::checking::problem::{CheckReport, Problem};
 use crate::database::WriteTransaction;
+use crate::format::root_directory;
 use crate::metadata::chunk::ExtentChunk;
 use crate::metadata::rows::{self, EntryKey, StoredCounters, kind};
-use crate::store::root_directory;
 use crate::{Store, StoreError};
 
 /// More rounds than any damage needs: strays, reattachment, counts, and a last one that finds nothing.
@@ -53,7 +54,7 @@ impl Store {
 
     fn remedy(&self, report: &CheckReport, used: &BTreeMap<u32, Vec<u64>>) -> Result<(), StoreError> {
         let writer = self.database.write(2 * report.problems.len() as u64 + 64, 1 << 20)?;
-        let mut remedy = Remedy { writer, hash_key: self.hash_key, used };
+        let mut remedy = Remedy { writer, node: self.node, hash_key: self.hash_key, used };
         for problem in &report.problems {
             remedy.apply(problem)?;
         }
@@ -65,12 +66,12 @@ impl Store {
         self.snapshot = self.database.snapshot()?;
         self.seen.forget_all();
         self.committed_bytes = self.snapshot.used_bytes()?;
-        self.stored = crate::store::read_counters(&self.snapshot)?;
+        self.stored = crate::store::read_counters(&self.snapshot, self.node)?;
         self.counters = self.stored;
         self.inode_end = self.snapshot.inode_end()?;
         self.absent_inode.set(None);
         self.absent_entry.set(None);
-        self.allocator = Allocator::default();
+        self.allocator = Allocator::new(self.node);
         for segment in self.segments.values() {
             self.allocator.add_segment(segment.info().number, segment.info().blocks);
         }
@@ -80,7 +81,8 @@ impl Store {
 
 struct Remedy<'a> {
     writer: WriteTransaction<'a>,
-    hash_key: [u8; 16],
+    node: NodeNumber,
+    hash_key: NameHashKey,
     used: &'a BTreeMap<u32, Vec<u64>>,
 }
 
@@ -91,7 +93,12 @@ impl Remedy<'_> {
             Problem::NoRoot => self.put_inode(InodeId::ROOT, &root_directory(Timestamp::default())),
             Problem::DamagedRow { bytes, .. } if **bytes == [kind::COUNTERS] => {
                 // Counters must stay above all used numbers. Later rounds raise a counter that is too low.
-                self.put_counters(StoredCounters { next_inode: 1 << 40, next_session: 1 << 40, reserved_blocks: 0 })
+                let ahead = |numbers: Range<u64>| numbers.start + (numbers.end - numbers.start) / 2;
+                self.put_counters(StoredCounters {
+                    next_inode: ahead(InodeId::numbers_of(self.node)),
+                    next_session: ahead(SessionId::numbers_of(self.node)),
+                    reserved_blocks: 0,
+                })
             }
             Problem::DamagedRow { bytes, .. }
             | Problem::StrayRow { bytes, .. }
@@ -200,6 +207,9 @@ impl Remedy<'_> {
         }
         let counters = self.counters()?;
         let id = InodeId(counters.next_inode);
+        if !id.is_of(self.node) {
+            return Err(StoreError::NumbersExhausted { node: self.node, what: "inode numbers" });
+        }
         self.put_counters(StoredCounters { next_inode: id.0 + 1, ..counters })?;
         let times = Inode { accessed: root.modified, modified: root.modified, changed: root.modified, ..root };
         self.put_inode(
@@ -240,20 +250,20 @@ impl Remedy<'_> {
 
 #[cfg(test)]
 mod tests {
-    use ashlar_types::{BlockAddress, LogPosition, QuotaKey, QuotaLimits, SessionId};
+    use ashlar_types::{BlockAddress, LogPosition, NodeNumber, QuotaKey, QuotaLimits, SessionId};
     use ashlar_update::{Create, Update};
 
     use super::*;
     use crate::metadata::chunk::Run;
-    use crate::test_media::{TestArena, TestMedium, on_both_databases};
+    use crate::test_media::{StoreTestArena, TestMedium, on_both_databases};
 
     const DIRECTORY: InodeId = InodeId(16);
     const FILE: InodeId = InodeId(17);
     const SMALL: InodeId = InodeId(18);
 
     /// `/d/`, `/d/file` with three blocks in two chunks, `/d/small` with inline bytes and an attribute, `/e/`.
-    fn sample(medium: TestMedium) -> (TestArena, Store) {
-        let arena = TestArena::new(medium, 16 << 20);
+    fn sample(medium: TestMedium) -> (StoreTestArena, Store) {
+        let arena = StoreTestArena::new(medium, 16 << 20);
         let mut store = arena.open();
         assert_eq!(store.allocate_inodes(8).unwrap().start, InodeId::FIRST_FREE.0);
         let at = Timestamp::default();
@@ -309,7 +319,7 @@ mod tests {
         let used = BTreeMap::new();
         {
             let writer = store.database.write(8, 4096).unwrap();
-            let mut remedy = Remedy { writer, hash_key: store.hash_key, used: &used };
+            let mut remedy = Remedy { writer, node: store.node, hash_key: store.hash_key, used: &used };
             change(&mut remedy);
             remedy.writer.commit().unwrap();
         }
@@ -458,7 +468,7 @@ mod tests {
                 rows.writer.put(&key, &value).unwrap();
                 let key = rows::key2(kind::CHUNK, FILE.0, 0);
                 let mut chunk = ExtentChunk::decode(rows.writer.get(&key).unwrap().unwrap()).unwrap();
-                chunk.set(Run { start: 1, blocks: 1, address: Some(BlockAddress::new(77, 5)) });
+                chunk.set(Run { start: 1, blocks: 1, address: Some(BlockAddress::new(NodeNumber::FIRST, 77, 5)) });
                 chunk.set(Run { start: 60, blocks: 4, address: None });
                 let mut value = Vec::new();
                 chunk.encode(&mut value);
@@ -512,7 +522,7 @@ mod tests {
             |rows| rows.writer.put(&[kind::COUNTERS], b"?").unwrap(),
             |found| matches!(found, [Problem::DamagedRow { .. }]),
         );
-        assert!(store.allocate_inodes(1).unwrap().start >= 1 << 40);
+        assert!(store.allocate_inodes(1).unwrap().start >= InodeId::COUNTER_END / 2);
     }
 
     fn a_shared_block_is_reported_and_left(medium: TestMedium) {

@@ -11,7 +11,8 @@ use heed::{CommitOrAbort, EnvFlags, EnvOpenOptions, MdbError, PutFlags, RoTxn, R
 use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::StoreError;
-use crate::database::{DatabaseError, MAP_BYTES_MIN, PAGE_BYTES, Row, TableName};
+use crate::database::fault::DatabaseError;
+use crate::database::layout::{MAP_BYTES_MIN, PAGE_BYTES, Row, TableName};
 
 type Env = heed::Env<WithoutTls>;
 type Table = heed::Database<'static, Bytes, Bytes>;

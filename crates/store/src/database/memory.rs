@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::StoreError;
-use crate::database::{CommitFault, DatabaseError, KEY_BYTES_MAX, MAP_BYTES_MIN, PAGE_BYTES, TableName};
+use crate::database::fault::{CommitFault, DatabaseError};
+use crate::database::layout::{KEY_BYTES_MAX, MAP_BYTES_MIN, PAGE_BYTES, TableName};
 
 /// Rows on a page: few enough to copy one for a single change, and many enough for short lists of pages.
 const PAGE_ROWS_MAX: usize = 32;

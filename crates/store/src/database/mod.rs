@@ -10,10 +10,12 @@
 //! - Rows come in the order of their keys, within each of the three tables: inodes, entries, and all others.
 
 mod fault;
+mod layout;
 mod lmdb;
 mod memory;
 
 pub use fault::{CommitFault, DatabaseError};
+pub use layout::Row;
 pub use memory::MemoryDatabase;
 
 use std::sync::Arc;
@@ -21,47 +23,15 @@ use std::sync::Arc;
 use ashlar_pmem::Arena;
 
 use crate::StoreError;
-use crate::metadata::rows::{self, kind};
+use crate::metadata::rows;
 use lmdb::{LmdbDatabase, LmdbSnapshot, LmdbTransaction};
 use memory::{MemorySnapshot, MemoryTransaction};
 
-/// Bytes of a page: LMDB's own on the machines we run on.
-const PAGE_BYTES: u64 = 4096;
-/// Bytes of address space for the smallest arena's metadata.
-const MAP_BYTES_MIN: u64 = 256 << 20;
-/// The longest key that LMDB takes.
-const KEY_BYTES_MAX: usize = 511;
 /// The part of the map that accounted metadata may fill.
 ///
 /// A commit that rewrites every page needs the tree three times: the live pages, the pages that the last commit freed
 /// (not reusable yet), and the pages that it writes. The fourth part is for deletions and half-filled pages.
 const BUDGET_DIVISOR: u64 = 4;
-
-/// A row's key and value, as an iterator yields them.
-pub type Row<'a> = Result<(&'a [u8], &'a [u8]), StoreError>;
-
-/// Where a row is kept.
-///
-/// Inodes and entries have tables of their own and everything else shares one: measured, two tables take creations a
-/// third faster than one, since new inodes are appended at their table's end (docs/decisions/store-and-digest.md).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TableName {
-    Inodes,
-    Entries,
-    Rows,
-}
-
-impl TableName {
-    /// Returns the table of a key, or of a key's first bytes.
-    #[inline]
-    fn of(key: &[u8]) -> Self {
-        match key.first() {
-            Some(&kind::INODE) => Self::Inodes,
-            Some(&kind::ENTRY) => Self::Entries,
-            _ => Self::Rows,
-        }
-    }
-}
 
 /// A metadata database.
 #[derive(Debug)]

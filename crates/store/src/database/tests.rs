@@ -4,7 +4,9 @@ use std::sync::Arc;
 use ashlar_pmem::{Arena, ArenaOptions};
 use proptest::prelude::*;
 
+use super::layout::{PAGE_BYTES, TableName};
 use super::*;
+use crate::metadata::rows::kind;
 
 type OwnedRow = (Vec<u8>, Vec<u8>);
 
@@ -17,7 +19,7 @@ type RowBatch = (Vec<RowChange>, u8);
 fn lmdb() -> (tempfile::TempDir, Database) {
     let memory = Path::new("/dev/shm");
     let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
-    let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
+    let options = ArenaOptions::new(16 << 20);
     let arena = Arena::create(&directory.path().join("arena"), &options).unwrap();
     let database = Database::open(&arena).unwrap();
     (directory, database)

@@ -33,8 +33,8 @@ impl Store {
     /// there is nothing more.
     ///
     /// # Errors
-    /// As for [`Self::check_sound`]; [`StoreError::Lmdb`]. The lines: [`StoreError::Checksum`] at a damaged block,
-    /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
+    /// As for [`Self::check_sound`]; [`StoreError::Database`]. The lines: [`StoreError::Checksum`] at a damaged block,
+    /// [`StoreError::Corrupt`], [`StoreError::Database`].
     pub fn dump_lines(&self) -> Result<DumpLines<'_>, StoreError> {
         self.check_sound()?;
         Ok(DumpLines {
@@ -115,7 +115,7 @@ impl DumpLines<'_> {
     fn advance(&mut self) -> Result<(), StoreError> {
         self.stage = match std::mem::replace(&mut self.stage, DumpStage::Over) {
             DumpStage::FileSystem => {
-                let digest = hash_of(&self.store.hash_key());
+                let digest = hash_of(&self.store.hash_key().0);
                 let key = digest.to_string()[..2 * NAME_KEY_BYTES].to_owned();
                 let attributes = [(VERSION, DUMP_VERSION.to_string()), (NAME_KEY, key)];
                 self.ready.push_back(DumpLine::new(DumpSubject::FileSystem, attributes));
@@ -159,7 +159,7 @@ impl DumpLines<'_> {
         })
     }
 
-    /// Returns the pieces of a file that are not all hole.
+    /// Returns the pieces of a file that are not all hole. The numbers of 1 TiB take some 100 MB for a moment.
     fn pieces(&self, id: InodeId, inode: &Inode) -> Result<Vec<u64>, StoreError> {
         let end = blocks_for(inode.size).div_ceil(CHUNK_BLOCKS);
         let mut pieces = self.store.chunk_numbers(id, 0..end)?;

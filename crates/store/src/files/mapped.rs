@@ -324,7 +324,7 @@ mod tests {
     use ashlar_update::Create;
 
     use super::*;
-    use crate::test_media::{TestArena, TestMedium, on_both_databases};
+    use crate::test_media::{StoreTestArena, TestMedium, on_both_databases};
 
     const FILE: InodeId = InodeId(100);
     const MAPPER: SessionId = SessionId(7);
@@ -332,7 +332,7 @@ mod tests {
     const BLOCK: usize = BLOCK_BYTES as usize;
 
     struct Bench {
-        arena: TestArena,
+        arena: StoreTestArena,
         store: Store,
         end: u64,
     }
@@ -340,7 +340,7 @@ mod tests {
     impl Bench {
         /// A store with a file of eight blocks, of ones, committed.
         fn new(medium: TestMedium) -> Self {
-            let arena = TestArena::new(medium, 16 << 20);
+            let arena = StoreTestArena::new(medium, 16 << 20);
             let mut bench = Self { store: arena.open(), arena, end: 0 };
             bench.apply(&Update::Create(Create {
                 inode: FILE,

@@ -9,7 +9,9 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, OutOfBounds, Persistent, SegmentInfo};
+use ashlar_types::{FileSystemId, FileSystemIdentity, NameHashKey, NodeNumber};
 
+use super::StoreIdentity;
 use crate::database::{Database, MemoryDatabase};
 
 /// How to make an arena in memory.
@@ -17,10 +19,23 @@ use crate::database::{Database, MemoryDatabase};
 pub struct MemoryArenaOptions {
     /// The arena's number.
     pub id: u64,
+    /// The node whose arena it is.
+    pub node: NodeNumber,
+    /// The file system that the arena is a part of.
+    pub file_system: FileSystemIdentity,
     /// How its memory survives a crash.
     pub medium: CrashMedium,
     /// The blocks of each segment.
     pub segment_blocks: Vec<u32>,
+}
+
+impl MemoryArenaOptions {
+    /// Returns the options of arena 1, of the first node of file system 1. All such arenas hash names alike.
+    #[must_use]
+    pub const fn new(medium: CrashMedium, segment_blocks: Vec<u32>) -> Self {
+        let file_system = FileSystemIdentity { id: FileSystemId(1), hash_key: NameHashKey([7; 16]) };
+        Self { id: 1, node: NodeNumber::FIRST, file_system, medium, segment_blocks }
+    }
 }
 
 /// The callback of [`MemoryArena::on_persist`].
@@ -28,7 +43,7 @@ pub type PersistObserver = Box<dyn FnMut(&MemoryArena) + Send>;
 
 /// An arena in memory, which outlives the stores that work on it.
 pub struct MemoryArena {
-    id: u64,
+    identity: StoreIdentity,
     medium: CrashMedium,
     segments: Mutex<BTreeMap<u32, SegmentTwin>>,
     database: Arc<MemoryDatabase>,
@@ -43,7 +58,10 @@ struct SegmentTwin {
 
 impl fmt::Debug for MemoryArena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryArena").field("id", &self.id).field("segments", &self.segments).finish_non_exhaustive()
+        f.debug_struct("MemoryArena")
+            .field("identity", &self.identity)
+            .field("segments", &self.segments)
+            .finish_non_exhaustive()
     }
 }
 
@@ -56,21 +74,50 @@ impl MemoryArena {
     /// Makes an arena of zeros without a shared area.
     #[must_use]
     pub fn new(options: &MemoryArenaOptions) -> Self {
-        let arena = Self::with(options.id, options.medium, BTreeMap::new(), MemoryDatabase::new());
+        let &MemoryArenaOptions { id, node, file_system, .. } = options;
+        let arena =
+            Self::with(StoreIdentity { id, node, file_system }, options.medium, BTreeMap::new(), MemoryDatabase::new());
         for &blocks in &options.segment_blocks {
             arena.add_segment(blocks);
         }
         arena
     }
 
-    fn with(id: u64, medium: CrashMedium, segments: BTreeMap<u32, SegmentTwin>, database: MemoryDatabase) -> Self {
-        Self { id, medium, segments: Mutex::new(segments), database: Arc::new(database), observer: Mutex::new(None) }
+    fn with(
+        identity: StoreIdentity,
+        medium: CrashMedium,
+        segments: BTreeMap<u32, SegmentTwin>,
+        database: MemoryDatabase,
+    ) -> Self {
+        Self {
+            identity,
+            medium,
+            segments: Mutex::new(segments),
+            database: Arc::new(database),
+            observer: Mutex::new(None),
+        }
     }
 
     /// The arena's number.
     #[must_use]
     pub fn id(&self) -> u64 {
-        self.id
+        self.identity.id
+    }
+
+    /// The node whose arena it is.
+    #[must_use]
+    pub fn node(&self) -> NodeNumber {
+        self.identity.node
+    }
+
+    /// The file system that the arena is a part of.
+    #[must_use]
+    pub fn file_system(&self) -> FileSystemIdentity {
+        self.identity.file_system
+    }
+
+    pub(crate) fn identity(&self) -> StoreIdentity {
+        self.identity
     }
 
     /// The kind of a medium that survives crashes as this one does.
@@ -115,7 +162,7 @@ impl MemoryArena {
         &self.database
     }
 
-    pub(super) fn open_database(&self) -> Database {
+    pub(crate) fn open_database(&self) -> Database {
         Database::Memory(Arc::clone(&self.database))
     }
 
@@ -143,7 +190,7 @@ impl MemoryArena {
             (*number, SegmentTwin { info: segment.info, twin })
         };
         let segments = lock(&self.segments).iter().map(crash).collect();
-        Self::with(self.id, self.medium, segments, self.database.after_crash())
+        Self::with(self.identity, self.medium, segments, self.database.after_crash())
     }
 
     /// Returns the arena that the death of the process leaves: all stored bytes and committed rows are there.
@@ -152,7 +199,7 @@ impl MemoryArena {
     #[must_use]
     pub fn after_process_death(&self) -> Self {
         let segments = lock(&self.segments).clone();
-        Self::with(self.id, self.medium, segments, self.database.after_crash())
+        Self::with(self.identity, self.medium, segments, self.database.after_crash())
     }
 
     /// Calls the observer. It is taken out meanwhile, so it does not see its own operations.

@@ -7,11 +7,31 @@ pub use memory_arena::{MemoryArena, MemoryArenaOptions, PersistObserver};
 
 use std::sync::Arc;
 
-use ashlar_pmem::{Arena, MediumKind, SegmentInfo};
+use ashlar_pmem::{Arena, ArenaSummary, MediumKind, SegmentInfo};
+use ashlar_types::{FileSystemIdentity, NodeNumber};
 
 use crate::StoreError;
 use crate::blocks::segment::StoreSegment;
 use crate::database::Database;
+
+/// The facts of an arena on which its store relies.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreIdentity {
+    /// The arena's number, which the superblock row repeats.
+    pub id: u64,
+    /// The node whose arena it is.
+    pub node: NodeNumber,
+    /// The file system that the arena is a part of.
+    pub file_system: FileSystemIdentity,
+}
+
+impl StoreIdentity {
+    /// Returns the facts in the superblock of an arena's files.
+    pub fn of_arena(arena: &Arena) -> Self {
+        let ArenaSummary { id, node, file_system, .. } = arena.summary();
+        Self { id, node, file_system }
+    }
+}
 
 /// Where a store keeps its blocks and its rows.
 #[derive(Clone, Debug)]
@@ -23,11 +43,11 @@ pub enum StoreMedium {
 }
 
 impl StoreMedium {
-    /// The arena's number, which the superblock row repeats.
-    pub fn id(&self) -> u64 {
+    /// Returns the facts of the arena on which the store relies.
+    pub fn identity(&self) -> StoreIdentity {
         match self {
-            Self::Arena(arena) => arena.summary().id,
-            Self::Memory(arena) => arena.id(),
+            Self::Arena(arena) => StoreIdentity::of_arena(arena),
+            Self::Memory(arena) => arena.identity(),
         }
     }
 

@@ -150,6 +150,8 @@ impl ExtentChunk {
 mod tests {
     use proptest::prelude::*;
 
+    use ashlar_types::NodeNumber;
+
     use super::*;
 
     /// The chunk's entry for each block, one by one.
@@ -166,7 +168,7 @@ mod tests {
             let mut model = vec![None; CHUNK_BLOCKS as usize];
             for (start, blocks, what, address) in changes {
                 let end = (start + blocks).min(CHUNK_BLOCKS);
-                let address = BlockAddress::new(1, address as u32);
+                let address = BlockAddress::new(NodeNumber::FIRST, 1, address as u32);
                 match what {
                     0 => chunk.clear(start, end),
                     1 => chunk.set(Run { start, blocks: end - start, address: None }),

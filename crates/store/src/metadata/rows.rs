@@ -3,14 +3,17 @@
 //! A key is one byte for the row's kind, then big-endian numbers, so that rows sort by them. Values are little-endian.
 //! `docs/format-store.md` has the diagrams.
 
+use crate::model::JournalMark;
 use ashlar_types::{
-    FileKind, Inode, InodeId, LogGeneration, LogPosition, MODE_PERMISSIONS, QuotaAmount, QuotaId, QuotaKey,
-    QuotaLimits, SessionId, Timestamp,
+    FileKind, Inode, InodeId, JournalPosition, LogGeneration, LogPosition, MODE_PERMISSIONS, NodeNumber, QuotaAmount,
+    QuotaId, QuotaKey, QuotaLimits, SessionId, Timestamp, VersionRange,
 };
 use ashlar_update::Entry;
 
-/// The version of this format, in the superblock row.
-pub const FORMAT_VERSION: u32 = 2;
+/// The versions of this format that this release reads; it writes the newest.
+pub const FORMAT_VERSIONS: VersionRange = VersionRange::new(3, 3);
+/// The first version whose superblock row says which is the oldest to understand the rows.
+const FIRST_WITH_RANGE: u32 = 3;
 /// The superblock row's first bytes.
 pub const MAGIC: [u8; 8] = *b"ASHLARST";
 /// The version of inode rows.
@@ -30,6 +33,8 @@ pub mod kind {
     pub const INODE: u8 = b'I';
     /// The bytes of a small file.
     pub const INLINE: u8 = b'L';
+    /// How far a node's journal is applied.
+    pub const JOURNAL: u8 = b'J';
     /// Counters.
     pub const COUNTERS: u8 = b'N';
     /// An orphan.
@@ -52,10 +57,12 @@ pub const ENTRY_KEY_BYTES: usize = 17;
 pub const SESSION_BYTES: usize = 12;
 /// Bytes of the counters row.
 pub const COUNTERS_BYTES: usize = 24;
+/// Bytes of a journal's mark.
+pub const JOURNAL_BYTES: usize = 16;
 /// Bytes of a quota row.
 pub const QUOTA_BYTES: usize = 32;
 /// Bytes of the superblock row.
-pub const SUPERBLOCK_BYTES: usize = 36;
+pub const SUPERBLOCK_BYTES: usize = 24;
 
 const _: () = {
     // kind, version, mode, uid, gid, links, device, size, blocks, entries, parent, four times, quota.
@@ -64,7 +71,7 @@ const _: () = {
     assert!(SESSION_BYTES == 4 + 8);
     assert!(COUNTERS_BYTES == 3 * 8);
     assert!(QUOTA_BYTES == 4 * 8);
-    assert!(SUPERBLOCK_BYTES == 8 + 4 + 8 + 16);
+    assert!(SUPERBLOCK_BYTES == 8 + 4 + 4 + 8);
     // LMDB takes keys of at most 511 bytes.
     assert!(ENTRY_KEY_BYTES + ashlar_types::NAME_MAX <= 511 && 9 + ashlar_types::XATTR_NAME_MAX <= 511);
 };
@@ -83,12 +90,10 @@ pub struct StoredCounters {
 /// The superblock row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// The format's version.
-    pub version: u32,
+    /// The format's versions that understand the rows.
+    pub versions: VersionRange,
     /// The arena that the metadata belongs to.
     pub arena: u64,
-    /// The key of the name hash.
-    pub hash_key: [u8; 16],
 }
 
 /// A key of a kind and one number.
@@ -256,6 +261,24 @@ pub fn decode_counters(value: &[u8]) -> Option<StoredCounters> {
     fields.0.is_empty().then_some(counters)
 }
 
+/// Encodes how far a node's journal is applied.
+pub fn encode_journal_mark(mark: JournalMark) -> [u8; JOURNAL_BYTES] {
+    let mut value = [0; JOURNAL_BYTES];
+    value[..8].copy_from_slice(&mark.position.0.to_le_bytes());
+    value[8..].copy_from_slice(&mark.order.to_le_bytes());
+    value
+}
+
+/// Reads how far a node's journal is applied.
+pub fn decode_journal_mark(key: &[u8], value: &[u8]) -> Option<(NodeNumber, JournalMark)> {
+    let (node, rest) = split_key1(key)?;
+    let value: &[u8; JOURNAL_BYTES] = value.try_into().ok()?;
+    let word = |at: usize| u64::from_le_bytes(value[at..at + 8].try_into().unwrap_or_default());
+    let mark = JournalMark { position: JournalPosition(word(0)), order: word(8) };
+    let node = NodeNumber::new(u16::try_from(node).ok()?)?;
+    rest.is_empty().then_some((node, mark))
+}
+
 /// Bits of a quota's number below its kind.
 const QUOTA_KIND_SHIFT: u32 = QuotaId::BITS;
 
@@ -307,19 +330,21 @@ pub fn decode_quota(key: &[u8], value: &[u8]) -> Option<(QuotaKey, QuotaAmount, 
 /// The superblock row's value.
 pub fn encode_superblock(superblock: Superblock) -> Vec<u8> {
     let mut value = MAGIC.to_vec();
-    value.extend_from_slice(&superblock.version.to_le_bytes());
+    value.extend_from_slice(&superblock.versions.current.to_le_bytes());
+    value.extend_from_slice(&superblock.versions.oldest.to_le_bytes());
     value.extend_from_slice(&superblock.arena.to_le_bytes());
-    value.extend_from_slice(&superblock.hash_key);
     value
 }
 
-/// Reads the superblock row's value. The version comes first, so that later releases may add fields.
+/// Reads the superblock row's value. The versions come first, so that later releases may change what follows.
 pub fn decode_superblock(value: &[u8]) -> Option<Superblock> {
     let mut fields = Fields(value);
     if fields.array::<8>()? != MAGIC {
         return None;
     }
-    Some(Superblock { version: fields.u32()?, arena: fields.u64()?, hash_key: fields.array()? })
+    let current = fields.u32()?;
+    let oldest = if current < FIRST_WITH_RANGE { current } else { fields.u32()? };
+    Some(Superblock { versions: VersionRange::new(oldest, current), arena: fields.u64()? })
 }
 
 struct Fields<'a>(&'a [u8]);
@@ -344,6 +369,8 @@ impl Fields<'_> {
 
 #[cfg(test)]
 mod tests {
+    use ashlar_types::{NameHashKey, name_cookie};
+
     use super::*;
 
     fn sample(kind: FileKind, target: &[u8]) -> Inode {
@@ -385,9 +412,9 @@ mod tests {
     /// the values of the reference implementation of SipHash-1-3.
     #[test]
     fn cookies_never_change() {
-        let key: [u8; 16] = std::array::from_fn(|i| i as u8);
-        assert_eq!(ashlar_types::name_cookie(&key, b""), 0xabac_0158_050f_c4dc >> 1);
-        assert_eq!(ashlar_types::name_cookie(&key, &[0]), 0xc9f4_9bf3_7d57_ca93 >> 1);
+        let key = NameHashKey(std::array::from_fn(|i| i as u8));
+        assert_eq!(name_cookie(&key, b""), 0xabac_0158_050f_c4dc >> 1);
+        assert_eq!(name_cookie(&key, &[0]), 0xc9f4_9bf3_7d57_ca93 >> 1);
     }
 
     #[test]
@@ -410,9 +437,12 @@ mod tests {
         let counters = StoredCounters { next_inode: 1, next_session: 2, reserved_blocks: 3 };
         assert_eq!(encode_counters(counters).len(), COUNTERS_BYTES);
         assert_eq!(decode_counters(&encode_counters(counters)), Some(counters));
-        let superblock = Superblock { version: 1, arena: 9, hash_key: [4; 16] };
+        let superblock = Superblock { versions: VersionRange::new(3, 4), arena: 9 };
         assert_eq!(encode_superblock(superblock).len(), SUPERBLOCK_BYTES);
         assert_eq!(decode_superblock(&encode_superblock(superblock)), Some(superblock));
+        let of_version_2 = [&MAGIC[..], &[2, 0, 0, 0], &[7; 24]].concat();
+        let found = decode_superblock(&of_version_2).expect("read as far as it goes");
+        assert_eq!(found.versions, VersionRange::new(2, 2));
         let key = EntryKey::new(1, 9, b"name");
         assert_eq!(split_key2(key.as_bytes()), Some((1, 9, &b"name"[..])));
     }

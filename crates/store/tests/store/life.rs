@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::media::{TestArena, TestMedium, on_both_databases};
+use crate::media::{StoreTestArena, TestMedium, on_both_databases};
 use ashlar_pmem::{Arena, ArenaOptions};
 use ashlar_store::{Problem, Store, StoreError};
 use ashlar_types::{BlockAddress, Contents, FileKind, InodeId, LogGeneration, LogPosition, SessionId, Timestamp};
@@ -12,14 +12,14 @@ const SESSION: SessionId = SessionId(1);
 const MIB: u64 = 1 << 20;
 
 struct Node {
-    arena: TestArena,
+    arena: StoreTestArena,
     store: Store,
     position: u64,
 }
 
 impl Node {
     fn new(medium: TestMedium, size_bytes: u64) -> Self {
-        let arena = TestArena::new(medium, size_bytes);
+        let arena = StoreTestArena::new(medium, size_bytes);
         let mut store = arena.open();
         store.set_session(SESSION, LogGeneration(3), LogPosition(0));
         store.commit().unwrap();
@@ -405,8 +405,8 @@ fn an_invalid_update_changes_nothing_and_poisons_nothing(medium: TestMedium) {
 #[test]
 fn opening_an_invalid_or_foreign_store_fails() {
     let node = Node::new(TestMedium::Lmdb, 16 * MIB);
-    let TestArena::Files(arena, directory) = node.arena else { panic!("it has files") };
-    let options = ArenaOptions { size_bytes: 16 * MIB, emulate_pmem: false };
+    let StoreTestArena::Files(arena, directory) = node.arena else { panic!("it has files") };
+    let options = ArenaOptions::new(16 * MIB);
     let other = Arc::new(Arena::create(&directory.path().join("other"), &options).unwrap());
     assert!(matches!(Store::open(Arc::clone(&other)), Err(StoreError::NotFormatted)));
     let from = arena.metadata_dir();

@@ -44,14 +44,14 @@ pub enum TestMedium {
 }
 
 /// A formatted arena.
-pub enum TestArena {
+pub enum StoreTestArena {
     /// Files in a directory of the test's own.
     Files(Arc<Arena>, tempfile::TempDir),
     /// The twin.
     Memory(Arc<MemoryArena>),
 }
 
-impl TestArena {
+impl StoreTestArena {
     /// Makes an arena. The twin has a quarter of the bytes.
     pub fn new(medium: TestMedium, size_bytes: u64) -> Self {
         match medium {
@@ -66,7 +66,7 @@ impl TestArena {
 
     /// Makes an arena of files in this directory.
     pub fn in_directory(directory: tempfile::TempDir, size_bytes: u64) -> Self {
-        let options = ArenaOptions { size_bytes, emulate_pmem: false };
+        let options = ArenaOptions::new(size_bytes);
         let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).unwrap());
         Store::format(&arena, Timestamp::default()).unwrap();
         Self::Files(arena, directory)
@@ -80,8 +80,8 @@ impl TestArena {
             segment_blocks.push(blocks as u32);
             left -= blocks;
         }
-        let arena = Arc::new(MemoryArena::new(&MemoryArenaOptions { id: 7, medium, segment_blocks }));
-        Store::format_in_memory(&arena, [9; 16], Timestamp::default()).unwrap();
+        let arena = Arc::new(MemoryArena::new(&MemoryArenaOptions::new(medium, segment_blocks)));
+        Store::format_in_memory(&arena, Timestamp::default()).unwrap();
         Self::Memory(arena)
     }
 

@@ -2,6 +2,9 @@
 //!
 //! A script of random updates runs on the store and on the model. After a crash the store must be, byte for byte, the
 //! model after the committed updates; the check must be clean; and the rest of the script must end as without a crash.
+//!
+//! The tests were tried on faults planted in the store by hand, each alone, and found all: no fence before the rows, no
+//! flush of checksums, rows before data, and freed blocks that are used again before their commit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,18 +20,18 @@ use crate::media::choose;
 
 const SESSION: SessionId = SessionId(1);
 /// Few blocks, so that they are soon used again, in two segments.
-const SEGMENT_BLOCKS: [u32; 2] = [40, 200];
-const COMMITS: usize = 12;
+const SEGMENT_BLOCKS: [u32; 2] = [20, 50];
+const COMMITS: usize = 20;
 
 /// Updates that fit, the model after each of them and before the first, and how many each commit ends with.
-struct Script {
+struct UpdateScript {
     updates: Vec<Update<'static>>,
     trees: Vec<ModelTree>,
     commits: Vec<usize>,
     last_inode: u64,
 }
 
-impl Script {
+impl UpdateScript {
     fn new(mut seed: u64) -> Self {
         let mut number = |choices: usize| choose(&mut seed, choices);
         let mut tree = ModelTree::new();
@@ -41,8 +44,8 @@ impl Script {
         for _ in 0..COMMITS {
             let end = script.updates.len() + 4 + number(16);
             while script.updates.len() < end {
-                // Half of them change content.
-                let kind = if number(2) == 0 { 17 + number(8) } else { number(32) } as u8;
+                // Most of them change content.
+                let kind = if number(4) > 0 { 17 + number(8) } else { number(32) } as u8;
                 let mut part = || number(1 << 16) as u16;
                 let choice: UpdateChoice = (kind, part(), part(), part(), part());
                 let update = tree.random_update(choice, InodeId(script.last_inode));
@@ -85,9 +88,13 @@ impl Script {
 }
 
 fn new_arena(medium: CrashMedium) -> Arc<MemoryArena> {
-    let options = MemoryArenaOptions { id: 3, medium, segment_blocks: SEGMENT_BLOCKS.to_vec() };
+    arena_of(medium, &SEGMENT_BLOCKS)
+}
+
+fn arena_of(medium: CrashMedium, segment_blocks: &[u32]) -> Arc<MemoryArena> {
+    let options = MemoryArenaOptions::new(medium, segment_blocks.to_vec());
     let arena = Arc::new(MemoryArena::new(&options));
-    Store::format_in_memory(&arena, [5; 16], Timestamp::default()).unwrap();
+    Store::format_in_memory(&arena, Timestamp::default()).unwrap();
     let mut store = Store::open_in_memory(Arc::clone(&arena)).unwrap();
     store.set_session(SESSION, LogGeneration(1), LogPosition(0));
     store.commit().unwrap();
@@ -95,7 +102,7 @@ fn new_arena(medium: CrashMedium) -> Arc<MemoryArena> {
 }
 
 /// Goes on after a crash to the script's end.
-fn finish(script: &Script, arena: Arc<MemoryArena>) -> usize {
+fn finish(script: &UpdateScript, arena: Arc<MemoryArena>) -> usize {
     let mut store = Store::open_in_memory(arena).unwrap();
     let position = script.check(&mut store);
     script.run(&mut store).unwrap();
@@ -111,7 +118,7 @@ fn is_crashed(result: Result<(), StoreError>) -> bool {
 #[test]
 fn crashed_commits_leave_the_old_or_the_new_state() {
     for (seed, medium) in [(1, CrashMedium::Words), (2, CrashMedium::Pages), (3, CrashMedium::Words)] {
-        let script = Script::new(seed);
+        let script = UpdateScript::new(seed);
         for (number, &end) in script.commits.iter().enumerate() {
             let before = number.checked_sub(1).map_or(0, |before| script.commits[before]);
             for (fault, expected) in [
@@ -139,7 +146,7 @@ fn crashed_commits_leave_the_old_or_the_new_state() {
 #[test]
 fn crash_at_any_persist_point_leaves_the_committed_state() {
     for (seed, medium) in [(4, CrashMedium::Words), (5, CrashMedium::Pages)] {
-        let script = Arc::new(Script::new(seed));
+        let script = Arc::new(UpdateScript::new(seed));
         let arena = new_arena(medium);
         let points = Arc::new(AtomicU64::new(0));
         let latest = Arc::new(Mutex::new(0));
@@ -175,7 +182,7 @@ fn crash_at_any_persist_point_leaves_the_committed_state() {
 
 #[test]
 fn full_database_keeps_the_batch_for_the_next_commit() {
-    let script = Script::new(6);
+    let script = UpdateScript::new(6);
     let arena = new_arena(CrashMedium::Words);
     let mut store = Store::open_in_memory(Arc::clone(&arena)).unwrap();
     let first = arena.database().commits();
@@ -206,7 +213,7 @@ fn full_database_keeps_the_batch_for_the_next_commit() {
 #[test]
 fn equal_scripts_leave_equal_bytes() {
     let run = || {
-        let (script, arena) = (Script::new(7), new_arena(CrashMedium::Words));
+        let (script, arena) = (UpdateScript::new(7), new_arena(CrashMedium::Words));
         let mut store = Store::open_in_memory(Arc::clone(&arena)).unwrap();
         script.run(&mut store).unwrap();
         drop(store);
@@ -218,4 +225,20 @@ fn equal_scripts_leave_equal_bytes() {
     assert!(one.0 == other.0, "the segments differ");
     assert!(one.1.len() > 20);
     assert_eq!(one.1, other.1);
+}
+
+/// The blocks of a tree are elsewhere in an arena of another shape, and its dump is the same.
+#[test]
+fn equal_scripts_leave_equal_dumps_in_other_segments() {
+    let run = |segment_blocks: &[u32]| {
+        let (script, arena) = (UpdateScript::new(8), arena_of(CrashMedium::Words, segment_blocks));
+        let mut store = Store::open_in_memory(Arc::clone(&arena)).unwrap();
+        script.run(&mut store).unwrap();
+        let mut dump = Vec::new();
+        store.dump(&mut dump).unwrap();
+        (String::from_utf8(dump).unwrap(), arena.database().rows())
+    };
+    let (one, other) = (run(&SEGMENT_BLOCKS), run(&[30, 9, 90]));
+    assert_eq!(one.0, other.0);
+    assert_ne!(one.1, other.1);
 }

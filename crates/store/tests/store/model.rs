@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::comparison::compare_trees;
-use crate::media::{TestArena, TestMedium, choose};
+use crate::media::{StoreTestArena, TestMedium, choose};
 use ashlar_pmem::CrashMedium;
 use ashlar_store::{CommitDone, Store, StoreError};
 use ashlar_types::{Contents, FileKind, InodeId, LogGeneration, LogPosition, QuotaId, SessionId, Timestamp};
@@ -29,7 +29,7 @@ struct Record {
 }
 
 struct Twins {
-    arena: TestArena,
+    arena: StoreTestArena,
     store: Option<Store>,
     model: ModelTree,
     log: Vec<Record>,
@@ -39,7 +39,7 @@ struct Twins {
 }
 
 impl Twins {
-    fn new(arena: TestArena) -> Self {
+    fn new(arena: StoreTestArena) -> Self {
         let mut store = arena.open();
         for session in 1..=SESSIONS {
             store.set_session(SessionId(session), LogGeneration(1), LogPosition(0));
@@ -83,9 +83,9 @@ impl Twins {
     fn crash(&mut self) {
         self.pending = None;
         self.store = None;
-        if let TestArena::Memory(arena) = &self.arena {
+        if let StoreTestArena::Memory(arena) = &self.arena {
             let mut seed = self.log.len() as u64;
-            self.arena = TestArena::Memory(Arc::new(arena.after_crash(&mut |choices| choose(&mut seed, choices))));
+            self.arena = StoreTestArena::Memory(Arc::new(arena.after_crash(&mut |choices| choose(&mut seed, choices))));
         }
         self.store = Some(self.arena.open());
         for index in 0..self.log.len() {
@@ -297,7 +297,7 @@ fn allocation(b: u8, c: u8, d: u16) -> (Allocation, u64, u64) {
     }
 }
 
-fn run(arena: TestArena, steps: Vec<Step>) {
+fn run(arena: StoreTestArena, steps: Vec<Step>) {
     let mut twins = Twins::new(arena);
     for (index, step) in steps.into_iter().enumerate() {
         twins.step(step);
@@ -339,14 +339,14 @@ proptest! {
 
     #[test]
     fn store_and_model_agree(steps in steps(300)) {
-        run(TestArena::new(TestMedium::Lmdb, 16 << 20), steps);
+        run(StoreTestArena::new(TestMedium::Lmdb, 16 << 20), steps);
     }
 
     /// The same in memory, where crashes take unsettled words away.
     #[test]
     fn store_in_memory_and_model_agree(steps in steps(300), is_disk in any::<bool>()) {
         let medium = if is_disk { CrashMedium::Pages } else { CrashMedium::Words };
-        run(TestArena::twin(medium, 64 << 20), steps);
+        run(StoreTestArena::twin(medium, 64 << 20), steps);
     }
 }
 
@@ -356,6 +356,6 @@ fn store_and_model_agree_on_a_disk() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     for _ in 0..2 {
         let steps = steps(300).new_tree(&mut runner).unwrap().current();
-        run(TestArena::in_directory(tempfile::tempdir().unwrap(), 16 << 20), steps);
+        run(StoreTestArena::in_directory(tempfile::tempdir().unwrap(), 16 << 20), steps);
     }
 }

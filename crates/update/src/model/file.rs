@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use ashlar_types::{BLOCK_BYTES, blocks_for};
 
-type Content = [u8; BLOCK_BYTES as usize];
+type BlockContent = [u8; BLOCK_BYTES as usize];
 
-const ZEROS: Content = [0; BLOCK_BYTES as usize];
+const ZEROS: BlockContent = [0; BLOCK_BYTES as usize];
 
 /// A file's blocks: absent ones are holes, `None` is reserved and not written.
 #[derive(Clone, Debug, Default)]
-pub struct ModelFile(BTreeMap<u64, Option<Arc<Content>>>);
+pub struct ModelFile(BTreeMap<u64, Option<Arc<BlockContent>>>);
 
 impl ModelFile {
-    fn contents(&self) -> impl Iterator<Item = (u64, &Content)> {
+    fn contents(&self) -> impl Iterator<Item = (u64, &BlockContent)> {
         self.0.iter().map(|(&block, content)| (block, content.as_deref().unwrap_or(&ZEROS)))
     }
 

@@ -23,11 +23,13 @@ pub struct HandleSlot(pub u64);
 const TABLE_PART: PartAt<CONTROL_BYTES, { HANDLE_SLOTS * SLOT_BYTES }> = PartAt::new(TABLE);
 
 /// Returns the word of a slot that names its inode.
+#[inline]
 fn inode_at(slot: u64) -> ControlWord {
     HANDLE_ROWS.row(slot).word(FIRST)
 }
 
 /// Returns the word of a slot that counts its handles.
+#[inline]
 fn count_at(slot: u64) -> ControlWord {
     HANDLE_ROWS.row(slot).word(SECOND)
 }

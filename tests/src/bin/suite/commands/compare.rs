@@ -1,10 +1,11 @@
 //! `ashlar fsck --compare` and `--dump`: copies of an arena are equal until a mount changes one of them.
 
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use ashlar_tests::command::{Done, run, shell, signal};
+use ashlar_tests::command::{Done, kill, run, shell, signal};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, TestArena, ashlar, obstacle};
+use ashlar_tests::mount::{Medium, TestArena, ashlar, obstacle, parent};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -39,7 +40,6 @@ fn hashes(arena: &Path) -> Outcome<String> {
 }
 
 fn inode_number(path: &Path) -> Outcome<u64> {
-    use std::os::unix::fs::MetadataExt;
     Ok(std::fs::metadata(path).map_err(tried("looking at a file"))?.ino())
 }
 
@@ -116,11 +116,15 @@ fn in_use() -> Outcome<Verdict> {
 fn undigested() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     let file = std::fs::File::create(site.point(0).join("file")).map_err(tried("making a file"))?;
-    site.check()?;
-    signal(site.daemon()?, Signal::STOP)?;
-    std::os::unix::fs::FileExt::write_all_at(&file, b"in the log alone", 0).map_err(tried("writing"))?;
+    // The first write gets the lease and the credit that the second one takes.
+    FileExt::write_all_at(&file, b"digested", 0).map_err(tried("writing"))?;
+    let (daemon, mounts) = (site.daemon()?, site.mount_processes()?);
+    signal(daemon, Signal::STOP)?;
+    let written = FileExt::write_all_at(&file, b"in the log alone", 0).map_err(tried("writing"));
+    let supervisor = parent(daemon);
+    supervisor.into_iter().chain([daemon]).chain(mounts).try_for_each(kill)?;
     drop(file);
-    site.kill_leftovers()?;
+    written?;
     site.clear_mounts();
     let copy = copy(&site)?;
     let text = compare(site.arena(), &copy, &[])?.success()?.output;

@@ -133,18 +133,18 @@ fn in_use() -> Outcome<Verdict> {
     passed()
 }
 
-/// The superblock's version (bytes 8 to 11) is one that no release has written yet.
+/// The superblock's versions (bytes 8 to 15) are ones that no release has written yet.
 fn wrong_version() -> Outcome<Verdict> {
     let site = TestArena::mounted(Medium::Memory, "64M")?;
     site.umount(0)?;
     let superblock = site.arena().join("ARENA");
     let sound = fs::read(&superblock).map_err(tried("reading the superblock"))?;
     let mut changed = sound.clone();
-    changed[8..12].copy_from_slice(&999u32.to_le_bytes());
+    changed[8..16].copy_from_slice(&[999u32.to_le_bytes(); 2].concat());
     fs::write(&superblock, changed).map_err(tried("writing the superblock"))?;
     let point = site.point(0).display().to_string();
     for words in [&["mount", &point][..], &["fsck"], &["arena", "resize", "128M"]] {
-        site.ashlar(words)?.failure(1, &["version 999", "reads version 1"])?;
+        site.ashlar(words)?.failure(1, &["version 999", "reads version 2"])?;
     }
     let status = site.ashlar(&["status"])?.success()?.output;
     ensure!(status.contains("version 999"), "status says: {status}");

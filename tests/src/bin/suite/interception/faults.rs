@@ -13,6 +13,7 @@ use ashlar_tests::command::{Done, eventually, is_alive, kill, run, signal, wait}
 use ashlar_tests::harness::{Test, Verdict, passed};
 use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, obstacle, parent, program};
 use ashlar_tests::{Outcome, ensure, tried};
+use ashlar_types::VersionRange;
 use ashlar_wire::{
     Acceptor, Connection, DEFER_VARIABLE, Listener, PATIENCE_VARIABLE, Reply, Request, SessionKind, socket_of,
 };
@@ -238,7 +239,8 @@ fn relay(acceptor: Acceptor, daemon: PathBuf) {
             loop {
                 let (mut request, descriptors) = near.receive::<Request>()?;
                 if let Request::Hello(hello) = &mut request {
-                    hello.version += u32::from(hello.kind == SessionKind::Process);
+                    let later = hello.versions.current + u32::from(hello.kind == SessionKind::Process);
+                    hello.versions = VersionRange::new(later, later);
                 }
                 let descriptors: Vec<_> = descriptors.iter().map(std::os::fd::AsFd::as_fd).collect();
                 let (reply, descriptors) = far.call::<_, Reply>(&request, &descriptors)?;

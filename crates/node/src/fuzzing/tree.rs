@@ -5,8 +5,8 @@ use ashlar_types::{
 };
 use ashlar_update::{Create, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_CAPABILITY};
 
-use ashlar_node::Node;
-use ashlar_node::digest::commit::commit;
+use crate::Node;
+use crate::digest::commit::commit;
 
 /// A user, and its group.
 pub const ANN: u32 = 1000;

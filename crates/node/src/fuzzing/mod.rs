@@ -33,11 +33,11 @@ use ashlar_update::Update;
 use self::bench::ArenaBench;
 use self::script::{RawRecord, RecordScript};
 use self::tree::{ANN, BOB, NEW_INODES, TEAM, TreeInodes, WRITER};
-use ashlar_node::Node;
-use ashlar_node::digest::commit::commit;
-use ashlar_node::leases::leasing::Ancestors;
-use ashlar_node::records::apply::Slice;
-use ashlar_node::records::validate::{Leases, Violation};
+use crate::Node;
+use crate::digest::commit::commit;
+use crate::leases::leasing::Ancestors;
+use crate::records::apply::Slice;
+use crate::records::validate::{Leases, Violation};
 
 /// Kinds of records, with the number 0 for all that are none.
 const KINDS: usize = 16;

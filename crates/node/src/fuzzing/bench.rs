@@ -1,33 +1,33 @@
 //! A small arena with the files of several users, and sessions on it.
 
-use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ashlar_lease::RequestedLease;
-use ashlar_pmem::{Arena, ArenaOptions};
-use ashlar_store::Store;
-use ashlar_types::{Contents, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LogPosition, SessionId, WantedLease};
+use ashlar_pmem::{CrashMedium, MediumKind};
+use ashlar_store::{MemoryArena, MemoryArenaOptions, Store};
+use ashlar_types::{
+    Contents, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LogPosition, SessionId, Timestamp, WantedLease,
+};
 use ashlar_wire::{Credit, CreditKind, SessionKind};
-use tempfile::TempDir;
 
 use super::script::RecordScript;
 use super::tree::{
     ANN, BOB, BYSTANDER, FOUND_AT, HIDDEN_FROM_ALL, HIDDEN_FROM_ANN, LIMITED, NEW_INODES, OPEN, TEAM, TREE, TreeInodes,
     TreeRow, WRITER, make_tree,
 };
-use crate::Config;
-use crate::clock;
-use crate::process::find_process;
-use crate::recovery::make_node;
-use crate::session_files::PreparedSession;
-use ashlar_node::Node;
-use ashlar_node::leases::decisions::lease_word;
-use ashlar_node::leases::leasing::Ancestors;
-use ashlar_node::sessions::identity::{Process, SessionIdentity};
-use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionLog};
+use crate::leases::decisions::lease_word;
+use crate::leases::leasing::Ancestors;
+use crate::sessions::identity::{Process, ProcessTable, SessionIdentity};
+use crate::sessions::session::{ServedSession, SessionMemory};
+use crate::{Node, NodeLimits, NodeTime};
 
-/// The smallest arena that there is.
-const ARENA_BYTES: u64 = 16 << 20;
+/// Blocks of the arena: 16 MiB.
+const ARENA_BLOCKS: u32 = 4096;
+/// The time of day in all cases.
+const NOW: Timestamp = Timestamp { seconds: 1_800_000_000, nanoseconds: 0 };
+/// The one process.
+const PROCESS: Process = Process { pid: 1, start_ticks: 1, boot: [0; 16] };
 /// A record may take a quarter of a log's ring.
 const RING_BYTES: u64 = 32 << 10;
 /// Well below the arena's free space: credit covers each record.
@@ -37,25 +37,20 @@ const CREDIT: Credit = Credit { blocks: 500, metadata_bytes: 1 << 20 };
 ///
 /// A case commits nothing, so the next one finds the tree again.
 pub struct ArenaBench {
-    arena: Arc<Arena>,
+    arena: Arc<MemoryArena>,
     tree: TreeInodes,
     hidden: [Vec<InodeId>; 2],
     contents: Vec<(InodeId, Inode, Contents)>,
-    process: Process,
     /// The session of the super-user; its own records are none, so that no case changes it.
     bystander: Option<ServedSession>,
-    _directory: TempDir,
 }
 
 impl ArenaBench {
     /// Makes an arena with the tree.
     pub fn make() -> Self {
-        let memory = Path::new("/dev/shm");
-        let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
-        let directory = directory.expect("a directory");
-        let options = ArenaOptions { size_bytes: ARENA_BYTES, emulate_pmem: true };
-        let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).expect("an arena"));
-        Store::format(&arena, FOUND_AT).expect("formatted");
+        let options = MemoryArenaOptions::new(CrashMedium::Words, vec![ARENA_BLOCKS]);
+        let arena = Arc::new(MemoryArena::new(&options));
+        Store::format_in_memory(&arena, FOUND_AT).expect("formatted");
         let mut state = open_state(&arena);
         let inodes = make_tree(&mut state);
         let of_rows = |rows: &[usize]| rows.iter().map(|row| inodes[*row]).collect::<Vec<_>>();
@@ -80,8 +75,7 @@ impl ArenaBench {
         });
         let contents = found.collect();
         drop(state);
-        let process = find_process(std::process::id()).expect("this process");
-        let mut bench = Self { arena, tree, hidden, contents, process, bystander: None, _directory: directory };
+        let mut bench = Self { arena, tree, hidden, contents, bystander: None };
         let bystander = bench.make_session(BYSTANDER, 0);
         // One has a name, and one has none.
         for row in [OPEN, TREE.len() - 1] {
@@ -93,12 +87,11 @@ impl ArenaBench {
 
     /// Makes a session of a user.
     fn make_session(&self, id: SessionId, uid: u32) -> ServedSession {
-        let bytes = SessionLog::bytes_for(RING_BYTES);
         let groups = if uid == ANN { vec![TEAM] } else { Vec::new() };
-        let (process, kind, label) = (self.process, SessionKind::Process, String::new());
-        let identity = SessionIdentity { process, uid, gid: uid, groups, kind, label };
-        let prepared = PreparedSession::make(&self.arena, id, LogRoom { bytes, allocated: bytes }).expect("made");
-        let (mut session, _) = prepared.give_to(identity, clock::boot_time()).expect("given");
+        let (kind, label) = (SessionKind::Process, String::new());
+        let identity = SessionIdentity { process: PROCESS, uid, gid: uid, groups, kind, label };
+        let memory = SessionMemory::in_twins(CrashMedium::Words, id, 1, RING_BYTES).expect("long enough");
+        let mut session = ServedSession::new(id, identity, 1, memory, Duration::ZERO).expect("long enough");
         session.grant_credit(CREDIT, CreditKind::Common);
         session.ranges.add(&session.page, self.tree.first_new, NEW_INODES);
         session
@@ -137,7 +130,6 @@ impl ArenaBench {
     pub fn end(&mut self, mut state: Node) {
         self.bystander = state.sessions.remove(&BYSTANDER);
         drop(state);
-        self.arena.remove_session(WRITER).expect("removed");
     }
 
     /// Returns the inodes that a user can't reach.
@@ -159,8 +151,20 @@ impl ArenaBench {
     }
 }
 
-fn open_state(arena: &Arc<Arena>) -> Node {
-    make_node(&Config::new(arena.dir()), arena).expect("a sound store")
+/// Knows that the one process lives.
+struct OneProcess;
+
+impl ProcessTable for OneProcess {
+    fn is_gone(&self, process: &Process) -> bool {
+        *process != PROCESS
+    }
+}
+
+fn open_state(arena: &Arc<MemoryArena>) -> Node {
+    let store = Store::open_in_memory(Arc::clone(arena)).expect("a sound store");
+    let limits = NodeLimits { lease_hold_us: 200, lease_ttl_us: 0, medium: MediumKind::Pmem };
+    let now = NodeTime { since_boot: Duration::from_secs(1), wall: NOW };
+    Node::new(store, limits, Arc::new(OneProcess), now).expect("a sound store")
 }
 
 /// Grants the leases that the script names, whatever the user may do.

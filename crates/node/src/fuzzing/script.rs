@@ -10,7 +10,7 @@ use ashlar_update::{
 };
 
 use super::tree::{ANN, BOB, BYSTANDER, TEAM, TreeInodes, access_list};
-use ashlar_node::Node;
+use crate::Node;
 
 /// The time of most records: later than the tree's, and in the past.
 const NOW: Timestamp = Timestamp { seconds: 1_700_000_000, nanoseconds: 7 };

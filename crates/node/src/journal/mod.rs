@@ -1,0 +1,16 @@
+//! The node's journal: what sessions logged, with the node's verdicts, for replicas.
+//!
+//! The writing node appends to it ([`NodeJournal`]) under the lock of its state, before any session sees the effect.
+//! A replica applies it ([`FrameApplier`]) and judges nothing. So does a start, for frames that the store lacks.
+//!
+//! A machine by itself has no journal.
+//!
+//! The format is in `docs/format-journal.md`.
+
+pub mod applier;
+pub mod replica;
+pub mod writer;
+
+pub use applier::{FrameApplier, ReplayError};
+pub use replica::Replica;
+pub use writer::{BatchNotes, NodeJournal};

@@ -1,0 +1,322 @@
+//! The journal of a writing node.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use ashlar_journal::{
+    BatchRecord, BatchVerdict, FlushJob, FrameBody, JournalError, JournalRing, OwnAct, RefusalReason, RefusedRecord,
+    SessionBegan, push_record, split_batch,
+};
+use ashlar_log::RecordAt;
+use ashlar_pmem::SharedMemory;
+use ashlar_store::{JournalMark, Store, StoreError};
+use ashlar_types::{InodeId, JournalPosition, LogPosition, NodeNumber, SessionId, Timestamp};
+use ashlar_update::Update;
+
+use crate::journal::applier::{FrameApplier, ReplayError};
+use crate::node::Node;
+use crate::records::validate::{RecordRefusal, Violation};
+use crate::sessions::session::ServedSession;
+
+/// The part of the ring that may be used before batches wait for a commit; the rest is for all else.
+const FULL_PART: (u64, u64) = (1, 2);
+
+/// Decisions that were made while a batch was applied, and that a replica must know.
+#[derive(Debug, Default)]
+pub struct BatchNotes {
+    /// Records that are valid and have no effect.
+    ignored: Vec<LogPosition>,
+    /// Whether inodes that lost their last name may be freed. The first answer holds for the whole batch.
+    may_free: RefCell<BTreeMap<InodeId, bool>>,
+}
+
+impl BatchNotes {
+    /// Begins a batch.
+    pub fn clear(&mut self) {
+        self.ignored.clear();
+        self.may_free.get_mut().clear();
+    }
+
+    /// Notes a record that has no effect.
+    pub fn ignore(&mut self, position: LogPosition) {
+        self.ignored.push(position);
+    }
+
+    /// Returns whether an inode may be freed: as `decide` says, the first time in a batch.
+    pub fn may_free(&self, inode: InodeId, decide: impl FnOnce() -> bool) -> bool {
+        *self.may_free.borrow_mut().entry(inode).or_insert_with(decide)
+    }
+
+    fn kept(&self) -> Vec<InodeId> {
+        self.may_free.borrow().iter().filter(|(_, may_free)| !**may_free).map(|(inode, _)| *inode).collect()
+    }
+}
+
+/// The journal of a writing node.
+#[derive(Debug)]
+pub struct NodeJournal {
+    node: NodeNumber,
+    ring: JournalRing<Arc<SharedMemory>>,
+    order: u64,
+    /// The position that the commit under way makes durable, and that of the last commit.
+    frozen: JournalPosition,
+    committed: JournalPosition,
+    /// How far all replicas have committed.
+    replicated: JournalPosition,
+    bytes: Vec<u8>,
+}
+
+impl NodeJournal {
+    /// Takes a journal whose frames are all applied to the store.
+    fn new(node: NodeNumber, ring: JournalRing<Arc<SharedMemory>>, mark: JournalMark) -> Self {
+        let (committed, head) = (mark.position, ring.head());
+        Self { node, ring, order: mark.order, frozen: committed, committed, replicated: head, bytes: Vec::new() }
+    }
+
+    /// Applies the frames that a store's commits lack, and takes the journal.
+    ///
+    /// Records without a verdict are left to their sessions' logs: a verdict says that none of them counts. The result
+    /// has the cost of what was applied, by session.
+    ///
+    /// # Errors
+    /// [`ReplayError`]; the store is then half changed.
+    pub fn replay(
+        store: &mut Store,
+        node: NodeNumber,
+        ring: JournalRing<Arc<SharedMemory>>,
+    ) -> Result<(Self, FrameApplier), ReplayError> {
+        let mut applier = FrameApplier::new(store, node);
+        let committed = applier.mark().position;
+        let (mut cursor, mut buffer) = (ring.cursor_at(committed)?, Vec::new());
+        while let Some(frame) = ring.read_frame(cursor, &mut buffer)? {
+            applier.apply_frame(store, &frame)?;
+            cursor = frame.next();
+        }
+        let mark = JournalMark { position: committed, order: applier.mark().order };
+        let mut journal = Self::new(node, ring, mark);
+        let unjudged: Vec<_> = applier.unjudged().collect();
+        for (session, from) in unjudged {
+            let verdict = BatchVerdict { upto: from, ..journal.next_verdict(session) };
+            journal.append(store, &FrameBody::Verdict(verdict)).map_err(|error| ReplayError::Store(failed(error)))?;
+        }
+        Ok((journal, applier))
+    }
+
+    /// Returns the ring, for those that copy it.
+    #[must_use]
+    pub fn ring(&self) -> &JournalRing<Arc<SharedMemory>> {
+        &self.ring
+    }
+
+    /// Returns the number of the last verdict, and the journal's end.
+    #[must_use]
+    pub fn mark(&self) -> JournalMark {
+        JournalMark { position: self.ring.end(), order: self.order }
+    }
+
+    /// Returns whether so much of the ring is used that batches wait for a commit.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        self.ring.used() > self.ring.capacity() * FULL_PART.0 / FULL_PART.1
+    }
+
+    fn next_verdict(&self, session: SessionId) -> BatchVerdict {
+        BatchVerdict {
+            session,
+            upto: LogPosition(0),
+            order: self.order + 1,
+            latest: None,
+            is_fenced: false,
+            refused: Vec::new(),
+            ignored: Vec::new(),
+            kept: Vec::new(),
+        }
+    }
+
+    fn append(&mut self, store: &mut Store, body: &FrameBody<'_>) -> Result<(), JournalError> {
+        self.ring.append(body)?;
+        if let FrameBody::Verdict(verdict) = body {
+            self.order = verdict.order;
+        }
+        // A Records frame and its verdict are appended together, so every end is one at which a start may begin.
+        store.set_journal_mark(self.node, self.mark());
+        Ok(())
+    }
+
+    /// Appends a batch with the node's verdict on it.
+    fn append_batch(
+        &mut self,
+        store: &mut Store,
+        from: LogPosition,
+        (records, bodies): (&[RecordAt], &[u8]),
+        verdict: BatchVerdict,
+    ) -> Result<(), JournalError> {
+        if !records.is_empty() {
+            let mut bytes = std::mem::take(&mut self.bytes);
+            bytes.clear();
+            let mut before = from;
+            for RecordAt { position, kind, body, .. } in records {
+                let record = BatchRecord { position: *position, kind: *kind, body: &bodies[body.clone()] };
+                push_record(&mut bytes, before, &record);
+                before = *position;
+            }
+            let to = records[records.len() - 1].end;
+            let limit = self.ring.frame_bytes_max();
+            for part in split_batch(verdict.session, from, to, &bytes, limit) {
+                self.ring.append(&FrameBody::Records(part))?;
+            }
+            self.bytes = bytes;
+        }
+        self.append(store, &FrameBody::Verdict(verdict))
+    }
+
+    /// Begins a commit: the frames before it must be durable first.
+    pub fn begin_commit(&mut self) -> Option<(FlushJob, Arc<SharedMemory>)> {
+        self.frozen = self.ring.end();
+        self.ring.begin_flush().map(|job| (job, Arc::clone(self.ring.memory())))
+    }
+
+    /// Notes the result of that flush.
+    ///
+    /// # Errors
+    /// Those of the medium: nothing may be committed any more.
+    pub fn finish_flush(&mut self, job: &FlushJob, result: io::Result<()>) -> Result<(), StoreError> {
+        self.ring.finish_flush(job, result).map(drop).map_err(failed)
+    }
+
+    /// Frees the frames that the commit and all replicas have no more need of.
+    ///
+    /// # Errors
+    /// Those of the medium.
+    pub fn finish_commit(&mut self) -> Result<(), StoreError> {
+        self.committed = self.frozen;
+        self.reuse()
+    }
+
+    /// Takes the position up to which all replicas have committed.
+    ///
+    /// # Errors
+    /// Those of the medium.
+    pub fn handle_replicated(&mut self, position: JournalPosition) -> Result<(), StoreError> {
+        self.replicated = self.replicated.max(position);
+        self.reuse()
+    }
+
+    fn reuse(&mut self) -> Result<(), StoreError> {
+        let bound = self.committed.min(self.replicated).min(self.ring.flushed());
+        self.ring.truncate(bound).map(drop).map_err(failed)
+    }
+}
+
+fn failed(error: JournalError) -> StoreError {
+    StoreError::Io { what: "the journal failed", source: io::Error::other(error.to_string()) }
+}
+
+/// Returns the reason of a refusal as the journal says it.
+fn reason_of(refusal: &RecordRefusal) -> RefusalReason {
+    let violation = match refusal {
+        RecordRefusal::Forged(violation) | RecordRefusal::NotGranted(violation) => violation,
+        RecordRefusal::Unmet(..) => return RefusalReason::UnmetDependency,
+        RecordRefusal::Store(_) => return RefusalReason::NoCredit,
+    };
+    match violation {
+        Violation::Log(_) => RefusalReason::DamagedLog,
+        Violation::Truncated => RefusalReason::TruncatedLog,
+        Violation::Lengthened => RefusalReason::LengthenedFile,
+        Violation::Unreadable(_) => RefusalReason::Unreadable,
+        Violation::Misfit(_) => RefusalReason::Misfit,
+        Violation::NoLease(_) => RefusalReason::NoLease,
+        Violation::ForeignNumber(_) => RefusalReason::ForeignNumber,
+        Violation::NotPermitted(_) => RefusalReason::NotPermitted,
+        Violation::TooDeep(_) => RefusalReason::TooDeep,
+        Violation::TooManyAttributes(_) => RefusalReason::TooManyAttributes,
+        Violation::NoCredit => RefusalReason::NoCredit,
+        Violation::NoQuota => RefusalReason::NoQuota,
+        Violation::ForgedDependency => RefusalReason::ForgedDependency,
+        Violation::Panicked => RefusalReason::Panicked,
+    }
+}
+
+impl Node {
+    /// Journals a batch that was just applied, with the verdict on it.
+    pub(crate) fn journal_batch(
+        &mut self,
+        id: SessionId,
+        from: LogPosition,
+        batch: (&[RecordAt], &[u8]),
+        refusal: Option<&RecordRefusal>,
+        latest: Timestamp,
+    ) {
+        let upto = self.store.applied(id);
+        let Some(journal) = &mut self.journal else { return };
+        if upto == from && refusal.is_none() {
+            return;
+        }
+        let is_limited = self.sessions.get(&id).is_some_and(ServedSession::needs_validation);
+        let refused = batch.0.iter().find(|record| record.end > upto || record.position >= upto);
+        let refused = refusal
+            .zip(refused)
+            .map(|(refusal, record)| RefusedRecord { position: record.position, reason: reason_of(refusal) });
+        let mut ignored = self.batch_notes.ignored.clone();
+        ignored.retain(|position| *position < upto);
+        let verdict = BatchVerdict {
+            upto,
+            latest: is_limited.then_some(latest),
+            is_fenced: matches!(refusal, Some(RecordRefusal::Forged(_))),
+            refused: refused.into_iter().filter(|refused| refused.position <= upto).collect(),
+            ignored,
+            kept: self.batch_notes.kept(),
+            ..journal.next_verdict(id)
+        };
+        let appended = journal.append_batch(&mut self.store, from, batch, verdict);
+        self.note_journalled(appended);
+    }
+
+    /// Journals an update that SharedFS itself has applied.
+    pub(crate) fn journal_own(&mut self, update: &Update<'_>) {
+        let body = update.encode().parts().concat();
+        self.append_frame(&FrameBody::Own(OwnAct::Update { kind: update.kind() as u8, body: &body }));
+    }
+
+    /// Journals an act of SharedFS itself, before a session makes use of it.
+    pub(crate) fn journal_act(&mut self, act: OwnAct<'_>) {
+        self.append_frame(&FrameBody::Own(act));
+    }
+
+    /// Journals a range of inode numbers, before a session may use them.
+    pub fn journal_inodes(&mut self, session: SessionId, first: InodeId, count: u64) {
+        self.journal_act(OwnAct::Inodes { session, first, count });
+    }
+
+    /// Journals the beginning of a session.
+    pub fn journal_session(&mut self, session: &ServedSession) {
+        self.append_frame(&FrameBody::Began(SessionBegan {
+            session: session.id,
+            generation: session.log.generation(),
+            credentials: session.credentials.clone(),
+        }));
+    }
+
+    /// Removes the row of a session that has ended, and says so in the journal.
+    pub fn remove_session_row(&mut self, id: SessionId) {
+        self.store.remove_session(id);
+        self.append_frame(&FrameBody::Ended { session: id });
+    }
+
+    fn append_frame(&mut self, body: &FrameBody<'_>) {
+        let Some(journal) = &mut self.journal else { return };
+        let appended = journal.append(&mut self.store, body);
+        self.note_journalled(appended);
+    }
+
+    /// Ends SharedFS if the journal failed: a replica would lack the frame.
+    fn note_journalled(&mut self, appended: Result<(), JournalError>) {
+        if let Err(error) = appended {
+            tracing::error!(%error, "the journal can't be written");
+            self.failure.get_or_insert(failed(error));
+            self.effects.push(crate::NodeEffect::WakeDigests);
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! Two digests of the same frames end with the same tree.
+//!
+//! A writing node digests random updates of three sessions. SharedFS dies in between, with and without a commit. A
+//! replica applies the journal's frames, in a store of its own with its own commits. At equal positions the canonical
+//! dumps must be equal.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ashlar_journal::{JournalIdentity, JournalRing};
+use ashlar_log::Log;
+use ashlar_node::digest::commit::{begin_commit, finish_commit};
+use ashlar_node::journal::{NodeJournal, Replica};
+use ashlar_node::pending::progress::Progress;
+use ashlar_node::pending::{NodeRequest, RequestTerms};
+use ashlar_node::records::apply::Slice;
+use ashlar_node::recovery::recover_logs;
+use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
+use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionMemory};
+use ashlar_node::sessions::session_page::SessionPage;
+use ashlar_node::{Node, NodeLimits, NodeTime};
+use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory};
+use ashlar_store::{MemoryArena, MemoryArenaOptions, Store, compare_dumps};
+use ashlar_tests::random::Random;
+use ashlar_types::{
+    Epoch, FileKind, FileSystemId, InodeId, LeaseMode, LeaseScope, LogPosition, NodeNumber, QuotaKey, QuotaLimits,
+    SessionId, Timestamp, WantedLease,
+};
+use ashlar_update::{Create, Rename, SetAttributes, Update};
+use ashlar_wire::{ControlPage, Credit, CreditKind, LeaseRequest, LeaseTable, Need, Request, SessionKind};
+
+const NODE: NodeNumber = NodeNumber::FIRST;
+const WRITER: SessionId = SessionId(1);
+/// It has files open.
+const HOLDER: SessionId = SessionId(2);
+/// An ordinary user, which reads.
+const READER: SessionId = SessionId(3);
+const PROCESS: Process = Process { pid: 1, start_ticks: 1, boot: [0; 16] };
+/// It has room for all frames of a run: the replica may be behind.
+const RING_BYTES: u64 = 4 << 20;
+const STEPS: u32 = 300;
+
+struct OneProcess;
+
+impl ProcessTable for OneProcess {
+    fn is_gone(&self, _: &Process) -> bool {
+        false
+    }
+}
+
+/// The memory of one session, which outlives SharedFS.
+struct KeptMemory {
+    id: SessionId,
+    log: Arc<SharedMemory>,
+    control: Arc<SharedMemory>,
+    page: Arc<SharedMemory>,
+}
+
+/// All that outlives SharedFS.
+struct Machine {
+    arena: Arc<MemoryArena>,
+    ring: Arc<SharedMemory>,
+    sessions: Vec<KeptMemory>,
+    now: NodeTime,
+}
+
+fn make_arena() -> Arc<MemoryArena> {
+    let segment_blocks = vec![2048];
+    let arena = Arc::new(MemoryArena::new(&MemoryArenaOptions::new(CrashMedium::Words, segment_blocks)));
+    Store::format_in_memory(&arena, Timestamp::default()).expect("formatted");
+    arena
+}
+
+fn identity() -> JournalIdentity {
+    JournalIdentity { file_system: FileSystemId(1), node: NODE }
+}
+
+impl Machine {
+    fn make_node(&self) -> Node {
+        let mut store = Store::open_in_memory(Arc::clone(&self.arena)).expect("a sound store");
+        let mut ring = JournalRing::open(Arc::clone(&self.ring), identity()).expect("a sound journal");
+        ring.resume_epoch();
+        let (journal, _) = NodeJournal::replay(&mut store, NODE, ring).expect("replayed");
+        let limits = NodeLimits { lease_hold_us: 0, lease_ttl_us: 0, medium: MediumKind::Pmem };
+        let mut node = Node::new(store, limits, Arc::new(OneProcess), self.now).expect("a sound store");
+        node.journal = Some(journal);
+        node
+    }
+
+    fn start() -> (Self, Node) {
+        let bytes = JournalRing::<SharedMemory>::bytes_for(RING_BYTES) as usize;
+        let ring = Arc::new(SharedMemory::Twin(CrashTwin::new(CrashMedium::Words, bytes)));
+        JournalRing::format(Arc::clone(&ring), identity(), Epoch::default()).expect("formatted");
+        let wall = Timestamp { seconds: 1000, nanoseconds: 0 };
+        let now = NodeTime { since_boot: Duration::from_secs(5), wall };
+        let mut machine = Self { arena: make_arena(), ring, sessions: Vec::new(), now };
+        let mut node = machine.make_node();
+        for (id, uid) in [(WRITER, 0), (HOLDER, 0), (READER, 7)] {
+            machine.add_session(&mut node, id, uid);
+        }
+        (machine, node)
+    }
+
+    fn add_session(&mut self, node: &mut Node, id: SessionId, uid: u32) {
+        let memory = SessionMemory::in_twins(CrashMedium::Words, id, 1, 64 << 10).expect("long enough");
+        let (log, page) = (Arc::clone(&memory.log_memory), Arc::clone(memory.page.memory()));
+        self.sessions.push(KeptMemory { id, log, control: Arc::clone(memory.control.memory()), page });
+        let (groups, kind, label) = (Vec::new(), SessionKind::Process, String::new());
+        let owner = SessionIdentity { process: PROCESS, uid, gid: uid, groups, kind, label };
+        owner.store(memory.page.memory()).expect("stored");
+        let mut session = ServedSession::new(id, owner, 1, memory, self.now.since_boot).expect("long enough");
+        session.grant_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 50 }, CreditKind::Common);
+        session.ranges.add(&session.page, InodeId(1000 * id.0), 900);
+        node.store.set_session(id, session.log.generation(), LogPosition(0));
+        node.journal_session(&session);
+        node.leasing.take_up(&session);
+        node.ways.add_user(&session.credentials);
+        node.sessions.insert(id, session);
+    }
+
+    /// SharedFS dies, and starts again.
+    fn restart(&mut self, node: Node) -> Node {
+        drop(node);
+        self.arena = Arc::new(self.arena.after_process_death());
+        let mut node = self.make_node();
+        node.begin_recovery();
+        for KeptMemory { id, log, control, page } in &self.sessions {
+            let owner = SessionIdentity::load(page).expect("it has an owner");
+            let page = SessionPage::new(Arc::clone(page)).expect("long enough");
+            let memory = SessionMemory {
+                log: Log::open(Arc::clone(log)).expect("a sound log"),
+                log_memory: Arc::clone(log),
+                log_room: LogRoom { bytes: log.len(), allocated: log.len() },
+                control: ControlPage::new(Arc::clone(control)).expect("long enough"),
+                leases: LeaseTable::new(Arc::clone(page.memory())).expect("long enough"),
+                page,
+            };
+            let state = (node.store.committed(*id), true);
+            let session = ServedSession::take_up(*id, owner, 1, memory, state, self.now.since_boot).expect("taken up");
+            node.ways.add_user(&session.credentials);
+            node.sessions.insert(*id, session);
+        }
+        recover_logs(&mut node).expect("recovered");
+        node
+    }
+}
+
+/// Serves a request, with commits whenever it waits.
+fn serve(node: &mut Node, request: NodeRequest) {
+    let ticket = node.begin_request(request, RequestTerms::OWN);
+    for _ in 0..1000 {
+        match node.advance(ticket) {
+            Progress::Done(answer) => return drop(answer.expect("granted")),
+            Progress::More => {}
+            Progress::Wait(..) => commit(node),
+        }
+    }
+    panic!("the request waits for ever");
+}
+
+fn commit(node: &mut Node) {
+    while let Some(job) = begin_commit(node) {
+        finish_commit(node, job.run()).expect("committed");
+    }
+    // As LibFS does before it appends.
+    for session in node.sessions.values() {
+        session.log.release(session.control.committed());
+    }
+}
+
+/// The writer's files: number and name, once for each name.
+struct Files {
+    files: Vec<(InodeId, Vec<u8>)>,
+    next: u64,
+}
+
+impl Files {
+    fn create(&mut self, name: Vec<u8>, mode: u32, at: Timestamp, run: &mut dyn FnMut(&Update<'_>)) {
+        let inode = InodeId(1000 + self.next);
+        self.next += 1;
+        let (parent, kind, empty) = (InodeId::ROOT, FileKind::Regular, &[][..]);
+        let (uid, gid, device) = (0, 0, 0);
+        let (target, acl_access, acl_default) = (empty, empty, empty);
+        run(&Update::Create(Create {
+            inode,
+            parent,
+            name: &name,
+            kind,
+            mode,
+            uid,
+            gid,
+            device,
+            at,
+            target,
+            acl_access,
+            acl_default,
+        }));
+        self.files.push((inode, name));
+    }
+
+    fn random_update(&mut self, random: &mut Random, at: Timestamp, run: &mut dyn FnMut(&Update<'_>)) {
+        let (parent, strip) = (InodeId::ROOT, true);
+        let name = format!("file{}", random.below(1 << 40)).into_bytes();
+        let mode = if random.one_in(2) { 0o600 } else { 0o644 };
+        let Some((inode, old)) = random.pick(&self.files).cloned().filter(|_| !random.one_in(5)) else {
+            return self.create(name, mode, at, run);
+        };
+        match random.below(8) {
+            0 => {
+                run(&Update::Unlink { inode, parent, name: &old, release: random.one_in(2), at });
+                self.files.retain(|(_, other)| *other != old);
+            }
+            1 => {
+                run(&Update::Link { inode, parent, name: &name, at });
+                self.files.push((inode, name));
+            }
+            2 => {
+                let (new_parent, new_name, target, exchange, whiteout) = (parent, &name[..], None, false, None);
+                let (name, release) = (&old[..], true);
+                let rename =
+                    Rename { parent, name, inode, new_parent, new_name, target, exchange, whiteout, release, at };
+                run(&Update::Rename(rename));
+                self.files.iter_mut().filter(|(_, other)| *other == old).for_each(|file| file.1 = new_name.to_vec());
+            }
+            3 => run(&Update::Resize { inode, size: random.below(40_000), strip, at }),
+            4 => {
+                let (mode, uid, gid, accessed, modified) = (Some(mode), None, None, None, None);
+                run(&Update::SetAttributes(SetAttributes { inode, mode, uid, gid, accessed, modified, at }));
+            }
+            _ => {
+                let size = 1 + random.below(6000) as usize;
+                let data = random.bytes(size);
+                run(&Update::Write { inode, offset: random.below(30_000), at, strip, data: &data });
+            }
+        }
+    }
+}
+
+fn append(node: &Node, id: SessionId, update: &Update<'_>) -> bool {
+    let log = &node.sessions[&id].log;
+    log.append(log.seal_count(), update.kind() as u8, &update.encode().parts()).is_ok()
+}
+
+fn apply_all(node: &mut Node) {
+    for id in node.live_ids() {
+        if let Some(settled) = node.settled(id) {
+            while !node.apply(id, settled, Slice::Batch) {
+                commit(node);
+            }
+        }
+    }
+    let fenced: Vec<_> = node.sessions.values().filter_map(|session| session.fenced.as_ref()).collect();
+    assert!(fenced.is_empty(), "{fenced:?}");
+    assert!(node.failure.is_none(), "{:?}", node.failure);
+}
+
+fn take_leases(node: &mut Node) {
+    let lease = WantedLease { inode: InodeId::ROOT, mode: LeaseMode::Write, scope: LeaseScope::Subtree };
+    let request = Request::Acquire(vec![LeaseRequest { lease, need: Need::default() }]);
+    serve(node, NodeRequest::Session(WRITER, request));
+}
+
+fn follow(node: &mut Node, replica: &mut Replica) {
+    let journal = node.journal.as_mut().expect("a journal");
+    while replica.apply_frames(journal.ring(), 3).expect("applied") {}
+    journal.handle_replicated(replica.committed()).expect("reused");
+}
+
+fn compare(node: &Node, replica: &Replica) {
+    let journal = node.journal.as_ref().expect("a journal");
+    assert_eq!(journal.mark(), replica.mark(), "all frames are applied");
+    let (one, two) = (node.store.dump_lines().expect("lines"), replica.store().dump_lines().expect("lines"));
+    let comparison = compare_dumps(one, two, 5).expect("sound dumps");
+    assert!(comparison.is_equal(), "{comparison:#?}");
+}
+
+/// The writing node, its machine and a replica.
+struct Pair {
+    machine: Machine,
+    node: Node,
+    copy: Arc<MemoryArena>,
+    replica: Replica,
+}
+
+impl Pair {
+    fn start() -> Self {
+        let (machine, mut node) = Machine::start();
+        let copy = make_arena();
+        let replica = Replica::new(Store::open_in_memory(Arc::clone(&copy)).expect("a sound store"), NODE);
+        take_leases(&mut node);
+        Self { machine, node, copy, replica }
+    }
+
+    fn step(self, random: &mut Random) -> Self {
+        let Self { mut machine, mut node, mut copy, mut replica } = self;
+        match random.below(12) {
+            0..=3 => apply_all(&mut node),
+            4 => commit(&mut node),
+            5 => {
+                serve(&mut node, NodeRequest::Session(WRITER, Request::InodeRange));
+                serve(&mut node, NodeRequest::Session(WRITER, Request::SyncAll));
+            }
+            6 => serve(&mut node, NodeRequest::SweepOrphans),
+            7 => {
+                let limits = QuotaLimits { blocks: Some(100_000 + random.below(9)), inodes: None };
+                serve(&mut node, NodeRequest::SetQuota(QuotaKey::User(10 + random.below(9) as u32), limits));
+            }
+            8 => follow(&mut node, &mut replica),
+            9 => {
+                if let Some(job) = replica.begin_commit() {
+                    replica.finish_commit(job.run()).expect("committed");
+                }
+            }
+            10 if random.one_in(3) => {
+                node = machine.restart(node);
+                take_leases(&mut node);
+            }
+            11 if random.one_in(3) => {
+                // The replica's process dies.
+                drop(replica);
+                copy = Arc::new(copy.after_process_death());
+                replica = Replica::new(Store::open_in_memory(Arc::clone(&copy)).expect("a sound store"), NODE);
+            }
+            _ => {}
+        }
+        Self { machine, node, copy, replica }
+    }
+}
+
+fn run(seed: u64) {
+    let random = &mut Random::new(seed);
+    let mut pair = Pair::start();
+    let mut files = Files { files: Vec::new(), next: 0 };
+    for step in 0..STEPS {
+        pair.machine.now.wall.seconds += 1;
+        pair.machine.now.since_boot += Duration::from_millis(10);
+        pair.node.handle_time(pair.machine.now);
+        let at = Timestamp { nanoseconds: step, ..pair.machine.now.wall };
+        let node = &mut pair.node;
+        files.random_update(random, at, &mut |update| {
+            if !append(node, WRITER, update) {
+                apply_all(node);
+                commit(node);
+                assert!(append(node, WRITER, update), "there is room");
+            }
+        });
+        if let Some((inode, _)) = random.pick(&files.files) {
+            let control = &node.sessions[&HOLDER].control;
+            match random.below(4) {
+                0 => _ = control.open_handle(*inode),
+                1 => _ = control.close_handle(*inode),
+                _ => {}
+            }
+            // Some of these times lie in the future, and some of the files the reader may not read.
+            let at = Timestamp { seconds: at.seconds + random.below(5) as i64, ..at };
+            append(node, READER, &Update::Accessed { inode: *inode, at });
+        }
+        pair = pair.step(random);
+        if step % 20 == 0 {
+            follow(&mut pair.node, &mut pair.replica);
+            compare(&pair.node, &pair.replica);
+        }
+    }
+    apply_all(&mut pair.node);
+    follow(&mut pair.node, &mut pair.replica);
+    compare(&pair.node, &pair.replica);
+}
+
+#[test]
+fn replica_of_random_updates_has_the_same_tree() {
+    (1..40).for_each(run);
+}
