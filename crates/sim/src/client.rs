@@ -75,7 +75,7 @@ pub enum Asked {
     /// SharedFS has it.
     Pending(Request, RequestTicket),
     /// The reply has arrived.
-    Answered(Request, Result<Reply, Errno>),
+    Answered(Request, Box<Result<Reply, Errno>>),
 }
 
 /// A client.

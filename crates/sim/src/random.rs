@@ -24,7 +24,7 @@ impl SimRandom {
 
     /// Draws a number below a bound; 0 if the bound is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
-        if bound == 0 { 0 } else { (u128::from(self.draw()) * u128::from(bound) >> 64) as u64 }
+        if bound == 0 { 0 } else { ((u128::from(self.draw()) * u128::from(bound)) >> 64) as u64 }
     }
 
     /// Draws a number of a range.

@@ -92,7 +92,7 @@ impl Simulation {
                     NodeAnswer::Reply(gated) => Ok(gated.reply),
                     NodeAnswer::MayOpen { .. } | NodeAnswer::Done => Err(Errno::EPROTO),
                 });
-                client.asked = Asked::Answered(request, reply);
+                client.asked = Asked::Answered(request, Box::new(reply));
                 self.schedule_client(slot, pause);
             }
             Waiter::Ending(EndStage::Digest) => {
