@@ -251,8 +251,9 @@ impl Simulation {
             lease_hold_us: setup.pick(&[0, 200, 2000]).unwrap_or(0),
         };
         let slots = setup.between(2, 4) as usize;
-        let uids = [0, 1001, 1002, 0];
-        let first = setup.below(2) as usize;
+        // Only the super-user may change an empty tree.
+        let uids: Vec<u32> =
+            (0..slots).map(|slot| if slot == 0 { 0 } else { setup.pick(&[0, 1001, 1002]).unwrap_or(0) }).collect();
         Ok(Self {
             options,
             now_us: 1_000_000,
@@ -261,9 +262,7 @@ impl Simulation {
             scheduled: 0,
             machine: Machine::new(machine).map_err(|error| error.to_string())?,
             shell: ShellState::default(),
-            slots: (0..slots)
-                .map(|slot| ClientSlot { uid: uids[(slot + first) % uids.len()], client: None, wake: 0 })
-                .collect(),
+            slots: uids.into_iter().map(|uid| ClientSlot { uid, client: None, wake: 0 }).collect(),
             history: UpdateHistory::default(),
             committed: BTreeMap::new(),
             steps_left: options.steps,

@@ -113,8 +113,9 @@ impl Simulation {
 
     /// SharedFS has learned that a session's process is gone, or has closed it.
     pub(super) fn end_session(&mut self, id: SessionId) {
-        let Some(session) = self.machine.node.as_mut().and_then(|node| node.sessions.get_mut(&id)) else { return };
-        session.is_ending = true;
+        if self.machine.node.as_ref().is_none_or(|node| !node.sessions.contains_key(&id)) {
+            return;
+        }
         self.trace("SharedFS", || format!("ends session {id}"));
         let request = NodeRequest::EndSessions(vec![id]);
         self.begin_request(request, RequestTerms::OWN, Waiter::Ending(EndStage::Digest));
