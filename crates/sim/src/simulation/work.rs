@@ -47,7 +47,7 @@ impl Simulation {
             Asked::Pending(request, ticket) => client.asked = Asked::Pending(request, ticket),
             Asked::Unsent(request) => self.send(slot, request),
             Asked::Answered(request, reply) => {
-                self.take_reply(slot, &request, reply);
+                self.take_reply(slot, &request, *reply);
                 if self.slots[slot].client.is_some() {
                     self.schedule_soon(slot);
                 }
