@@ -12,6 +12,10 @@ echo "== unit and property tests =="
 cargo test --workspace --locked --no-fail-fast 2>&1 | tee "$log"
 units=${PIPESTATUS[0]}
 
+echo "== simulation =="
+cargo run --release --locked -p ashlar-sim -- --seeds "${ASHLAR_SIM_SEEDS:-500}"
+simulation=$?
+
 echo "== whole processes =="
 cargo build --release --locked -p ashlar-launch -p ashlar-cli -p ashlar-preload -p ashlar-capi -p ashlar-tests && scripts/tools.sh || exit 1
 scripts/as-root.sh "${CARGO_TARGET_DIR:-target}"/release/ashlar-suite "$@" 2>&1 | tee -a "$log"
@@ -24,4 +28,4 @@ awk '
   /^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped/ { passed += $1; failed += $3; skipped += $5 }
   END { printf "\nall tests together:\n%d passed, %d failed, %d skipped\n", passed, failed, skipped }
 ' "$log"
-[ "$units" = 0 ] && [ "$suite" = 0 ]
+[ "$units" = 0 ] && [ "$simulation" = 0 ] && [ "$suite" = 0 ]

@@ -17,7 +17,17 @@ pub struct EndSessions {
 
 impl EndSessions {
     /// Ends these sessions.
-    pub fn new(mut ids: Vec<SessionId>) -> Self {
+    ///
+    /// From here on none of them counts as ended before its turn: other requests are served between two turns, and a
+    /// session of which nothing is applied would look as if it were committed as a whole.
+    pub fn new(node: &mut Node, mut ids: Vec<SessionId>) -> Self {
+        ids.retain(|id| node.sessions.contains_key(id));
+        for id in &ids {
+            node.sessions.entry(*id).and_modify(|session| {
+                session.is_ending = true;
+                session.enders += 1;
+            });
+        }
         ids.reverse();
         Self { left: ids, current: None }
     }
@@ -34,11 +44,11 @@ impl EndSessions {
                 node.end_holdings(id);
             }
             let Some(id) = self.left.pop() else { break };
-            if !node.sessions.contains_key(&id) {
-                continue;
+            match node.begin_session_end(id) {
+                Some(sealed) => self.current = Some((id, sealed)),
+                // A fenced session holds nothing any more.
+                None => _ = node.sessions.entry(id).and_modify(|session| session.enders -= 1),
             }
-            // A fenced session holds nothing any more.
-            self.current = node.begin_session_end(id).map(|sealed| (id, sealed));
         }
         if !node.decide_some() {
             return Progress::More;

@@ -200,7 +200,7 @@ impl Node {
                     if is_odd { Err(Errno::EINVAL) } else { Ok(Task::Limits(LimitsTask::new(self, key, limits))) };
                 (None, task)
             }
-            NodeRequest::EndSessions(ids) => (None, Ok(Task::End(EndSessions::new(ids)))),
+            NodeRequest::EndSessions(ids) => (None, Ok(Task::End(EndSessions::new(self, ids)))),
             NodeRequest::SweepOrphans => (None, Ok(Task::Sweep(SweepOrphans::default()))),
             NodeRequest::Commit => (None, Ok(Task::Commit(CommitAll::default()))),
             NodeRequest::Reclaim => (None, Ok(Task::Reclaim(ReclaimStep::default()))),

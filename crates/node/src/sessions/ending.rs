@@ -19,11 +19,7 @@ impl Node {
         self.store.unmap_blocks(id, None);
         // The seal voids records that a thread of the ended process had begun to append.
         match self.live(id)?.log.seal() {
-            Ok((_, sealed)) => {
-                // Other requests are served between two steps: a commit then must not take the session for done.
-                self.sessions.entry(id).and_modify(|session| session.enders += 1);
-                Some(sealed)
-            }
+            Ok((_, sealed)) => Some(sealed),
             Err(damaged) => {
                 self.fence(id, &Violation::Log(damaged.to_string()));
                 None

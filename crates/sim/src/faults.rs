@@ -1,0 +1,150 @@
+//! Faults of the machine that a run draws from its seed, and bugs that a run plants.
+
+use std::fmt;
+
+/// A kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FaultKind {
+    /// A session's process dies at any point of its work.
+    ProcessDeath,
+    /// SharedFS is killed, and started again after a while.
+    SharedFsDeath,
+    /// The machine loses its power.
+    PowerLoss,
+    /// A commit takes long.
+    SlowCommit,
+    /// The metadata database refuses a commit.
+    FailedCommit,
+    /// SharedFS or the machine ends in the middle of a commit.
+    CommitCrash,
+    /// SharedFS is killed once more while it recovers.
+    RecoveryCrash,
+    /// A process stops for a while.
+    StoppedProcess,
+}
+
+impl FaultKind {
+    /// All kinds.
+    pub const ALL: [Self; 8] = [
+        Self::ProcessDeath,
+        Self::SharedFsDeath,
+        Self::PowerLoss,
+        Self::SlowCommit,
+        Self::FailedCommit,
+        Self::CommitCrash,
+        Self::RecoveryCrash,
+        Self::StoppedProcess,
+    ];
+
+    /// Returns its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ProcessDeath => "process-death",
+            Self::SharedFsDeath => "sharedfs-death",
+            Self::PowerLoss => "power-loss",
+            Self::SlowCommit => "slow-commit",
+            Self::FailedCommit => "failed-commit",
+            Self::CommitCrash => "commit-crash",
+            Self::RecoveryCrash => "recovery-crash",
+            Self::StoppedProcess => "stopped-process",
+        }
+    }
+}
+
+impl fmt::Display for FaultKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The kinds of faults that a run may draw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultKinds(u16);
+
+impl FaultKinds {
+    /// All of them.
+    pub const ALL: Self = Self((1 << FaultKind::ALL.len()) - 1);
+
+    /// Returns whether a kind is among these.
+    #[must_use]
+    pub const fn has(self, kind: FaultKind) -> bool {
+        self.0 & 1 << kind as u16 != 0
+    }
+
+    /// Returns these without one kind.
+    #[must_use]
+    pub const fn without(self, kind: FaultKind) -> Self {
+        Self(self.0 & !(1 << kind as u16))
+    }
+}
+
+/// A bug that a run plants, to show that a checker finds it.
+///
+/// Each falsifies what the shell or a session does, or what the medium keeps; the crates under test stay as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SimBug {
+    /// `fsync` returns before the session's log is persistent.
+    UnsyncedLog,
+    /// `fsync` asks SharedFS for nothing: other sessions' updates stay where they are.
+    UnsyncedDependencies,
+    /// A session does not log what its updates depend on.
+    UnloggedDependencies,
+    /// A commit is reported as done, and its rows are not written.
+    LostCommit,
+    /// Recovery takes up one record less of a log than there is.
+    SkippedRecord,
+    /// A session goes on under leases that were taken from it.
+    UnrevokedLease,
+    /// A session takes the seal count after it has checked its leases.
+    LateSealCount,
+    /// A removed file that is open is freed at once.
+    FreedOpenInode,
+    /// A freed block is given out before the commit that frees it.
+    EarlyReuse,
+    /// A log counts as committed as far as it is applied.
+    EarlyCommitted,
+    /// A request that waits is never advanced again.
+    ForgottenRequest,
+}
+
+impl SimBug {
+    /// All bugs.
+    pub const ALL: [Self; 11] = [
+        Self::UnsyncedLog,
+        Self::UnsyncedDependencies,
+        Self::UnloggedDependencies,
+        Self::LostCommit,
+        Self::SkippedRecord,
+        Self::UnrevokedLease,
+        Self::LateSealCount,
+        Self::FreedOpenInode,
+        Self::EarlyReuse,
+        Self::EarlyCommitted,
+        Self::ForgottenRequest,
+    ];
+
+    /// Returns its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::UnsyncedLog => "unsynced-log",
+            Self::UnsyncedDependencies => "unsynced-dependencies",
+            Self::UnloggedDependencies => "unlogged-dependencies",
+            Self::LostCommit => "lost-commit",
+            Self::SkippedRecord => "skipped-record",
+            Self::UnrevokedLease => "unrevoked-lease",
+            Self::LateSealCount => "late-seal-count",
+            Self::FreedOpenInode => "freed-open-inode",
+            Self::EarlyReuse => "early-reuse",
+            Self::EarlyCommitted => "early-committed",
+            Self::ForgottenRequest => "forgotten-request",
+        }
+    }
+
+    /// Returns the bug of a name.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|bug| bug.name() == name)
+    }
+}

@@ -1,0 +1,455 @@
+//! One machine: its media, its processes, and SharedFS on it.
+//!
+//! The media outlive SharedFS, and some of what they hold outlives a loss of power. The shell's part of SharedFS's
+//! start and of sessions' beginnings and ends stands here, as `ashlar-daemon` does it with files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ashlar_log::Log;
+use ashlar_node::digest::commit::commit;
+use ashlar_node::leases::decisions::end_leases;
+use ashlar_node::pending::progress::Progress;
+use ashlar_node::pending::{FIRST_RANGE, NodeRequest, RequestTerms};
+use ashlar_node::recovery::{RecoveryFailure, recover_logs};
+use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
+use ashlar_node::sessions::noted_locks::LEASES_FILE_BYTES;
+use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionMemory};
+use ashlar_node::sessions::session_page::SessionPage;
+use ashlar_node::space::credit;
+use ashlar_node::{Node, NodeLimits, NodeTime};
+use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory};
+use ashlar_store::{CommitFault, MemoryArena, MemoryArenaOptions, Store, StoreError};
+use ashlar_types::{InodeId, LogGeneration, LogPosition, SessionId, Timestamp};
+use ashlar_wire::{CONTROL_BYTES, ControlPage, CreditKind, LEASE_SLOTS_FIRST, LeaseTable, SessionKind};
+
+use crate::random::SimRandom;
+
+/// Bytes of a log's ring: few, so that logs go round.
+const RING_BYTES: u64 = 24 << 10;
+/// When the machine was first started, by the time of day.
+const FIRST_SECOND: i64 = 1_000_000;
+
+/// The memory of a session, which outlives SharedFS.
+#[derive(Clone, Debug)]
+pub struct SessionTwins {
+    /// The log.
+    pub log: Arc<SharedMemory>,
+    /// The control page.
+    pub control: Arc<SharedMemory>,
+    /// The lease table.
+    pub leases: Arc<SharedMemory>,
+}
+
+impl SessionTwins {
+    fn each(&self) -> [&Arc<SharedMemory>; 3] {
+        [&self.log, &self.control, &self.leases]
+    }
+}
+
+/// The processes that live.
+#[derive(Debug)]
+struct LivingProcesses(BTreeSet<u32>);
+
+impl ProcessTable for LivingProcesses {
+    fn is_gone(&self, process: &Process) -> bool {
+        !self.0.contains(&process.pid)
+    }
+}
+
+/// How the machine is made.
+#[derive(Clone, Copy, Debug)]
+pub struct MachineOptions {
+    /// How its memory survives a loss of power.
+    pub medium: CrashMedium,
+    /// Blocks of the only data segment.
+    pub blocks: u32,
+    /// Microseconds for which a fresh lease isn't revoked.
+    pub lease_hold_us: u64,
+}
+
+/// The findings of a start of SharedFS.
+#[derive(Debug, Default)]
+pub struct StartReport {
+    /// How far each log was applied when all were recovered.
+    pub applied: BTreeMap<SessionId, LogPosition>,
+    /// Logs that were cut.
+    pub cut: u64,
+    /// Sessions that were fenced, with the reason.
+    pub fenced: Vec<String>,
+}
+
+/// A machine.
+pub struct Machine {
+    /// How it is made.
+    pub options: MachineOptions,
+    /// The shared area's media.
+    pub arena: Arc<MemoryArena>,
+    /// The memory of sessions.
+    pub twins: BTreeMap<SessionId, SessionTwins>,
+    /// SharedFS, while it runs.
+    pub node: Option<Node>,
+    /// The arena that the next crash leaves in place of the true one, if a bug is planted.
+    pub stale_arena: Option<Arc<MemoryArena>>,
+    /// How far logs were applied by starts that were cut off; some of these sessions may be gone.
+    recovered: BTreeMap<SessionId, LogPosition>,
+    processes: BTreeSet<u32>,
+    last_pid: u32,
+    boots: u8,
+    sessions_made: u64,
+}
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+/// Returns SharedFS's time at a virtual time in microseconds.
+#[must_use]
+pub fn node_time(now_us: u64) -> NodeTime {
+    NodeTime { since_boot: Duration::from_micros(now_us), wall: wall_time(now_us) }
+}
+
+/// Returns the time of day at a virtual time.
+#[must_use]
+pub fn wall_time(now_us: u64) -> Timestamp {
+    Timestamp { seconds: FIRST_SECOND + (now_us / 1_000_000) as i64, nanoseconds: (now_us % 1_000_000 * 1000) as u32 }
+}
+
+impl Machine {
+    /// Makes a machine with an empty arena; SharedFS does not run.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn new(options: MachineOptions) -> Result<Self, StoreError> {
+        let arena = MemoryArenaOptions::new(options.medium, vec![options.blocks]);
+        let arena = Arc::new(MemoryArena::new(&arena));
+        Store::format_in_memory(&arena, Timestamp::default())?;
+        Ok(Self {
+            options,
+            arena,
+            twins: BTreeMap::new(),
+            node: None,
+            stale_arena: None,
+            recovered: BTreeMap::new(),
+            processes: BTreeSet::new(),
+            last_pid: 100,
+            boots: 1,
+            sessions_made: 0,
+        })
+    }
+
+    /// Returns whether the medium is a disk.
+    #[must_use]
+    pub fn is_disk(&self) -> bool {
+        self.options.medium == CrashMedium::Pages
+    }
+
+    fn kind(&self) -> MediumKind {
+        if self.is_disk() { MediumKind::Disk } else { MediumKind::Pmem }
+    }
+
+    fn boot(&self) -> [u8; 16] {
+        [self.boots; 16]
+    }
+
+    fn report_processes(&mut self) {
+        if let Some(node) = &mut self.node {
+            node.processes = Arc::new(LivingProcesses(self.processes.clone()));
+        }
+    }
+
+    /// Starts a process.
+    pub fn start_process(&mut self) -> u32 {
+        self.last_pid += 1;
+        self.processes.insert(self.last_pid);
+        self.report_processes();
+        self.last_pid
+    }
+
+    /// Ends a process.
+    pub fn end_process(&mut self, pid: u32) {
+        self.processes.remove(&pid);
+        self.report_processes();
+    }
+
+    fn twin(&self, bytes: u64) -> Arc<SharedMemory> {
+        Arc::new(SharedMemory::Twin(CrashTwin::new(self.options.medium, bytes as usize)))
+    }
+
+    // ---- sessions
+
+    /// Begins a session of a process; returns its number, and the inode numbers that it begins with.
+    ///
+    /// # Errors
+    /// A description of what refused.
+    pub fn begin_session(&mut self, pid: u32, uid: u32, now_us: u64) -> Result<(SessionId, InodeId, u64), String> {
+        let process = Process { pid, start_ticks: u64::from(pid), boot: self.boot() };
+        let identity = SessionIdentity {
+            process,
+            uid,
+            gid: uid,
+            groups: Vec::new(),
+            kind: SessionKind::Process,
+            label: "sim".into(),
+        };
+        let log_bytes = Log::<SharedMemory>::bytes_for(RING_BYTES);
+        let twins = SessionTwins {
+            log: self.twin(log_bytes),
+            control: self.twin(CONTROL_BYTES),
+            leases: self.twin(LEASES_FILE_BYTES),
+        };
+        self.sessions_made += 1;
+        let secret = self.sessions_made;
+        let node = self.node.as_mut().ok_or("SharedFS does not run")?;
+        node.handle_time(node_time(now_us));
+        let text = |error: &dyn fmt::Display| error.to_string();
+        let id = node.store.next_session_id().map_err(|error| text(&error))?;
+        let log = Log::format_with_key(Arc::clone(&twins.log), LogGeneration(1), secret << 20 | 1)
+            .map_err(|error| text(&error))?;
+        let control = ControlPage::new(Arc::clone(&twins.control)).ok_or("the control page is too short")?;
+        control.format(id);
+        let page = SessionPage::new(Arc::clone(&twins.leases)).map_err(|error| text(&error))?;
+        page.set_lease_room(LEASE_SLOTS_FIRST);
+        page.set_log_bytes(log_bytes);
+        let leases = LeaseTable::new(Arc::clone(&twins.leases)).ok_or("the lease table is too short")?;
+        leases.format(id, secret);
+        // The identity is last: without one the session was never welcomed.
+        identity.store(page.memory()).map_err(|error| text(&error))?;
+        let log_room = LogRoom { bytes: log_bytes, allocated: log_bytes };
+        let memory = SessionMemory { log, log_memory: Arc::clone(&twins.log), log_room, control, leases, page };
+        let mut session =
+            ServedSession::new(id, identity, secret, memory, node.now.since_boot).map_err(|error| text(&error))?;
+        node.store.set_session(id, session.log.generation(), LogPosition(0));
+        node.counters.sessions_opened += 1;
+        session.grant_credit(credit::initial_credit(node), CreditKind::Common);
+        let range = node.store.allocate_inodes(FIRST_RANGE).map_err(|error| text(&error))?;
+        let first = InodeId(range.start);
+        session.ranges.add(&session.page, first, FIRST_RANGE);
+        if !session.credentials.is_privileged() {
+            node.ways.add_user(&session.credentials);
+        }
+        session.ways_from = node.ways.version();
+        if node.sessions.is_empty() {
+            node.request_digest();
+        }
+        node.leasing.take_up(&session);
+        node.leasing.manager.admit_to_reserved(id);
+        node.sessions.insert(id, ServedSession { is_connected: true, ..session });
+        node.publish_sharing();
+        self.twins.insert(id, twins);
+        Ok((id, first, FIRST_RANGE))
+    }
+
+    /// Removes the ended sessions that are committed as a whole; returns their numbers.
+    pub fn remove_ended(&mut self) -> Vec<SessionId> {
+        let Some(node) = &mut self.node else { return Vec::new() };
+        remove_ended(node, &mut self.twins)
+    }
+
+    // ---- SharedFS's life
+
+    /// Starts SharedFS, and recovers what all sessions have logged.
+    ///
+    /// `crash_at` plans a crash at one of the commits of the start.
+    ///
+    /// # Errors
+    /// Those of the store: [`StoreError`] of the planned crash, for one.
+    pub fn start(&mut self, now_us: u64, crash_at: Option<(u64, CommitFault)>) -> Result<StartReport, StoreError> {
+        let limits = NodeLimits { lease_hold_us: self.options.lease_hold_us, lease_ttl_us: 0, medium: self.kind() };
+        let processes = Arc::new(LivingProcesses(self.processes.clone()));
+        if let Some((commits, fault)) = crash_at {
+            self.arena.database().plan_fault(self.arena.database().commits() + commits, fault);
+        }
+        let store = Store::open_in_memory(Arc::clone(&self.arena))?;
+        let mut node = Node::new(store, limits, processes, node_time(now_us))?;
+        node.begin_recovery();
+        self.take_up_sessions(&mut node)?;
+        recover_logs(&mut node).map_err(|failure| match failure {
+            RecoveryFailure::Store(error) => error,
+            RecoveryFailure::Panic(id) => panic!("SharedFS panics at the log of session {id}"),
+        })?;
+        node.store.show_lagging();
+        let mut report = StartReport { cut: node.counters.logs_cut, ..StartReport::default() };
+        for session in node.sessions.values() {
+            report.applied.insert(session.id, node.store.applied(session.id));
+            report.fenced.extend(session.fenced.as_ref().map(|reason| format!("session {}: {reason}", session.id)));
+        }
+        for &id in self.twins.keys().filter(|id| !node.sessions.contains_key(id)) {
+            // Its owner was not persistent, and so was no update of it that is not committed.
+            report.applied.insert(id, node.store.applied(id));
+        }
+        for (id, position) in std::mem::take(&mut self.recovered) {
+            report.applied.entry(id).or_insert(position);
+        }
+        self.recovered = report.applied.clone();
+        self.settle(&mut node)?;
+        self.node = Some(node);
+        Ok(report)
+    }
+
+    fn take_up_sessions(&self, node: &mut Node) -> Result<(), StoreError> {
+        let rows = node.store.sessions();
+        for (id, _) in &rows {
+            if *id != SessionId::SHARED_FS && !self.twins.contains_key(id) {
+                node.store.remove_session(*id);
+            }
+        }
+        for (&id, twins) in &self.twins {
+            let committed = node.store.committed(id);
+            let Some(session) = self.take_up_session(id, twins, committed, node.now.since_boot) else {
+                node.lost.insert(id);
+                continue;
+            };
+            session.control.raise_segment_version();
+            if !rows.iter().any(|(row, _)| *row == id) {
+                node.store.set_session(id, session.log.generation(), LogPosition(0));
+            }
+            node.ways.add_user(&session.credentials);
+            node.sessions.insert(id, session);
+        }
+        Ok(())
+    }
+
+    /// Takes up a session's memory; `None` if it has no owner.
+    fn take_up_session(
+        &self,
+        id: SessionId,
+        twins: &SessionTwins,
+        committed: LogPosition,
+        now: Duration,
+    ) -> Option<ServedSession> {
+        let page = SessionPage::new(Arc::clone(&twins.leases)).ok()?;
+        let identity = SessionIdentity::load(&twins.leases)?;
+        let leases = LeaseTable::new(Arc::clone(&twins.leases))?;
+        let (_, token) = leases.owner().filter(|(owner, _)| *owner == id)?;
+        let control = ControlPage::new(Arc::clone(&twins.control))?;
+        let is_whole = identity.process.boot == self.boot()
+            && (!self.is_disk() || identity.uid != 0 || self.processes.contains(&identity.process.pid));
+        let log = if is_whole {
+            Log::open(Arc::clone(&twins.log)).ok()?
+        } else {
+            Log::recover(Arc::clone(&twins.log), committed).ok()?.0
+        };
+        let log_room = LogRoom { bytes: twins.log.len(), allocated: 0 };
+        let memory = SessionMemory { log, log_memory: Arc::clone(&twins.log), log_room, control, leases, page };
+        let session = ServedSession::take_up(id, identity, token, memory, (committed, is_whole), now).ok()?;
+        if session.rights.is_any() {
+            session.page.memory().sync_range(0, LEASES_FILE_BYTES).ok()?;
+        }
+        Some(session)
+    }
+
+    /// Lets living sessions go on, and removes dead ones.
+    fn settle(&mut self, node: &mut Node) -> Result<(), StoreError> {
+        for session in node.sessions.values().filter(|session| session.is_cut) {
+            // No start takes it up any more.
+            let memory = session.page.memory();
+            let _ = SessionIdentity::wipe(memory);
+            let _ = memory.sync_range(0, LEASES_FILE_BYTES);
+        }
+        let mut running = Vec::new();
+        for id in node.sessions.keys().copied().collect::<Vec<_>>() {
+            let Some(session) = node.sessions.get_mut(&id) else { continue };
+            let process = &session.identity.process;
+            let is_alive = process.boot == [self.boots; 16] && self.processes.contains(&process.pid);
+            if is_alive && session.fenced.is_none() && !session.is_ending {
+                if session.page.has_other_locks() {
+                    let now = node.now.since_boot;
+                    node.locking.expect_reclaim(id, now);
+                }
+                running.push(id);
+            } else {
+                session.is_ending = true;
+                end_leases(node, id);
+                node.store.release_all(id);
+            }
+        }
+        {
+            let Node { locking, sessions, .. } = &mut *node;
+            locking.take_up(&running, sessions);
+        }
+        node.note_handles_found();
+        for session in node.sessions.values_mut() {
+            session.is_quota_validated = true;
+        }
+        node.decide_all();
+        remove_ended(node, &mut self.twins);
+        let sweep = node.begin_request(NodeRequest::SweepOrphans, RequestTerms::OWN);
+        while !matches!(node.advance(sweep), Progress::Done(_)) {}
+        // Memory of sessions that nothing took up.
+        let lost: Vec<_> = self.twins.keys().filter(|id| !node.sessions.contains_key(id)).copied().collect();
+        for id in lost {
+            self.twins.remove(&id);
+            node.store.remove_session(id);
+        }
+        commit(node)
+    }
+
+    /// Ends a start that no crash has cut off.
+    pub fn end_start(&mut self) {
+        self.recovered.clear();
+    }
+
+    /// Kills SharedFS: its memory is gone, and that of sessions and media stays.
+    pub fn kill_shared_fs(&mut self) {
+        self.node = None;
+        let left = self.stale_arena.take().unwrap_or_else(|| Arc::clone(&self.arena));
+        self.arena = Arc::new(left.after_process_death());
+    }
+
+    /// Cuts the power: all processes are gone, and of what is not persistent, some is there.
+    pub fn lose_power(&mut self, random: &mut SimRandom) {
+        self.node = None;
+        self.processes.clear();
+        self.boots = self.boots.wrapping_add(1);
+        // None of it, all of it, or some.
+        let style = random.below(4);
+        let mut choose = |contents: usize| match style {
+            0 => 0,
+            1 => contents - 1,
+            2 => random.below(contents as u64) as usize,
+            _ => {
+                if random.one_in(4) {
+                    0
+                } else {
+                    contents - 1
+                }
+            }
+        };
+        let left = self.stale_arena.take().unwrap_or_else(|| Arc::clone(&self.arena));
+        self.arena = Arc::new(left.after_crash(&mut choose));
+        let medium = self.options.medium;
+        let mut crash = |memory: &Arc<SharedMemory>| match &**memory {
+            SharedMemory::Twin(twin) => {
+                Arc::new(SharedMemory::Twin(CrashTwin::from_image(medium, &twin.crash_image(&mut choose))))
+            }
+            SharedMemory::Mapped(_) => Arc::clone(memory),
+        };
+        for twins in self.twins.values_mut() {
+            let [log, control, leases] = twins.each().map(&mut crash);
+            *twins = SessionTwins { log, control, leases };
+        }
+    }
+}
+
+/// Removes the ended sessions that are committed as a whole.
+///
+/// The files are removed before the row: files without a row would look like a new session's.
+fn remove_ended(node: &mut Node, twins: &mut BTreeMap<SessionId, SessionTwins>) -> Vec<SessionId> {
+    let ended = node.ended_sessions();
+    for &id in &ended {
+        node.sessions.remove(&id);
+        let end = node.store.applied(id);
+        node.store.release(id, end);
+        node.store.unmap_blocks(id, None);
+        twins.remove(&id);
+        node.store.remove_session(id);
+        node.publish_sharing();
+        node.counters.sessions_ended += 1;
+    }
+    ended
+}

@@ -1,0 +1,67 @@
+//! Planted bugs that change what media hold.
+
+use ashlar_log::Log;
+use ashlar_pmem::Persistent;
+use ashlar_store::Store;
+use ashlar_types::{Contents, InodeId, LogPosition};
+
+use super::Simulation;
+use crate::faults::SimBug;
+
+/// Bytes of a record before its body; the mark is first.
+const HEADER_BYTES: u64 = 24;
+
+impl Simulation {
+    /// Changes what the medium keeps, if such a bug is planted.
+    pub(super) fn plant_before_crash(&mut self) {
+        if self.has_plant(SimBug::EarlyReuse) {
+            self.plant_early_reuse();
+        }
+    }
+
+    /// Writes into a block that the applied state has freed, and the committed one has not.
+    fn plant_early_reuse(&mut self) {
+        let Some(node) = &self.machine.node else { return };
+        let before = std::sync::Arc::new(self.machine.arena.after_process_death());
+        let Ok(committed) = Store::open_in_memory(before) else { return };
+        let blocks = |store: &Store, inode: InodeId| match store.contents(inode) {
+            Ok(Contents::Extents(extents) | Contents::Withheld(extents)) => {
+                let each = |first: u64, blocks: u64| (first..first + blocks).collect::<Vec<_>>();
+                extents.iter().filter_map(|e| e.address.map(|at| each(at.0, e.blocks))).flatten().collect()
+            }
+            _ => Vec::new(),
+        };
+        for inode in self.history.tree.model.inodes().map(|(id, _)| id) {
+            let kept = blocks(&node.store, inode);
+            let Some(freed) = blocks(&committed, inode).into_iter().find(|block| !kept.contains(block)) else {
+                continue;
+            };
+            let Some(segment) = self.machine.arena.segments().first().copied() else { return };
+            let Some(memory) = self.machine.arena.segment_memory(segment.number) else { return };
+            let offset = segment.block_offset(freed as u32);
+            let _ = memory.store(offset, &[0xee; 64]);
+            let _ = memory.flush(offset, 64);
+            memory.fence();
+            let _ = memory.sync();
+            return;
+        }
+    }
+
+    /// Hides the last record of a log from recovery.
+    pub(super) fn plant_skipped_record(&mut self) {
+        for twins in self.machine.twins.values() {
+            let Ok(log) = Log::open(std::sync::Arc::clone(&twins.log)) else { continue };
+            let (head, tail) = (log.head(), log.tail());
+            let mut scanner = log.scanner(head, tail);
+            let mut last = None;
+            while let Some(Ok(record)) = scanner.next() {
+                last = Some((record.body_position, record.end));
+            }
+            let Some((body, end)) = last else { continue };
+            // Its mark says nothing any more, as on a medium that has never got it.
+            let mark = log.parts(LogPosition(body.0 - HEADER_BYTES), end)[0].start;
+            let _ = twins.log.store_u64(mark, 0);
+            return;
+        }
+    }
+}
