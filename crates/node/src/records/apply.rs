@@ -193,15 +193,19 @@ impl Node {
     ///
     /// If a record is refused, earlier content of the batch that the refused or later records would have overwritten
     /// may be missing. No session has seen that content, and the writing session is fenced. A missing dependency, which
-    /// is no session's violation, cuts the log exactly, as nothing is coalesced across it.
+    /// is no session's violation, cuts the log exactly, as nothing is coalesced across it. So does a lost grant, as
+    /// nothing is coalesced in a log from before a loss of power.
     fn apply_updates(
         &mut self,
         id: SessionId,
         records: &[RecordAt],
         updates: &[Update<'_>],
     ) -> Result<(), RecordRefusal> {
+        // After a loss of power, a log may be cut before a record whose grant is lost. No record before the cut may be
+        // left out for one behind it: it may be synced.
+        let may_be_cut = self.sessions.get(&id).is_some_and(|session| !session.is_whole);
         // With less than two changes of content, coalescing saves nothing.
-        let coalesced = (updates.iter().filter(changes_content).nth(1).is_some())
+        let coalesced = (!may_be_cut && updates.iter().filter(changes_content).nth(1).is_some())
             .then(|| coalesce(updates, CoalesceScope::Content));
         if let Some(coalesced) = &coalesced {
             self.counters.coalesced_records += coalesced.dropped;
