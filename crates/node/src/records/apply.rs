@@ -58,13 +58,18 @@ struct Batch {
 }
 
 impl Batch {
-    /// Copies a batch out of a log into `bytes`, whatever they hold; it ends behind `enough`.
-    fn copy(log: &SessionLog, from: LogPosition, to: LogPosition, enough: LogPosition, bytes: Vec<u8>) -> Self {
+    /// Copies a batch of at most `most` records out of a log into `bytes`, whatever they hold; it ends behind `enough`.
+    fn copy(
+        log: &SessionLog,
+        (from, to): (LogPosition, LogPosition),
+        (most, enough): (usize, LogPosition),
+        bytes: Vec<u8>,
+    ) -> Self {
         let mut batch = Self { bytes, records: Vec::new(), damage: None, is_last: false };
         let mut scanner = log.scanner(from, to);
         let mut end = 0;
         let is_short = |at: LogPosition| at < enough && at.0 - from.0 < BATCH_BYTES;
-        while batch.records.len() < BATCH_RECORDS && is_short(scanner.position()) {
+        while batch.records.len() < most && is_short(scanner.position()) {
             match scanner.next_into(&mut batch.bytes, end) {
                 None => {
                     batch.is_last = true;
@@ -153,8 +158,11 @@ impl Node {
             return false;
         }
         let _blame = Blame::for_records(session, from);
+        // After a loss of power, a log may be cut before a record whose grant is lost. No record before the cut may be
+        // left out for one behind it: it may be synced. So each record is a batch.
+        let most = if session.is_whole { BATCH_RECORDS } else { 1 };
         let scratch = std::mem::take(&mut self.scratch);
-        let Ok(batch) = blame::contain(|| Batch::copy(&log, from, to, enough, scratch)) else {
+        let Ok(batch) = blame::contain(|| Batch::copy(&log, (from, to), (most, enough), scratch)) else {
             self.fence(id, &Violation::Panicked);
             return true;
         };
@@ -197,7 +205,8 @@ impl Node {
     ///
     /// If a record is refused, earlier content of the batch that the refused or later records would have overwritten
     /// may be missing. No session has seen that content, and the writing session is fenced. A missing dependency, which
-    /// is no session's violation, cuts the log exactly, as nothing is coalesced across it.
+    /// is no session's violation, cuts the log exactly, as nothing is coalesced across it. So does a lost grant, as
+    /// after a loss of power each record is a batch.
     fn apply_updates(
         &mut self,
         id: SessionId,
