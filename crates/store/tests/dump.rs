@@ -312,8 +312,8 @@ const PLANTED: &[Planted] = &[
             }));
         },
         &[
-            "directory 16, entry 'file': the inode is 17 in A and 18 in B",
             "directory 16, entry 'small': the inode is 18 in A and 17 in B",
+            "directory 16, entry 'file': the inode is 17 in A and 18 in B",
         ],
     ),
     (

@@ -168,7 +168,7 @@ fn bytes_that_the_encoder_never_writes_are_refused() {
     assert_eq!(decode(FrameKind::Began, 1, &groups), Err(FrameError::OutOfBounds));
     // A flag that is neither 0 nor 1; a node of 13 bits; a choice that is none.
     assert_eq!(decode(FrameKind::Began, 1, &[1, 0, 0, 0, 2, 0]), Err(FrameError::Malformed));
-    assert_eq!(decode(FrameKind::After, 0, &[128, 32, 0]), Err(FrameError::OutOfBounds));
+    assert_eq!(decode(FrameKind::After, 0, &[128, 32, 0]), Err(FrameError::Malformed));
     assert_eq!(decode(FrameKind::Own, 0, &[3, 0, 0]), Err(FrameError::Malformed));
 }
 
