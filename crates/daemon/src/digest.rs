@@ -119,13 +119,13 @@ fn remove_oldest_quarantined(sessions: &Path) -> io::Result<()> {
 pub fn commit_thread(shared: &SharedState) {
     let mut state = shared.lock();
     loop {
-        while !state.commit_wanted {
+        while !state.commits.is_wanted {
             if state.ending {
                 return;
             }
             state.wait(&shared.commit_wanted);
         }
-        state.commit_wanted = false;
+        state.commits.is_wanted = false;
         let Some(job) = begin_commit(&mut state) else {
             state.effects.push(NodeEffect::WakeDigests);
             continue;
@@ -143,11 +143,11 @@ pub fn commit_thread(shared: &SharedState) {
             while !state.ending
                 && !state.wait_for(&shared.commit_wanted, until.saturating_duration_since(Instant::now()))
             {}
-            state.commit_wanted = true;
+            state.commits.is_wanted = true;
         }
         // Meanwhile, enough may have been applied for another commit.
-        let is_due = can_commit(&state) && is_much_uncommitted(&state, state.sessions.values());
-        state.commit_wanted |= is_due;
+        let is_due = can_commit(&state) && is_much_uncommitted(&state.store, state.sessions.values());
+        state.commits.is_wanted |= is_due;
         state.effects.push(NodeEffect::WakeDigests);
     }
 }

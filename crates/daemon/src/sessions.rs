@@ -14,7 +14,7 @@ use ashlar_node::pending::{FIRST_RANGE, NodeRequest};
 use ashlar_node::sessions::identity::SessionIdentity;
 use ashlar_node::sessions::session::{Control, LogRoom, ServedSession};
 use ashlar_node::space::credit;
-use ashlar_node::{Node, NodeEffect};
+use ashlar_node::{Node, NodeCore, NodeEffect};
 use ashlar_pmem::MediumKind;
 use ashlar_types::{Credentials, Errno, InodeId, LogGeneration, LogPosition, SessionId};
 use ashlar_wire::{Admission, CreditKind, Hello, PROTOCOL_VERSION, Peer, SessionKind, Welcome};
@@ -243,7 +243,7 @@ fn check_admission(
         (SessionKind::Process, device) => {
             // The kernel shows a mount without a server, and so knows nothing of it: open files could not be handed
             // over to the kernel.
-            let mount = find_mount(state, device).ok_or_else(|| {
+            let mount = find_mount(&state.sessions, device).ok_or_else(|| {
                 Refused::Because("no process serves the mount any more; unmount it, and mount it again".into())
             })?;
             if mount.mount_terms.read_only {
@@ -324,11 +324,11 @@ fn admit_to_reserved(state: &mut Node, id: SessionId, hello: &Hello) {
 /// Registers the user of a session that is about to map the grant cache.
 ///
 /// From now on, that holds only what this user may see, too.
-fn admit_user(state: &mut Node, user: &Credentials) {
+fn admit_user(state: &mut NodeCore, user: &Credentials) {
     if user.is_privileged() {
         return;
     }
-    let Node { sessions, grant_cache, ways, .. } = state;
+    let NodeCore { sessions, grant_cache, ways, .. } = state;
     let is_of_session = |known: &Viewer| {
         sessions.values().any(|session| matches!(known, Viewer::User(user) if *user == session.credentials))
     };
@@ -340,7 +340,7 @@ fn admit_user(state: &mut Node, user: &Credentials) {
 }
 
 /// Records that a resumed session has repeated all that an earlier SharedFS knew.
-pub fn record_return(state: &mut Node, id: SessionId) {
+pub fn record_return(state: &mut NodeCore, id: SessionId) {
     if let Some(session) = state.sessions.get_mut(&id) {
         session.is_connected = true;
     }
@@ -361,7 +361,7 @@ fn begin_with_means(state: &mut Node, session: &mut ServedSession) -> (InodeId, 
     if session.identity.kind == SessionKind::Mount {
         return none;
     }
-    session.grant_credit(credit::initial_credit(state), CreditKind::Common);
+    session.grant_credit(credit::initial_credit(&state.store, &state.sessions), CreditKind::Common);
     let Ok(range) = state.store.allocate_inodes(FIRST_RANGE) else { return none };
     let first = InodeId(range.start);
     session.ranges.add(&session.page, first, FIRST_RANGE);

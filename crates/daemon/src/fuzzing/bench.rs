@@ -20,11 +20,11 @@ use crate::clock;
 use crate::process::find_process;
 use crate::recovery::make_node;
 use crate::session_files::PreparedSession;
-use ashlar_node::Node;
-use ashlar_node::leases::decisions::lease_word;
-use ashlar_node::leases::leasing::Ancestors;
+use ashlar_node::access::open_handles::note_opened;
+use ashlar_node::leases::leasing::{Ancestors, lease_word};
 use ashlar_node::sessions::identity::{Process, SessionIdentity};
 use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionLog};
+use ashlar_node::{Node, NodeCore};
 
 /// The smallest arena that there is.
 const ARENA_BYTES: u64 = 16 << 20;
@@ -127,7 +127,8 @@ impl ArenaBench {
             let is_new = state.sessions[&WRITER].control.open_handle(*inode);
             // SharedFS has seen some of the handles under leases that it took since.
             if is_new && index < tree.known.len() / 2 {
-                state.note_opened(WRITER, *inode, LeaseScope::Node);
+                let NodeCore { store, sessions, .. } = &mut *state;
+                note_opened(store, sessions, (WRITER, None), *inode, LeaseScope::Node);
             }
         }
         (state, tree)
@@ -164,7 +165,7 @@ fn open_state(arena: &Arc<Arena>) -> Node {
 }
 
 /// Grants the leases that the script names, whatever the user may do.
-fn take_leases(state: &mut Node, tree: &TreeInodes, script: &mut RecordScript<'_>) {
+fn take_leases(state: &mut NodeCore, tree: &TreeInodes, script: &mut RecordScript<'_>) {
     let (how, chosen) = (script.byte(), script.word());
     let subtree = match how % 8 {
         0 => None,

@@ -2,4 +2,5 @@
 
 pub mod apply;
 pub mod logs;
+pub mod sealed_logs;
 pub mod validate;
