@@ -34,7 +34,7 @@ LAYERS = {
     "tests": ["types", "wire", "libfs"],
 }
 # Protocol logic without I/O: no clock, thread, socket, file or randomness, so nothing that brings one.
-SANS_IO = {"types", "update", "lease", "journal"}
+SANS_IO = {"types", "update", "lease", "journal", "node"}
 SANS_IO_FORBIDDEN = {"rustix", "parking_lot", "tempfile", "rand", "tokio", "mio", "heed", "getrandom"}
 # The same for their sources, tests aside: paths of the standard library and of other crates that they may not name.
 SANS_IO_SOURCES = [

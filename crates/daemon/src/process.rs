@@ -44,10 +44,10 @@ pub fn find_open(pid: u32) -> Option<(Process, OwnedFd)> {
 
 /// Returns the process that connected a socket, and a descriptor that becomes readable when the process ends.
 ///
-/// Returns `None` if it is gone. The kernel keeps the number of a process only as long as the process is there. A process
-/// that connects, ends, and leaves the socket to a child must not pass for the next one of that number. Before Linux 6.5
-/// no descriptor stands for the peer. Then a process that started after `accepted_ticks`, when the connection was
-/// accepted, is another one.
+/// Returns `None` if it is gone. The kernel keeps the number of a process only as long as the process is there. A
+/// process that connects, ends, and leaves the socket to a child must not pass for the next one of that number. Before
+/// Linux 6.5 no descriptor stands for the peer. Then a process that started after `accepted_ticks`, when the connection
+/// was accepted, is another one.
 fn find_peer(socket: BorrowedFd<'_>, pid: u32, accepted_ticks: u64) -> Option<(Process, OwnedFd)> {
     match peer_process(socket) {
         // The check comes after the look at the number: as long as the process is there, the number is its own.

@@ -216,8 +216,8 @@ impl PreparedSession {
 
 /// Takes up the files of a session that this or an earlier SharedFS made.
 ///
-/// A living session may be appending at this moment, so its log is only opened. A log from before the machine's last start
-/// is recovered from `committed` on.
+/// A living session may be appending at this moment, so its log is only opened. A log from before the machine's last
+/// start is recovered from `committed` on.
 ///
 /// # Errors
 /// [`SessionError::Unfinished`] if the session was never welcomed; others if the files are damaged.
@@ -250,9 +250,9 @@ pub fn take_up_session(
     let log_bytes = page.log_bytes().map_or(found, |made| made.min(found));
     cut_file(&log_file, log_bytes)?;
     let log_memory = map_file(arena, &log_file, log_bytes)?;
-    // A dead process's writes to a disk may be there in part. The machine need not have restarted since: the disk may have
-    // been taken away under it. Its log then holds a valid prefix. Its lease table and page may be older than that, so they
-    // validate only sessions whose user could exploit that.
+    // A dead process's writes to a disk may be there in part. The machine need not have restarted since: the disk may
+    // have been taken away under it. Its log then holds a valid prefix. Its lease table and page may be older than
+    // that, so they validate only sessions whose user could exploit that.
     let is_whole = is_of_this_boot(&identity.process)
         && (medium.kind != MediumKind::Disk || identity.uid != 0 || open_process(&identity.process).is_some());
     let log = if is_whole {

@@ -1,7 +1,7 @@
-//! What a node asks of its shell.
+//! The acts that a node asks of its shell.
 //!
-//! Effects are kept until the shell polls them: before it lets another thread have the node, or sleeps. An effect that is
-//! asked for twice is performed once.
+//! Effects are kept until the shell polls them: before it lets another thread have the node, or sleeps. An effect that
+//! is asked for twice is performed once.
 
 /// An act that the shell performs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

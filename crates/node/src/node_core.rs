@@ -37,7 +37,7 @@ pub struct NodeCore {
     pub limits: NodeLimits,
     /// Knows the processes of sessions.
     pub processes: Arc<dyn ProcessTable>,
-    /// What the shell is asked to do.
+    /// The acts that the shell is asked for.
     pub effects: PendingEffects,
     /// The shared area.
     pub store: Store,

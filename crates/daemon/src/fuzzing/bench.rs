@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ashlar_lease::RequestedLease;
 use ashlar_pmem::{Arena, ArenaOptions};
 use ashlar_store::Store;
 use ashlar_types::{Contents, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LogPosition, SessionId, WantedLease};
@@ -21,7 +20,7 @@ use crate::process::find_process;
 use crate::recovery::make_node;
 use crate::session_files::PreparedSession;
 use ashlar_node::access::open_handles::note_opened;
-use ashlar_node::leases::leasing::{Ancestors, lease_word};
+use ashlar_node::leases::leasing::{Ancestors, RequestedLease, lease_word};
 use ashlar_node::sessions::identity::{Process, SessionIdentity};
 use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionLog};
 use ashlar_node::{Node, NodeCore};

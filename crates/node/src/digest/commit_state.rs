@@ -1,4 +1,4 @@
-//! What is known of commits.
+//! The bookkeeping of commits.
 
 use std::time::Duration;
 

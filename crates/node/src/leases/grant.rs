@@ -11,7 +11,7 @@ use crate::leases::kernel_notifier::{KernelNotifier, KernelTicket};
 
 /// The error of a request during which SharedFS ends.
 ///
-/// It never reaches a session: SharedFS closes the session's connection instead, and the session asks the next SharedFS.
+/// It never reaches a session: SharedFS closes the session's connection instead. The session asks the next SharedFS.
 pub const ENDING: Errno = Errno::ECANCELED;
 /// The error of a request without patience that can't be answered at once.
 ///
@@ -23,9 +23,9 @@ pub const LATER: Errno = Errno::EINPROGRESS;
 pub const LONG: Errno = Errno::EMSGSIZE;
 
 /// Updates of other sessions on which a grant depends.
-pub type Dependencies = Vec<(SessionId, LogPosition)>;
+pub type GrantDependencies = Vec<(SessionId, LogPosition)>;
 
-/// What must have happened before an answer may be sent.
+/// The conditions under which an answer may be sent.
 #[derive(Debug, Default)]
 pub struct AnswerGate {
     /// No answer is sent before this time since boot.
@@ -61,10 +61,10 @@ pub struct GrantAnswer {
     /// The grants, or why there are none.
     pub grants: Result<Vec<GrantReply>, Errno>,
     /// Updates of other sessions on which they depend.
-    pub dependencies: Dependencies,
+    pub dependencies: GrantDependencies,
     /// How far the session's own log was part of the state then.
     pub applied: LogPosition,
-    /// What kernels must have done before the answer may be sent.
+    /// The conditions under which the answer may be sent.
     pub gate: AnswerGate,
 }
 

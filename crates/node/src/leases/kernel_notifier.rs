@@ -1,4 +1,4 @@
-//! What a node tells a mount's kernel, through its shell.
+//! Notifies mounts' kernels of stale caches, through the shell.
 
 use std::any::Any;
 use std::fmt;

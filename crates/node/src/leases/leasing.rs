@@ -6,18 +6,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ashlar_lease::{Ancestry, InodeHome, LeaseManager, Limits, RequestError, RequestId, RequestedLease, SlotWord};
+use ashlar_lease::{Ancestry, InodeHome, LeaseManager, Limits, RequestError, RequestId, SlotWord};
 use ashlar_store::{Store, StoreError};
 use ashlar_types::{Errno, Inode, InodeId, LeaseMode, SessionId};
 use ashlar_update::{Applied, Update};
 use ashlar_wire::{LEASE_SLOTS, LeaseRequest, LeaseWord, SessionKind};
 
-use crate::leases::grant::{Dependencies, GrantAnswer};
+use crate::leases::grant::{GrantAnswer, GrantDependencies};
 use crate::leases::kernel_notifier::KernelTicket;
 use crate::limits::NodeLimits;
 use crate::records::validate::Leases;
 use crate::sessions::session::ServedSession;
 use crate::time::NodeTime;
+
+pub use ashlar_lease::RequestedLease;
 
 /// How long a request that must wait pauses before it checks again.
 const PAUSE_MIN: Duration = Duration::from_micros(20);
@@ -252,7 +254,7 @@ impl Leasing {
         id: SessionId,
         inode: InodeId,
         mode: LeaseMode,
-    ) -> Option<(ashlar_lease::Grant, Dependencies)> {
+    ) -> Option<(ashlar_lease::Grant, GrantDependencies)> {
         self.manager.find_covering(now_us, id, inode, mode, &Ancestors(store))
     }
 

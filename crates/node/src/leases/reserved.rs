@@ -35,7 +35,8 @@ impl Reservations {
     /// They must be taken from all sessions that may hold none then.
     ///
     /// # Errors
-    /// `EPERM` for sessions other than mounts'; `ESTALE` if the inode is gone; `ENFILE` if too many are reserved; `EIO`.
+    /// `EPERM` for sessions other than mounts'; `ESTALE` if the inode is gone; `ENFILE` if too many are reserved;
+    /// `EIO`.
     pub fn reserve(
         &mut self,
         session: &ServedSession,

@@ -9,7 +9,7 @@ use ashlar_wire::{GrantReply, InodeState, LeaseRequest, Need, SessionKind};
 
 use crate::access::rights::may_search;
 use crate::access::tree_view::TreeView;
-use crate::leases::grant::{AnswerGate, Dependencies, GrantAnswer, LONG, report_store_error};
+use crate::leases::grant::{AnswerGate, GrantAnswer, GrantDependencies, LONG, report_store_error};
 use crate::leases::inode_state::{
     complete_state, content_bytes, hide_unreadable, load_state, may_send_contents, state_bytes, xattr_bytes,
 };
@@ -27,7 +27,7 @@ pub fn store_answer(
     id: SessionId,
     request: RequestId,
     grants: &[Grant],
-    dependencies: Dependencies,
+    dependencies: GrantDependencies,
 ) {
     let wanted = state.leasing.wanted.remove(&request);
     let is_waited_for = wanted.is_some();
@@ -61,7 +61,7 @@ pub fn make_answer(
     id: SessionId,
     wanted: &WantedLeases,
     grants: &[Grant],
-    mut dependencies: Dependencies,
+    mut dependencies: GrantDependencies,
 ) -> GrantAnswer {
     for grant in grants {
         state.lease_tables().write_word(&grant.word);
@@ -126,7 +126,7 @@ fn grant_replies(
     id: SessionId,
     wanted: &WantedLeases,
     grants: &[Grant],
-    dependencies: &mut Dependencies,
+    dependencies: &mut GrantDependencies,
 ) -> Result<Vec<GrantReply>, Errno> {
     if grants.len() < wanted.wants.len() {
         return Err(Errno::EIO);
@@ -214,7 +214,7 @@ fn add_children(
     grant: &Grant,
     unasked: &mut UnaskedBytes,
     children: &mut Vec<GrantReply>,
-    dependencies: &mut Dependencies,
+    dependencies: &mut GrantDependencies,
 ) -> Result<(), StoreError> {
     if let Some(session) = state.sessions.ordinary(id)
         && !may_search(&state.store, session, (directory.inode, &directory.state.attributes))?
@@ -252,7 +252,7 @@ fn add_siblings(
     grant: &Grant,
     unasked: &mut UnaskedBytes,
     files: &mut Vec<GrantReply>,
-    dependencies: &mut Dependencies,
+    dependencies: &mut GrantDependencies,
 ) -> Result<(), StoreError> {
     let Some(directory) = home_of(file.inode, &file.state.attributes).as_file() else { return Ok(()) };
     if check_directory(state.tree(), id, directory, Access::READ).is_err()

@@ -4,9 +4,9 @@
 //! and may access: to read for a read lock, to write for a write lock, and either for the rest.
 //!
 //! A restart of SharedFS forgets the table. The record locks of processes it finds again: it has noted them where no
-//! session can write ([`crate::sessions::noted_locks`]), so no claim takes a lock from a process that has it. Mounts have all
-//! other locks. They are root's, so SharedFS believes them when they first of all ask for these locks again. Until
-//! every mount that had such locks has done so, SharedFS grants no lock that a mount may have held.
+//! session can write ([`crate::sessions::noted_locks`]), so no claim takes a lock from a process that has it. Mounts
+//! have all other locks. They are root's, so SharedFS believes them when they first of all ask for these locks again.
+//! Until every mount that had such locks has done so, SharedFS grants no lock that a mount may have held.
 //!
 //! SharedFS may delegate a file's record locks to a process. If another session asks about that file, SharedFS takes
 //! the locks back into the table, from the process's control page.
@@ -378,9 +378,8 @@ impl Locking {
 
     /// Handles a lock that a session has had before a restart and asks for again.
     ///
-    /// A process's record locks move out of the mount's way.
-    /// The mount asks for them again in the process's name. They may have moved to the mount just before the restart, and
-    /// still stand in the process's control page.
+    /// A process's record locks move out of the mount's way. The mount asks for them again in the process's name. They
+    /// may have moved to the mount just before the restart, and still stand in the process's control page.
     pub fn handle_reclaim(&mut self, checked: &CheckedLock, sessions: &SessionTable, now: Duration) {
         let CheckedLock { request, is_repeated, .. } = checked;
         if !is_repeated {

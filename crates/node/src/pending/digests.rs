@@ -67,7 +67,7 @@ impl DigestTask {
 pub enum SyncTask {
     /// All that all sessions have done.
     All(ApplyLogs),
-    /// What other sessions have done to an inode, with the names that lead to it.
+    /// All that other sessions have done to an inode, with the names that lead to it.
     Inode {
         /// The inode.
         inode: InodeId,

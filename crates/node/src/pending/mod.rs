@@ -1,7 +1,7 @@
 //! Requests that can't be answered at once.
 //!
-//! Each is a row of a table, under a ticket. The shell advances a row when it begins, when an effect or its time says so,
-//! and as long as the row can go on. A row never waits in here.
+//! Each is a row of a table, under a ticket. The shell advances a row when it begins, when an effect or its time says
+//! so, and as long as the row can go on. A row never waits in here.
 
 mod digests;
 mod ends;

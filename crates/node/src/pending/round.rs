@@ -22,7 +22,7 @@ const CHECK_INTERVAL_IDLE: Duration = Duration::from_millis(250);
 /// How often orphans are checked.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// What the digest knows from its earlier rounds.
+/// The times that the digest remembers from its earlier rounds.
 #[derive(Clone, Copy, Debug)]
 pub struct DigestPace {
     /// When orphans were last checked, since boot.
@@ -189,7 +189,7 @@ impl DigestRound {
     }
 }
 
-/// What the shell does after a part of a round.
+/// The act of the shell after a part of a round.
 #[derive(Clone, Copy, Debug)]
 pub enum RoundStep {
     /// Remove the ended sessions, and advance the round again.

@@ -6,7 +6,7 @@ use ashlar_wire::{Credit, CreditKind, QuotaRequest, Reply};
 use crate::leases::decisions::decide_some;
 use crate::node_core::NodeCore;
 use crate::pending::progress::{Progress, done, ok};
-use crate::pending::steps::{ApplyLogs, CommitAll, Reclaim, SweepOrphans};
+use crate::pending::steps::{ApplyLogs, CommitAll, ReclaimSpace, SweepOrphans};
 use crate::sessions::session::ServedSession;
 use crate::sessions::session_table::SessionTable;
 use crate::space::credit::{ATTEMPTS, holdable, take_blocks_if_of_use, try_grant};
@@ -16,9 +16,9 @@ use crate::space::quota_recall::{set_limits, take_back_balances};
 
 /// A session asks for credit.
 ///
-/// If there is too little space, the node takes back the unused credit of other sessions. It also digests everything, so
-/// that each record counts with the space that it really took. In the end it takes back what sessions do not show. Only
-/// then it refuses.
+/// If there is too little space, the node takes back the unused credit of other sessions. It also digests everything,
+/// so that each record counts with the space that it really took. In the end it takes back what sessions do not show.
+/// Only then it refuses.
 #[derive(Debug)]
 pub struct CreditTask {
     want: Credit,
@@ -35,7 +35,7 @@ enum CreditStage {
     DecideOwn,
     /// Grants no more than what is wanted.
     TryExact,
-    Reclaim(Reclaim),
+    Reclaim(ReclaimSpace),
     DecideAll,
     TakeBlocks,
 }
@@ -63,7 +63,7 @@ impl CreditTask {
                     {
                         return Progress::Done(Ok(granted));
                     } else {
-                        self.stage = CreditStage::Reclaim(Reclaim::default());
+                        self.stage = CreditStage::Reclaim(ReclaimSpace::default());
                     }
                 }
                 CreditStage::ApplyOwn(apply) => {
@@ -84,7 +84,7 @@ impl CreditTask {
                     {
                         return Progress::Done(Ok(granted));
                     }
-                    self.stage = CreditStage::Reclaim(Reclaim::default());
+                    self.stage = CreditStage::Reclaim(ReclaimSpace::default());
                 }
                 CreditStage::Reclaim(reclaim) => {
                     if self.attempt == ATTEMPTS {

@@ -198,7 +198,7 @@ impl SweepOrphans {
 
 /// Makes free the space that sessions hold unused or have deleted.
 #[derive(Debug, Default)]
-pub enum Reclaim {
+pub enum ReclaimSpace {
     /// Nothing is done yet.
     #[default]
     Begin,
@@ -206,11 +206,11 @@ pub enum Reclaim {
     Sessions(Vec<SessionId>, ApplyLogs),
     /// Orphans are freed.
     Sweep(SweepOrphans),
-    /// What was freed is committed.
+    /// The freed space is committed.
     Commit(CommitAll),
 }
 
-impl Reclaim {
+impl ReclaimSpace {
     /// Goes on with it. The result is that of a commit.
     pub fn advance(&mut self, node: &mut NodeCore) -> Progress<Result<(), Errno>> {
         loop {

@@ -17,7 +17,7 @@ use crate::pending::locks::LockTask;
 use crate::pending::progress::{Progress, done};
 use crate::pending::request::{GatedReply, NodeAnswer, NodeRequest, RequestTerms, RequestTicket};
 use crate::pending::space::{CreditTask, LimitsTask, QuotaTask};
-use crate::pending::steps::{ApplyLogs, CommitAll, DigestWait, Reclaim, SweepOrphans};
+use crate::pending::steps::{ApplyLogs, CommitAll, DigestWait, ReclaimSpace, SweepOrphans};
 use crate::records::logs::find_settled;
 use crate::sessions::mapping;
 use crate::space::{credit, quota};
@@ -57,7 +57,7 @@ impl PendingRequests {
             NodeRequest::EndSessions(ids) => (None, Ok(Task::End(EndSessions::new(ids)))),
             NodeRequest::SweepOrphans => (None, Ok(Task::Sweep(SweepOrphans::default()))),
             NodeRequest::Commit => (None, Ok(Task::Commit(CommitAll::default()))),
-            NodeRequest::Reclaim => (None, Ok(Task::Reclaim(Reclaim::default()))),
+            NodeRequest::Reclaim => (None, Ok(Task::Reclaim(ReclaimSpace::default()))),
             NodeRequest::TakeLeases(inodes) => (None, Ok(Task::TakeLeases(TakeFromAll::new(inodes)))),
         };
         let task = task.unwrap_or_else(|errno| Task::Answered(Some(Err(errno))));
@@ -142,7 +142,7 @@ enum Task {
     End(EndSessions),
     Sweep(SweepOrphans),
     Commit(CommitAll),
-    Reclaim(Reclaim),
+    Reclaim(ReclaimSpace),
     TakeLeases(TakeFromAll),
 }
 
@@ -179,7 +179,7 @@ impl PendingRow {
             Task::Map(map) => replied(done!(map.advance(node, id, terms.patience))),
             Task::Show(show) => ended(done!(show.advance(node, id))),
             Task::Open { inode, access, keeps_time, apply } => {
-                // The session's latest changes of the inode's rights count, and an inode that it has just made is there.
+                // The session's latest changes of the inode's rights count. An inode that it has just made is there.
                 done!(apply.advance(node));
                 Progress::Done(check_open(node, id, *inode, *access, *keeps_time))
             }

@@ -1,4 +1,4 @@
-//! What recovery knows of the logs that it applies.
+//! The bookkeeping of recovery: its phase, and the logs that wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -25,8 +25,8 @@ const USER_BLOCKS_MAX: u64 = (4 << 30) / BLOCK_BYTES;
 ///
 /// # Errors
 /// `EBADF` if the session has not opened the file; `ESTALE` if the file is gone; `EACCES` if the user may not read it;
-/// `EAGAIN` if the mapping is to follow writes and the session does not hold the write lease; `EINVAL`; `EIO`; [`LATER`] if
-/// the session has no table yet.
+/// `EAGAIN` if the mapping is to follow writes and the session does not hold the write lease; `EINVAL`; `EIO`;
+/// [`LATER`] if the session has no table yet.
 pub fn try_to_map(
     state: &mut NodeCore,
     id: SessionId,

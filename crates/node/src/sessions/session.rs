@@ -254,7 +254,8 @@ impl ServedSession {
 
     /// Takes up the memory of a session that this or an earlier SharedFS made.
     ///
-    /// The log is committed up to `committed`. `is_whole` says whether the lease table and its page are as new as the log.
+    /// The log is committed up to `committed`. `is_whole` says whether the lease table and its page are as new as the
+    /// log.
     ///
     /// # Errors
     /// As [`Self::new`].
