@@ -30,12 +30,12 @@ use ashlar_node::space::quota_recall::invalidate_quota_balances;
 use ashlar_node::{Node, NodeCore, NodeLimits};
 
 use crate::clock;
-use crate::digest::quarantine_session;
 use crate::grant_memory::make_grant_memory;
 use crate::mount_notifier::{Notifier, abort_dead_mount, notifier_of};
 use crate::process::{MachineProcesses, open_process};
 use crate::process_watcher::ProcessWatcher;
-use crate::retired;
+use crate::quarantine::quarantine_session;
+use crate::retired_files;
 use crate::session_files::{SessionError, SessionFiles, open_mapped_table, remove_owner, take_up_session};
 use crate::sessions;
 use crate::shared_state::SharedState;
@@ -69,7 +69,7 @@ pub fn recover(config: Config) -> Result<SharedState, DaemonError> {
     settle_sessions(&shared)?;
     // Not before the logs that depend on them are given up.
     left.damaged.into_iter().try_for_each(|id| quarantine_damaged(&shared.arena, id))?;
-    left.unfinished.into_iter().for_each(|id| retired::remove(&shared, id));
+    left.unfinished.into_iter().for_each(|id| retired_files::remove(&shared, id));
     Ok(shared)
 }
 

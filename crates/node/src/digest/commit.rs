@@ -5,6 +5,7 @@ use std::time::Duration;
 use ashlar_store::{CommitDone, CommitJob, Committed, Store, StoreError};
 use ashlar_types::{LogPosition, SessionId};
 
+use crate::digest::commit_state::CommitState;
 use crate::effects::NodeEffect;
 use crate::node_core::NodeCore;
 use crate::sessions::session::ServedSession;
@@ -40,17 +41,17 @@ pub fn is_due(session: &mut ServedSession, applied: LogPosition, now: Duration, 
 /// Returns whether it's time for a commit.
 pub fn is_commit_due(state: &NodeCore) -> bool {
     let is_old = || state.commits.oldest_uncommitted.is_none_or(|oldest| state.now.since_boot > oldest + COMMIT_AGE);
-    can_commit(state) && (is_old() || is_much_uncommitted(&state.store, state.sessions.values()))
+    can_commit(&state.store, &state.commits) && (is_old() || is_much_uncommitted(&state.store, state.sessions.values()))
 }
 
 /// Returns whether a commit is due, now that more of this session's log is applied.
 pub fn is_commit_due_after(state: &NodeCore, id: SessionId) -> bool {
-    can_commit(state) && is_much_uncommitted(&state.store, state.sessions.get(&id))
+    can_commit(&state.store, &state.commits) && is_much_uncommitted(&state.store, state.sessions.get(&id))
 }
 
 /// Returns whether there is anything to commit, and no commit is under way.
-pub fn can_commit(state: &NodeCore) -> bool {
-    state.store.is_dirty() && !state.commits.is_running
+pub fn can_commit(store: &Store, commits: &CommitState) -> bool {
+    store.is_dirty() && !commits.is_running
 }
 
 /// Returns whether much of these sessions' logs is applied and not committed.

@@ -8,9 +8,8 @@ use crate::access::rights::{may_change, may_read, may_search};
 use crate::access::tree_view::TreeView;
 use crate::leases::grant::report_store_error;
 use crate::leases::inode_state::directory_entry;
-use crate::leases::leasing::home_of;
+use crate::leases::leasing::{Leasing, home_of};
 use crate::leases::scan_detection;
-use crate::node_core::NodeCore;
 use crate::sessions::session_table::SessionTable;
 
 /// Returns whether a session asks only for extents under leases that it holds.
@@ -18,19 +17,24 @@ use crate::sessions::session_table::SessionTable;
 /// The session itself applies to the answer what it has logged and SharedFS has not applied yet. So it need not wait
 /// for that: otherwise a program that reads back what it wrote would wait for the digest of all that it has written
 /// since.
-pub fn is_extent_request(state: &mut NodeCore, id: SessionId, wants: &[LeaseRequest]) -> bool {
+pub fn is_extent_request(
+    (store, leasing): (&Store, &mut Leasing),
+    sessions: &SessionTable,
+    now_us: u64,
+    id: SessionId,
+    wants: &[LeaseRequest],
+) -> bool {
     // A session that knows nothing of an inode wants its extended attributes, too.
     let is_of_bytes = |want: &LeaseRequest| {
         let Need { contents, entries, xattrs, .. } = want.need;
         contents && !entries && !xattrs && want.lease.scope == LeaseScope::Node
     };
-    state.live(id).is_some()
+    let mut is_covered =
+        |want: &LeaseRequest| leasing.find_covering(store, now_us, id, want.lease.inode, want.lease.mode).is_some();
+    sessions.live(id).is_some()
         && wants.iter().all(is_of_bytes)
-        && check_exists(&state.store, wants).is_ok()
-        && wants.iter().all(|want| {
-            let NodeCore { leasing, store, now, .. } = &mut *state;
-            leasing.find_covering(store, now.since_boot_us(), id, want.lease.inode, want.lease.mode).is_some()
-        })
+        && check_exists(store, wants).is_ok()
+        && wants.iter().all(&mut is_covered)
 }
 
 /// Fails unless a session reaches a directory and has an access to it.

@@ -1,7 +1,7 @@
 //! Requests for leases and for the state that comes with them.
 
 use ashlar_lease::RequestId;
-use ashlar_store::StoreError;
+use ashlar_store::{Store, StoreError};
 use ashlar_types::{Access, Errno, FileKind, InodeId, LeaseMode, Name, SessionId};
 use ashlar_update::Entry;
 use ashlar_wire::{DirectoryEntry, LeaseRequest, Need, Reply, ReserveReason};
@@ -221,7 +221,8 @@ impl AcquireTask {
             match &mut self.stage {
                 AcquireStage::Begin(wants) => {
                     let wants = std::mem::take(wants);
-                    self.stage = if is_extent_request(node, id, &wants) {
+                    let NodeCore { store, leasing, sessions, now, .. } = &mut *node;
+                    self.stage = if is_extent_request((store, leasing), sessions, now.since_boot_us(), id, &wants) {
                         AcquireStage::Grant(GrantRequest::new(wants))
                     } else {
                         AcquireStage::Apply(wants, ApplyOwn::new(id))
@@ -340,7 +341,7 @@ impl LookupTask {
                     let wants = self.wants(node, id, found.as_ref());
                     if wants.is_empty() {
                         let answer = GrantAnswer::without_grants(node.store.applied(id));
-                        return Progress::Done(self.answer(node, found, answer));
+                        return Progress::Done(self.answer(&node.store, found, answer));
                     }
                     self.stage = LookupStage::Entry(found, GrantRequest::new(wants));
                 }
@@ -351,7 +352,7 @@ impl LookupTask {
                     // For the grant, SharedFS may have applied another session's log, and that may have changed the
                     // entry.
                     if ok!(now.map_err(|error| report_store_error(&error))) == found {
-                        return Progress::Done(self.answer(node, found, answer));
+                        return Progress::Done(self.answer(&node.store, found, answer));
                     }
                     self.before.keep_conditions(answer);
                     self.stage = LookupStage::Find;
@@ -385,9 +386,9 @@ impl LookupTask {
         wants
     }
 
-    fn answer(&mut self, node: &NodeCore, found: Option<Entry>, answer: GrantAnswer) -> Result<GatedReply, Errno> {
+    fn answer(&mut self, store: &Store, found: Option<Entry>, answer: GrantAnswer) -> Result<GatedReply, Errno> {
         let entry = found.map(|entry| DirectoryEntry {
-            cookie: node.store.name_cookie(&self.target.name),
+            cookie: store.name_cookie(&self.target.name),
             name: self.target.name.clone(),
             inode: entry.inode,
             kind: entry.kind,

@@ -63,7 +63,8 @@ pub fn recover_logs(state: &mut NodeCore) -> Result<(), RecoveryFailure> {
     // state between the two.
     let validated: Vec<_> = bounds.iter().map(|&(id, end)| (id, validated_end(&mut state.sessions, id, end))).collect();
     apply_in_order(state, &validated)?;
-    restore_leases(state);
+    let NodeCore { store, leasing, sessions, .. } = &mut *state;
+    leasing.restore(store, sessions.all_live().filter(|session| session.is_whole));
     apply_in_order(state, &bounds)?;
     while make_room(state)? {
         apply_in_order(state, &bounds)?;
@@ -206,9 +207,4 @@ fn cut_unmet(state: &mut NodeCore, bounds: &[(SessionId, LogPosition)]) -> Resul
         state.recovery.phase = RecoveryPhase::Recovering;
     }
     Ok(())
-}
-
-fn restore_leases(state: &mut NodeCore) {
-    let NodeCore { store, leasing, sessions, .. } = state;
-    leasing.restore(store, sessions.values().filter(|s| s.fenced.is_none() && s.is_whole));
 }
