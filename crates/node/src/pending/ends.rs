@@ -3,9 +3,11 @@
 use ashlar_types::{LogPosition, SessionId};
 
 use crate::effects::NodeEffect;
-use crate::node::Node;
+use crate::leases::decisions::decide_some;
+use crate::node_core::NodeCore;
 use crate::pending::progress::Progress;
-use crate::records::apply::Slice;
+use crate::records::apply::{Slice, apply_log};
+use crate::sessions::ending::{begin_session_end, end_holdings};
 
 /// Applies all that sessions have logged, and takes all that they held.
 #[derive(Debug)]
@@ -23,24 +25,24 @@ impl EndSessions {
     }
 
     /// Goes on with the next batch.
-    pub fn advance(&mut self, node: &mut Node) -> Progress<()> {
+    pub fn advance(&mut self, node: &mut NodeCore) -> Progress<()> {
         loop {
             if let Some((id, sealed)) = self.current {
-                if !node.apply(id, sealed, Slice::Batch) {
+                if !apply_log(node, id, sealed, Slice::Batch) {
                     return Progress::More;
                 }
                 self.current = None;
                 node.sessions.entry(id).and_modify(|session| session.enders -= 1);
-                node.end_holdings(id);
+                end_holdings(node, id);
             }
             let Some(id) = self.left.pop() else { break };
             if !node.sessions.contains_key(&id) {
                 continue;
             }
             // A fenced session holds nothing any more.
-            self.current = node.begin_session_end(id).map(|sealed| (id, sealed));
+            self.current = begin_session_end(node, id).map(|sealed| (id, sealed));
         }
-        if !node.decide_some() {
+        if !decide_some(node) {
             return Progress::More;
         }
         node.effects.push(NodeEffect::WakeLocks);
