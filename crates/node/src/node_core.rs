@@ -125,7 +125,7 @@ impl NodeCore {
             not_before: now.since_boot,
             ending: false,
             failure: None,
-            recovery: RecoveryState::new(),
+            recovery: RecoveryState::default(),
             sealed: VecDeque::new(),
             scratch: Vec::new(),
             joined: Vec::new(),

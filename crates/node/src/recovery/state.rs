@@ -39,12 +39,14 @@ pub struct RecoveryState {
     pub lost: BTreeSet<SessionId>,
 }
 
-impl RecoveryState {
+impl Default for RecoveryState {
     /// Returns the state of a node that has no logs to recover.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self { phase: RecoveryPhase::Running, unmet: BTreeMap::new(), lost: BTreeSet::new() }
     }
+}
 
+impl RecoveryState {
     /// Returns whether all logs from before the start are applied.
     pub fn is_over(&self) -> bool {
         self.phase == RecoveryPhase::Running
