@@ -4,8 +4,8 @@
 //! bytes that decode to an equal message. No decoding takes more memory than its message's length allows.
 #![no_main]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+mod counting_allocator;
+
 use std::fmt::Debug;
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -13,47 +13,10 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use ashlar_wire::{Connection, ReceiveLimits, Reply, Request, WireError};
+use counting_allocator::most_taken;
 use libfuzzer_sys::fuzz_target;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-
-thread_local! {
-    /// Bytes that this thread has allocated and not freed, and the most of them so far.
-    static ALLOCATED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
-}
-
-/// The system's allocator, with a count for each thread.
-struct CountingAllocator;
-
-fn record_change(more: usize, less: usize) {
-    let (now, most) = ALLOCATED.get();
-    let now = (now + more).saturating_sub(less);
-    ALLOCATED.set((now, most.max(now)));
-}
-
-// SAFETY: the system's allocator does all the work, and counting allocates nothing.
-unsafe impl GlobalAlloc for CountingAllocator {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        record_change(layout.size(), 0);
-        // SAFETY: the caller's promises are those of this call.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        record_change(0, layout.size());
-        // SAFETY: the caller's promises are those of this call.
-        unsafe { System.dealloc(place, layout) }
-    }
-
-    unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        record_change(size, layout.size());
-        // SAFETY: the caller's promises are those of this call.
-        unsafe { System.realloc(place, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Bytes of memory that a byte of a message may take, and what any message may take.
 ///
@@ -81,11 +44,7 @@ fn receive<M>(
     receive: impl FnOnce(&mut Connection) -> Result<(M, Vec<OwnedFd>), WireError>,
 ) -> Option<M> {
     let mut connection = connection_with(bytes.len() as u32, bytes);
-    let (before, _) = ALLOCATED.get();
-    ALLOCATED.set((before, before));
-    let received = receive(&mut connection);
-    let (_, most) = ALLOCATED.get();
-    let taken = most - before;
+    let (received, taken) = most_taken(|| receive(&mut connection));
     assert!(taken <= MEMORY_ANY + memory_per_byte * bytes.len(), "{} bytes took {taken} of memory", bytes.len());
     match received {
         Ok((message, descriptors)) => {

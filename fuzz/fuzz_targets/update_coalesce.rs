@@ -20,7 +20,7 @@ fuzz_target!(|data: &[u8]| {
     for scope in [CoalesceScope::All, CoalesceScope::Content] {
         let coalesced = coalesce(&batch, scope);
         assert_eq!(coalesced.actions.len(), batch.len());
-        assert_eq!(coalesced.updates(&batch).count() as u64 + coalesced.dropped, batch.len() as u64);
+        assert_eq!(coalesced.left(&batch).flatten().count() as u64 + coalesced.dropped, batch.len() as u64);
         assert!(coalesced.saved_bytes <= whole);
     }
 });
