@@ -25,7 +25,7 @@ LAYERS = {
     "libfs": ["types", "pmem", "log", "update", "wire"],
     "helper": ["types", "pmem", "wire"],
     "node": ["types", "pmem", "log", "journal", "update", "wire", "lease", "store"],
-    # Nothing uses it.
+    # Tests alone use it.
     "sim": ["types", "pmem", "log", "update", "wire", "store", "node"],
     "daemon": ["types", "pmem", "log", "update", "wire", "store", "helper", "node"],
     "fuse": ["types", "update", "wire", "libfs", "helper"],

@@ -1,6 +1,7 @@
 //! All that can be read from a tree, from the store or from the model.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use ashlar_store::{Store, StoreError, Xattrs};
 use ashlar_types::{Contents, Inode, InodeId};
@@ -9,7 +10,10 @@ use ashlar_update::model::ModelTree;
 /// The most bytes of a file that are compared.
 const CONTENT_BYTES_MAX: u64 = 1 << 20;
 
-/// All that is known of an inode.
+/// All that is known of an inode, with the numbers of a file's blocks.
+///
+/// Whether a block that reads as zeros was written or only reserved does not count, as coalescing may turn one into the
+/// other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PicturedInode {
     id: InodeId,
@@ -21,7 +25,7 @@ struct PicturedInode {
 
 /// All inodes that can be reached from the root, by path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PicturedTree(BTreeMap<Vec<u8>, PicturedInode>);
+pub struct PicturedTree(BTreeMap<Vec<u8>, Rc<PicturedInode>>);
 
 fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     [path, b"/", name].concat()
@@ -53,28 +57,45 @@ impl PicturedTree {
             };
             let mut content = vec![0; content_bytes(&inode)];
             store.read(id, 0, &mut content)?;
-            tree.0.insert(path, PicturedInode { id, inode, xattrs: store.xattrs(id)?, blocks, content });
+            let pictured = PicturedInode { id, inode, xattrs: store.xattrs(id)?, blocks, content };
+            tree.0.insert(path, Rc::new(pictured));
         }
         Ok(tree)
     }
 
     /// Reads the model's tree.
+    ///
+    /// Inodes that have not changed since `before` come from there: every update leaves a time of its own.
     #[must_use]
-    pub fn of_model(model: &ModelTree) -> Self {
+    pub fn of_model(model: &ModelTree, before: &Self) -> Self {
         let inodes: BTreeMap<InodeId, &Inode> = model.inodes().collect();
+        let known: BTreeMap<InodeId, &Rc<PicturedInode>> = before.0.values().map(|known| (known.id, known)).collect();
         let mut tree = Self::default();
         let mut ahead = vec![(Vec::new(), InodeId::ROOT)];
         while let Some((path, id)) = ahead.pop() {
-            let Some(inode) = inodes.get(&id).map(|inode| (*inode).clone()) else { continue };
+            let inode = inodes[&id].clone();
             for (name, entry) in model.entries(id) {
                 ahead.push((join(&path, name), entry.inode));
             }
-            let mut content = vec![0; content_bytes(&inode)];
-            model.read(id, 0, &mut content);
-            let blocks = model.blocks(id).into_iter().map(|(block, _)| block).collect();
-            tree.0.insert(path, PicturedInode { id, inode, xattrs: model.xattrs(id), blocks, content });
+            let pictured = match known.get(&id).filter(|known| known.inode == inode) {
+                Some(known) => Rc::clone(known),
+                None => {
+                    let mut content = vec![0; content_bytes(&inode)];
+                    model.read(id, 0, &mut content);
+                    let blocks = model.blocks(id).into_iter().map(|(block, _)| block).collect();
+                    Rc::new(PicturedInode { id, inode, xattrs: model.xattrs(id), blocks, content })
+                }
+            };
+            tree.0.insert(path, pictured);
         }
         tree
+    }
+
+    /// Returns how many paths differ.
+    #[must_use]
+    pub fn distance(&self, other: &Self) -> usize {
+        let paths = self.0.keys().chain(other.0.keys().filter(|path| !self.0.contains_key(*path)));
+        paths.filter(|path| self.0.get(*path) != other.0.get(*path)).count()
     }
 
     /// Describes the first difference of this tree from the one that is expected.

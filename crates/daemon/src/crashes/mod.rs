@@ -4,7 +4,7 @@
 //! the real store with LMDB, in one thread and from one seed. A twin (`mirror`) follows every store, flush, fence and
 //! sync of the arena's mapped files. Crashes are tried at every persist point, and at both ends of each of LMDB's
 //! transactions. Each try makes files that the crash may leave (`image`) and runs the real recovery on them. The result
-//! is compared with what the session did (`reference`):
+//! is compared with what the session did (`ashlar_sim::tree_picture`):
 //! * It must be a prefix of the updates, byte for byte, with all that was durable by then.
 //! * The check must be clean, checksums and allocation included.
 //! * No session is fenced. A log is cut only after a loss of power on a disk, which may lose the grant of a record.
@@ -31,7 +31,6 @@
 
 mod image;
 mod mirror;
-mod reference;
 mod script;
 
 use std::cell::RefCell;
@@ -41,13 +40,13 @@ use std::rc::Rc;
 
 use ashlar_pmem::witness::{Deed, pretend, watch};
 use ashlar_pmem::{Arena, ArenaOptions, MediumKind, SegmentInfo};
+use ashlar_sim::tree_picture::PicturedTree;
 use ashlar_store::Store;
 use ashlar_tests::random::Random;
 
 use crate::recovery;
 use image::Image;
 use mirror::{Crash, Mirror};
-use reference::TreePicture;
 use script::{Live, Story};
 
 /// Blocks of the only segment: few, so that they are soon reused.
@@ -134,7 +133,7 @@ struct Crashes {
 
 /// The result of the recovery of an image.
 struct Recovered {
-    tree: TreePicture,
+    tree: PicturedTree,
     /// Images that cuts of the recovery left.
     cuts: Vec<Image>,
 }
@@ -184,7 +183,7 @@ fn recover(
     if !report.is_clean() {
         return Err(format!("the check is not clean: {:?}", report.problems));
     }
-    let tree = TreePicture::of_store(&state.store).map_err(|error| format!("the tree can't be read: {error}"))?;
+    let tree = PicturedTree::of_store(&state.store).map_err(|error| format!("the tree can't be read: {error}"))?;
     let cuts = cuts.take();
     Ok(Recovered { tree, cuts })
 }
@@ -257,7 +256,7 @@ impl Crashes {
     }
 
     /// Returns how many updates have survived: a prefix that holds all that had to.
-    fn survived(&self, tree: &TreePicture, crash: Crash) -> Result<usize, String> {
+    fn survived(&self, tree: &PicturedTree, crash: Crash) -> Result<usize, String> {
         let story = self.story.borrow();
         let least = if crash == Crash::Power { story.durable } else { story.returned };
         let found = (least..story.trees.len()).find(|&count| story.trees[count] == *tree);

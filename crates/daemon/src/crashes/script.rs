@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use ashlar_log::{AppendError, Log};
 use ashlar_pmem::{Mapping, MappingAccess, MediumKind, Persistent, SessionFile};
+use ashlar_sim::tree_picture::PicturedTree;
 use ashlar_tests::random::Random;
 use ashlar_types::{FileKind, InodeId, LogPosition, SessionId, Timestamp};
 use ashlar_update::model::ModelTree;
@@ -18,7 +19,6 @@ use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update, Whiteout}
 use ashlar_wire::{Credit, CreditKind, LeaseRequest, Need, Reply, SessionKind};
 
 use super::mirror::Mirror;
-use super::reference::TreePicture;
 use crate::clock::boot_time;
 use crate::process::find_process;
 use crate::serve::ask_node;
@@ -49,7 +49,7 @@ pub struct Story {
     /// The tree after each update, and before the first.
     ///
     /// The last update may be under way.
-    pub trees: Vec<TreePicture>,
+    pub trees: Vec<PicturedTree>,
     /// How many updates' calls have returned.
     pub returned: usize,
     /// How many of them the loss of power must not take.
@@ -96,7 +96,7 @@ pub fn config(arena: &Path) -> Config {
 impl Story {
     /// Begins with the tree that was recovered after these updates.
     pub fn after(records: &[(u8, Vec<u8>)]) -> Self {
-        Self { trees: vec![TreePicture::of_model(&replayed(records), &TreePicture::default())], ..Self::default() }
+        Self { trees: vec![PicturedTree::of_model(&replayed(records), &PicturedTree::default())], ..Self::default() }
     }
 }
 
@@ -202,7 +202,7 @@ impl Live {
         if state.counters.sessions_fenced > 0 {
             return Some("the session is fenced".into());
         }
-        let tree = match TreePicture::of_store(&state.store) {
+        let tree = match PicturedTree::of_store(&state.store) {
             Ok(tree) => tree,
             Err(error) => return Some(error.to_string()),
         };
@@ -355,7 +355,7 @@ impl Live {
         }
         {
             let mut story = self.story.borrow_mut();
-            let tree = TreePicture::of_model(&self.model, story.trees.last().expect("the first"));
+            let tree = PicturedTree::of_model(&self.model, story.trees.last().expect("the first"));
             story.trees.push(tree);
         }
         self.append(update, blocks);

@@ -52,7 +52,7 @@ impl Simulation {
         let Some(node) = &self.machine.node else { return };
         self.counts.trees += 1;
         let expected = match self.history.tree_of(applied) {
-            Ok(tree) => PicturedTree::of_model(&tree.model),
+            Ok(tree) => PicturedTree::of_model(&tree.model, &PicturedTree::default()),
             Err(wrong) => return self.break_check("dependencies", wrong),
         };
         match PicturedTree::of_store(&node.store) {
