@@ -166,12 +166,6 @@ impl SimClient {
         })
     }
 
-    /// Returns whether a lease that it was granted was one to read only.
-    #[must_use]
-    pub fn holds_to_read_only(&self, inode: InodeId) -> bool {
-        self.holds(inode, false) && !self.holds(inode, true)
-    }
-
     /// Notes updates of other sessions on which later updates may depend.
     pub fn note_dependencies(&mut self, dependencies: &[(SessionId, LogPosition)]) {
         for &(session, position) in dependencies {

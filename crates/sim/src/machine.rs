@@ -412,13 +412,8 @@ impl Machine {
             0 => 0,
             1 => contents - 1,
             2 => random.below(contents as u64) as usize,
-            _ => {
-                if random.one_in(4) {
-                    0
-                } else {
-                    contents - 1
-                }
-            }
+            _ if random.one_in(4) => 0,
+            _ => contents - 1,
         };
         let left = self.stale_arena.take().unwrap_or_else(|| Arc::clone(&self.arena));
         self.arena = Arc::new(left.after_crash(&mut choose));
