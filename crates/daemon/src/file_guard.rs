@@ -12,7 +12,6 @@
 //!
 //! Non-goals: files that a process makes shorter ([`ServedSession::is_truncated`]).
 
-use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
@@ -26,17 +25,7 @@ use ashlar_wire::CONTROL_BYTES;
 use parking_lot::{Condvar, Mutex};
 
 use crate::session_files::mapping_of;
-use crate::shared_state::SharedState;
-use ashlar_node::records::validate::Violation;
 use ashlar_node::sessions::session::ServedSession;
-
-/// How often lengths are checked, and how often while some process makes files longer.
-const CHECK_INTERVAL: Duration = Duration::from_millis(250);
-const CHECK_INTERVAL_GROWING: Duration = Duration::from_millis(10);
-/// The most sessions of an ordinary user whose files its processes have, those that have ended among them.
-///
-/// A process may keep a log after its session's end. A program that ends lets go of its files a moment after that.
-const GUARDED_OF_USER_MAX: usize = 64;
 
 /// The files of all sessions that any process may have.
 #[derive(Default)]
@@ -52,10 +41,11 @@ struct GuardedSessions {
 }
 
 /// The files of a session that its process can write.
-struct GuardedFiles {
-    session: SessionId,
+pub struct GuardedFiles {
+    /// The session.
+    pub session: SessionId,
     /// The session's secret: its number may be another's later.
-    token: u64,
+    pub token: u64,
     user: u32,
     /// Log and control page, with their lengths.
     files: [(File, u64); 2],
@@ -94,7 +84,7 @@ impl FileGuard {
     }
 
     /// Waits until the next check is due; returns the files to check, or `None` at the end.
-    fn wait(&self, pause: Duration) -> Option<Vec<Arc<GuardedFiles>>> {
+    pub fn wait(&self, pause: Duration) -> Option<Vec<Arc<GuardedFiles>>> {
         let mut sessions = self.sessions.lock();
         while sessions.files.is_empty() && !sessions.is_ending {
             self.changed.wait(&mut sessions);
@@ -106,19 +96,19 @@ impl FileGuard {
     }
 
     /// Returns the files of a user's sessions.
-    fn files_of(&self, user: u32) -> Vec<Arc<GuardedFiles>> {
+    pub fn files_of(&self, user: u32) -> Vec<Arc<GuardedFiles>> {
         self.sessions.lock().files.iter().filter(|files| files.user == user).cloned().collect()
     }
 
     /// Forgets files that no process has any more.
-    fn forget(&self, free: &[Arc<GuardedFiles>]) {
+    pub fn forget(&self, free: &[Arc<GuardedFiles>]) {
         self.sessions.lock().files.retain(|files| !free.iter().any(|other| Arc::ptr_eq(files, other)));
     }
 }
 
 impl GuardedFiles {
     /// Cuts files that are too long; returns whether there was any.
-    fn cut(&self) -> bool {
+    pub fn cut(&self) -> bool {
         let mut has_grown = false;
         for (file, bytes) in &self.files {
             if !file.metadata().is_ok_and(|metadata| metadata.len() > *bytes) {
@@ -133,52 +123,7 @@ impl GuardedFiles {
     }
 
     /// Returns whether no process but SharedFS has the files.
-    fn is_free(&self) -> bool {
+    pub fn is_free(&self) -> bool {
         self.files.iter().all(|(file, _)| is_only_user(file.as_fd()).unwrap_or(true))
-    }
-}
-
-/// Returns whether a user's processes have the files of too many sessions.
-pub fn is_user_over(shared: &SharedState, user: u32) -> bool {
-    let guard = &shared.file_guard;
-    if user == 0 || guard.files_of(user).len() < GUARDED_OF_USER_MAX {
-        return false;
-    }
-    forget_free(shared, &guard.files_of(user));
-    guard.files_of(user).len() >= GUARDED_OF_USER_MAX
-}
-
-/// Runs the thread that checks the lengths.
-pub fn guard_thread(shared: &SharedState) {
-    let mut pause = CHECK_INTERVAL;
-    while let Some(files) = shared.file_guard.wait(pause) {
-        let grown: Vec<_> = files.iter().filter(|files| files.cut()).collect();
-        pause = if grown.is_empty() { CHECK_INTERVAL } else { CHECK_INTERVAL_GROWING };
-        fence_owners(shared, &grown);
-        forget_free(shared, &files);
-    }
-}
-
-/// Fences the sessions that have made files longer, those that have not ended yet.
-fn fence_owners(shared: &SharedState, grown: &[&Arc<GuardedFiles>]) {
-    if grown.is_empty() {
-        return;
-    }
-    let mut state = shared.lock();
-    for files in grown {
-        if state.sessions.get(&files.session).is_some_and(|session| session.token == files.token) {
-            state.fence(files.session, &Violation::Lengthened);
-        }
-    }
-    state.decide_all();
-}
-
-/// Forgets the files of ended sessions that no process has any more.
-fn forget_free(shared: &SharedState, files: &[Arc<GuardedFiles>]) {
-    let living: HashSet<_> = shared.lock().sessions.values().map(|session| (session.id, session.token)).collect();
-    let is_free = |files: &Arc<GuardedFiles>| !living.contains(&(files.session, files.token)) && files.is_free();
-    let free: Vec<_> = files.iter().filter(|files| is_free(files)).cloned().collect();
-    if !free.is_empty() {
-        shared.file_guard.forget(&free);
     }
 }

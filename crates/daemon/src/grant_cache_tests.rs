@@ -81,15 +81,15 @@ fn commit_retry_persists_only_frozen_batch() {
     let mut state = shared.lock();
     assert!(!is_posted_as_persistent(&state));
     // A thread that waits now for all that is applied waits for this commit.
-    let target = state.commits_begun + 1;
+    let target = state.commits.begun + 1;
     let job = begin_commit(&mut state).expect("the frozen batch");
     finish_commit(&mut state, job.run()).expect("committed");
     assert!(state.store.committed(writer) < state.store.applied(writer));
     assert!(!is_posted_as_persistent(&state), "it's in the next batch");
-    assert!(state.commits_ended < target);
+    assert!(state.commits.ended < target);
     commit(&mut state).expect("committed");
     assert_eq!(state.store.committed(writer), state.store.applied(writer));
-    assert!(is_posted_as_persistent(&state) && state.commits_ended == target);
+    assert!(is_posted_as_persistent(&state) && state.commits.ended == target);
 }
 
 #[test]

@@ -31,21 +31,27 @@ mod file_guard;
 mod grant_cache_tests;
 mod grant_memory;
 mod huge_pages;
+mod length_check;
 mod log_check;
 mod materialise;
 mod mount_notifier;
+mod node_requests;
 mod panics;
 mod placeholder;
+mod pool_filling;
 mod process;
 mod process_watcher;
+mod quarantine;
 mod recovery;
 mod request_slots;
 mod retired;
+mod retired_files;
 mod serve;
 mod session_files;
 mod session_pool;
 mod sessions;
 mod shared_state;
+mod slot_service;
 mod status;
 mod supervisor;
 #[cfg(test)]
@@ -104,9 +110,9 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let ender = Arc::clone(&shared);
     threads.push(std::thread::spawn(move || sessions::end_thread(&ender, &dead)));
     let filler = Arc::clone(&shared);
-    threads.push(std::thread::spawn(move || session_pool::fill_thread(&filler)));
+    threads.push(std::thread::spawn(move || pool_filling::fill_thread(&filler)));
     let guard = Arc::clone(&shared);
-    threads.push(std::thread::spawn(move || file_guard::guard_thread(&guard)));
+    threads.push(std::thread::spawn(move || length_check::check_lengths_thread(&guard)));
     threads.push(std::thread::spawn(move || {
         for _ in signals.forever() {
             tracing::info!("a signal asks for the end");

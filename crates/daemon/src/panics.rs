@@ -43,7 +43,7 @@ mod tests {
         let shared = recover(place.path());
         let (one, two) = (add_session(&shared, std::process::id()), add_session(&shared, std::process::id()));
         assert_eq!(contain(|| panic!("planted")), Err::<(), _>(Panicked));
-        crate::serve::fence_after_panic(&shared, Some(one));
+        crate::node_requests::fence_after_panic(&shared, Some(one));
         let state = shared.lock();
         assert!(state.live(one).is_none() && state.live(two).is_some());
     }

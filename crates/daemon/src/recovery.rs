@@ -26,15 +26,16 @@ use ashlar_node::leases::kernel_notifier::KernelNotifier;
 use ashlar_node::pending::NodeRequest;
 use ashlar_node::recovery::{RecoveryFailure, recover_logs as recover_logs_of};
 use ashlar_node::sessions::session::ServedSession;
-use ashlar_node::{Node, NodeLimits};
+use ashlar_node::space::quota_recall::invalidate_quota_balances;
+use ashlar_node::{Node, NodeCore, NodeLimits};
 
 use crate::clock;
-use crate::digest::quarantine_session;
 use crate::grant_memory::make_grant_memory;
 use crate::mount_notifier::{Notifier, abort_dead_mount, notifier_of};
 use crate::process::{MachineProcesses, open_process};
 use crate::process_watcher::ProcessWatcher;
-use crate::retired;
+use crate::quarantine::quarantine_session;
+use crate::retired_files;
 use crate::session_files::{SessionError, SessionFiles, open_mapped_table, remove_owner, take_up_session};
 use crate::sessions;
 use crate::shared_state::SharedState;
@@ -68,7 +69,7 @@ pub fn recover(config: Config) -> Result<SharedState, DaemonError> {
     settle_sessions(&shared)?;
     // Not before the logs that depend on them are given up.
     left.damaged.into_iter().try_for_each(|id| quarantine_damaged(&shared.arena, id))?;
-    left.unfinished.into_iter().for_each(|id| retired::remove(&shared, id));
+    left.unfinished.into_iter().for_each(|id| retired_files::remove(&shared, id));
     Ok(shared)
 }
 
@@ -210,7 +211,7 @@ fn take_up_sessions(
     }
     for id in files {
         if set_aside.contains(&id) {
-            state.lost.insert(id);
+            state.recovery.lost.insert(id);
             left.damaged.push(id);
             continue;
         }
@@ -232,12 +233,12 @@ fn take_up_sessions(
                 }
             }
             Err(SessionError::Unfinished) => {
-                state.lost.insert(id);
+                state.recovery.lost.insert(id);
                 left.unfinished.push(id);
             }
             Err(error) => {
                 tracing::error!(session = id.0, %error, "a session's files are damaged; they are kept as sessions/fenced-*");
-                state.lost.insert(id);
+                state.recovery.lost.insert(id);
                 left.damaged.push(id);
             }
         }
@@ -316,10 +317,10 @@ fn settle_sessions(shared: &SharedState) -> Result<(), DaemonError> {
             }
         }
     }
-    dead_mounts.retain(|device| !is_mount(&state, *device));
+    dead_mounts.retain(|device| !is_mount(&state.sessions, *device));
     dead_mounts.into_iter().for_each(|device| abort_dead_mount(device, &shared.config.arena));
     {
-        let Node { locking, sessions, .. } = &mut *state;
+        let NodeCore { locking, sessions, .. } = &mut **state;
         locking.take_up(&running, sessions);
     }
     state.note_handles_found();
@@ -330,7 +331,7 @@ fn settle_sessions(shared: &SharedState) -> Result<(), DaemonError> {
             .live(id)
             .is_some_and(|session| !session.is_ending && (has_limits || session.quota_version.has_limits()))
         {
-            state.invalidate_quota_balances(id, has_limits);
+            invalidate_quota_balances(&mut state, id, has_limits);
         }
         if let Some(session) = state.sessions.get_mut(&id) {
             session.is_quota_validated = true;

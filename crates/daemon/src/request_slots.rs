@@ -1,4 +1,4 @@
-//! Serves requests that sessions put into request slots in shared memory.
+//! Polls the request slots in shared memory, into which sessions put requests.
 //!
 //! A thread that has just served a session polls the request slots for a moment. Only one thread polls, for all
 //! sessions that asked lately: several polling threads would take each other's cores, and those of the programs. It is
@@ -9,16 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use ashlar_node::blame::{self, Blame};
-use ashlar_node::leases::grant::{ENDING, LATER, LONG, Patience};
-use ashlar_node::pending::RequestTerms;
 use ashlar_node::sessions::session::Control;
-use ashlar_types::{Errno, SessionId};
-use ashlar_wire::{Connection, Reply, Request};
+use ashlar_types::SessionId;
+use ashlar_wire::Connection;
 use parking_lot::Mutex;
 
-use crate::serve::{ask_node, fence_after_panic};
-use crate::shared_state::SharedState;
 use crate::user_shares::UserShare;
 
 /// How soon after an answer, and how often in a row, messages count as quick.
@@ -27,10 +22,6 @@ use crate::user_shares::UserShare;
 /// is woken between two requests.
 const SOON: Duration = Duration::from_micros(300);
 const SOON_COUNT: u32 = 8;
-/// The longest answer that is kept until the session of an ordinary user fetches it.
-///
-/// A longer one is sent by a message.
-const KEPT_BYTES_MAX: usize = 1 << 20;
 /// Sessions that are polled at once: those that asked last.
 const WATCHED_MAX: usize = 8;
 
@@ -102,8 +93,14 @@ impl RequestSlots {
     /// Watches a connection for a moment.
     ///
     /// It polls request slots if no other thread does. It polls the slots of sessions that asked lately; `own` is the
-    /// session of the connection.
-    pub fn watch_connection(&self, shared: &SharedState, connection: &mut Connection, own: Option<&SlotOwner>) {
+    /// session of the connection. `serve` answers the request in a slot, if there is one, and returns whether there
+    /// was.
+    pub fn watch_connection(
+        &self,
+        connection: &mut Connection,
+        own: Option<&SlotOwner>,
+        serve: impl Fn(&SlotOwner, &mut Vec<u8>) -> bool,
+    ) {
         let Some(own) = own else { return connection.watch(None, &mut || false) };
         let pause = self.record_answer();
         let Some(mut recent) = self.watched.try_lock() else {
@@ -120,13 +117,13 @@ impl RequestSlots {
         add_last(&mut watched, own.clone());
         set_listening(&watched, true);
         let mut buffer = Vec::new();
-        connection.watch(pause, &mut || self.poll_slots(shared, &mut watched, &mut buffer));
+        connection.watch(pause, &mut || self.poll_slots(&mut watched, |owner| serve(owner, &mut buffer)));
         set_listening(&watched, false);
         *recent = watched.iter().map(WeakSlotOwner::of).collect();
     }
 
     /// Serves all sessions that have asked; returns whether any has.
-    fn poll_slots(&self, shared: &SharedState, watched: &mut Vec<SlotOwner>, buffer: &mut Vec<u8>) -> bool {
+    fn poll_slots(&self, watched: &mut Vec<SlotOwner>, mut serve: impl FnMut(&SlotOwner) -> bool) -> bool {
         let mut is_asked = false;
         if self.has_joining.load(Ordering::Relaxed) && self.has_joining.swap(false, Ordering::Acquire) {
             let joining = std::mem::take(&mut *self.joining.lock());
@@ -135,7 +132,7 @@ impl RequestSlots {
             is_asked = true;
         }
         for owner in &*watched {
-            is_asked |= serve_slot(shared, owner, buffer);
+            is_asked |= serve(owner);
         }
         is_asked
     }
@@ -152,76 +149,4 @@ fn add_last(watched: &mut Vec<SlotOwner>, owner: SlotOwner) {
 
 fn set_listening(watched: &[SlotOwner], listens: bool) {
     watched.iter().for_each(|owner| owner.control.request_slot().set_listening(listens));
-}
-
-/// Answers a session's request, if there is one; returns whether there was.
-fn serve_slot(shared: &SharedState, owner: &SlotOwner, buffer: &mut Vec<u8>) -> bool {
-    let request_slot = owner.control.request_slot();
-    if !request_slot.is_asked() {
-        return false;
-    }
-    let (question, request) = match blame::contain(|| request_slot.take_question(buffer)) {
-        Ok(Some(asked)) => asked,
-        Ok(None) => return false,
-        Err(blame::Panicked) => {
-            fence_after_panic(shared, Some(owner.id));
-            return true;
-        }
-    };
-    let user = owner.user.as_deref();
-    // The thread of another connection must not wait for this user's next part of the time.
-    if user.is_some_and(|user| shared.user_shares.is_indebted(user)) {
-        request_slot.decline_question(question);
-        return true;
-    }
-    let bytes_max = if user.is_some() { KEPT_BYTES_MAX } else { usize::MAX };
-    let began = user.map(|_| Instant::now());
-    let answered = blame::contain(|| answer_request(shared, owner.id, request, bytes_max));
-    if let (Some(user), Some(began)) = (user, began) {
-        shared.user_shares.charge(user, began.elapsed().as_micros() as u64);
-    }
-    let reply = match answered {
-        Ok(Err(ENDING | LATER | LONG)) => {
-            request_slot.decline_question(question);
-            return true;
-        }
-        Ok(Err(errno)) => Reply::Error(errno),
-        Ok(Ok(reply)) => reply,
-        Err(blame::Panicked) => {
-            fence_after_panic(shared, Some(owner.id));
-            Reply::Error(Errno::EIO)
-        }
-    };
-    if !request_slot.send_answer(question, &reply, buffer) {
-        match shared.lock().sessions.get_mut(&owner.id) {
-            Some(session) => {
-                session.kept = Some((question, reply));
-                request_slot.keep_answer(question);
-            }
-            None => request_slot.decline_question(question),
-        }
-    }
-    true
-}
-
-fn answer_request(shared: &SharedState, id: SessionId, request: Request, bytes_max: usize) -> Result<Reply, Errno> {
-    let _blame = {
-        let mut state = shared.lock();
-        state.counters.requests += 1;
-        state.counters.questions += 1;
-        let session = state.sessions.get(&id).ok_or(Errno::ESTALE)?;
-        if session.fenced.is_some() || session.is_ending {
-            return Err(Errno::EIO);
-        }
-        Blame::for_request(session)
-    };
-    let terms = RequestTerms { patience: Patience::None, bytes_max, reclaims: false };
-    match request {
-        Request::Acquire(_)
-        | Request::Lookup { .. }
-        | Request::ReadDirectory { .. }
-        | Request::Map { .. }
-        | Request::Unmap { .. } => ask_node(shared, id, request, terms),
-        _ => Err(LATER),
-    }
 }

@@ -20,23 +20,14 @@
 //! Non-goals: sessions of mounts, which last; sessions that had more than most, or had something mapped.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use ashlar_pmem::{SessionFile, SharedMemory};
+use ashlar_pmem::{Arena, SessionFile, SharedMemory};
 use ashlar_types::{Credentials, LogPosition, SessionId};
 use ashlar_wire::{CONTROL_BYTES, CONTROL_ROOM, LeaseTable, SessionKind};
 
-use crate::session_files::PreparedSession;
-use crate::shared_state::SharedState;
 use ashlar_node::Node;
 use ashlar_node::sessions::session::{Control, LogRoom, ServedSession, SessionLog};
 use ashlar_node::sessions::session_page::SessionPage;
-
-/// How often, and how long each time, SharedFS waits for a process to end.
-///
-/// A process that has closed its session has the files mapped until it ends.
-const TRIES: u32 = 5;
-const PAUSE: Duration = Duration::from_millis(2);
 
 /// A retired session.
 pub struct RetiredSession {
@@ -86,31 +77,10 @@ impl RetiredSession {
         Self { id, owner, log, log_memory, log_room, control, leases, page, lease_top, end }
     }
 
-    /// Prepares a session from it, or removes its files if they can't be used again.
-    pub fn clean(self, shared: &SharedState) -> Option<PreparedSession> {
-        let id = self.id;
-        for attempt in 0..TRIES {
-            if attempt > 0 {
-                std::thread::sleep(PAUSE);
-            }
-            if self.is_free(shared) {
-                match PreparedSession::of_retired(self) {
-                    Ok(prepared) => return Some(prepared),
-                    Err(error) => {
-                        tracing::debug!(session = id.0, %error, "a retired session's files can't be used again")
-                    }
-                }
-                break;
-            }
-        }
-        remove(shared, id);
-        None
-    }
-
     /// Returns whether no process uses the files any more, and they are whole.
     ///
     /// They must still have their room. The process that had them could truncate them.
-    fn is_free(&self, shared: &SharedState) -> bool {
+    pub fn is_free(&self, arena: &Arena) -> bool {
         let [near, locks] = CONTROL_ROOM;
         let room = near.end + (locks.end - locks.start);
         let is_whole = |memory: &SharedMemory, bytes: u64, allocated: u64| {
@@ -120,7 +90,7 @@ impl RetiredSession {
             })
         };
         // A thread may have made a table of mapped segments while the session ended.
-        shared.arena.open_session_file(self.id, SessionFile::Mapped).is_err()
+        arena.open_session_file(self.id, SessionFile::Mapped).is_err()
             && Arc::strong_count(&self.control) == 1
             && Arc::strong_count(&self.log) == 1
             && [&self.log_memory, self.control.memory(), self.page.memory()]
@@ -129,30 +99,4 @@ impl RetiredSession {
             && is_whole(&self.log_memory, self.log_room.bytes, self.log_room.allocated)
             && is_whole(self.control.memory(), CONTROL_BYTES, room)
     }
-}
-
-/// Removes the files of a retired session. No thread waits for the disk meanwhile.
-pub fn remove(shared: &SharedState, id: SessionId) {
-    if has_removed_files(shared, id) {
-        shared.lock().remove_session_row(id);
-    }
-}
-
-/// Removes the files of a retired session, with the lock held.
-pub fn remove_with(shared: &SharedState, state: &mut Node, id: SessionId) {
-    if has_removed_files(shared, id) {
-        state.remove_session_row(id);
-    }
-}
-
-/// Removes the files before the row.
-///
-/// Files without a row would look like a new session's, and be applied again.
-fn has_removed_files(shared: &SharedState, id: SessionId) -> bool {
-    let removed = shared.arena.remove_session(id);
-    removed
-        .inspect_err(|error| {
-            tracing::error!(session = id.0, %error, "an ended session's files can't be removed; the next start does it");
-        })
-        .is_ok()
 }

@@ -4,7 +4,6 @@
 //! another one waits for the next. Programs begin and end all the time, and each waits for the answer to its first
 //! message. So no thread is to be made or woken meanwhile.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -13,26 +12,26 @@ use std::time::{Duration, Instant};
 use ashlar_helper::{FileOpening, FileReport};
 use ashlar_node::Node;
 use ashlar_node::blame::{self, Blame};
-use ashlar_node::leases::grant::{ENDING, LATER, LONG, Patience};
-use ashlar_node::pending::{GatedReply, NodeAnswer, NodeRequest, RequestTerms};
-use ashlar_node::records::validate::Violation;
+use ashlar_node::leases::grant::{ENDING, LONG, Patience};
+use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_node::sessions::admission::{Refused, find_session, record_return};
 use ashlar_node::sessions::session::ServedSession;
 use ashlar_pmem::ArenaError;
 use ashlar_types::{Errno, SessionId, VersionRange};
-use ashlar_wire::{
-    Acceptor, Connection, Listener, MountTerms, ReceiveLimits, Reply, Request, SessionKind, WelcomeSegment, WireError,
-};
+use ashlar_wire::{Acceptor, Connection, Listener, MountTerms, ReceiveLimits, Reply, Request, SessionKind, WireError};
 
 use crate::clock;
 use crate::connections::{ACCEPTORS, ConnectedProcess, Connections};
 use crate::materialise::materialise;
-use crate::mount_notifier::{MountDevice, Notifier, await_gate, notifier_of};
+use crate::mount_notifier::{MountDevice, Notifier, notifier_of};
+use crate::node_requests::{ask_node, fence_after_panic, finish_answer};
 use crate::process::has_connected;
 use crate::request_slots::SlotOwner;
+use crate::retired_files::give_up_kept;
 use crate::session_files::{self, SessionError};
 use crate::sessions;
 use crate::shared_state::SharedState;
+use crate::slot_service::serve_slot;
 use crate::status;
 use crate::user_shares::{ANSWER_BYTES, UserShare};
 
@@ -230,7 +229,8 @@ fn serve_connection(shared: &Arc<SharedState>, connection: &mut Connection, proc
     let mut peer = ConnectedPeer::new(shared, process);
     let user = peer.user.clone();
     loop {
-        shared.request_slots.watch_connection(shared, connection, peer.slot_owner.as_ref());
+        let serve = |owner: &SlotOwner, buffer: &mut Vec<u8>| serve_slot(shared, owner, buffer);
+        shared.request_slots.watch_connection(connection, peer.slot_owner.as_ref(), serve);
         let received = blame::contain(|| connection.receive_bounded::<Request>(&peer.limits()));
         let (request, descriptors) = match received {
             Ok(Ok(message)) => message,
@@ -304,14 +304,6 @@ fn serve_contained(
     blame::contain(|| answer_request(shared, connection, peer, request, descriptors, bytes_max)).ok()
 }
 
-/// Fences a session whose request made SharedFS panic. Nothing that others share was changed.
-pub fn fence_after_panic(shared: &SharedState, session: Option<SessionId>) {
-    let Some(id) = session else { return };
-    let mut state = shared.lock();
-    state.fence(id, &Violation::Panicked);
-    state.decide_all();
-}
-
 fn answer_request(
     shared: &Arc<SharedState>,
     connection: &mut Connection,
@@ -346,14 +338,15 @@ fn answer_request(
         (Request::Attach { peer: proof, .. }, None) => {
             // A session must resume first: only then SharedFS knows its mount and its locks again.
             let is_ready = |session: &&ServedSession| session.is_connected;
-            let owner = find_session(&shared.lock(), *proof).filter(is_ready).map(|found| found.identity.process);
+            let owner =
+                find_session(&shared.lock().sessions, *proof).filter(is_ready).map(|found| found.identity.process);
             // Other processes may know the secret, such as a child that has given up rights.
             if !has_connected(&owner.ok_or(Errno::ESTALE)?, connection.socket(), peer.accepted_ticks) {
                 return Err(Errno::EPERM);
             }
             let state = shared.lock();
             // Meanwhile the number may have passed to another session.
-            let id = find_session(&state, *proof).ok_or(Errno::ESTALE)?.id;
+            let id = find_session(&state.sessions, *proof).ok_or(Errno::ESTALE)?.id;
             peer.join_session(&state, connection, id)?;
             return Ok(Reply::Done.into());
         }
@@ -428,7 +421,7 @@ fn serve_session(
             Reply::Done.into()
         }
         Request::Segment(number) => {
-            let (segment, file) = open_segment(shared, number)?;
+            let (segment, file) = sessions::open_segment(&shared.arena, number)?;
             ReplyWithFiles::of(Reply::Segment(segment), vec![Arc::new(file)])
         }
         Request::RegisterMount { device: number, terms } => {
@@ -445,7 +438,7 @@ fn serve_session(
         }
         Request::InodeRange => match ask_node(shared, id, request.clone(), terms) {
             // The arena's file system has no room for the lease table; retired sessions keep some.
-            Err(Errno::ENOSPC) if shared.pool.give_up_kept(shared) => ask_node(shared, id, request, terms)?.into(),
+            Err(Errno::ENOSPC) if give_up_kept(shared) => ask_node(shared, id, request, terms)?.into(),
             answered => answered?.into(),
         },
         Request::Map { .. } => {
@@ -454,25 +447,6 @@ fn serve_session(
         }
         request => ask_node(shared, id, request, terms)?.into(),
     })
-}
-
-/// Asks the node, and waits until no kernel believes anything that the answer makes untrue.
-///
-/// # Errors
-/// Those of the request; [`LATER`] without patience.
-pub fn ask_node(shared: &SharedState, id: SessionId, request: Request, terms: RequestTerms) -> Result<Reply, Errno> {
-    let answer = shared.lock().serve_request(NodeRequest::Session(id, request), terms)?;
-    finish_answer(answer, terms.patience)
-}
-
-/// Waits for the condition of an answer.
-fn finish_answer(answer: NodeAnswer, patience: Patience) -> Result<Reply, Errno> {
-    let NodeAnswer::Reply(GatedReply { reply, gate }) = answer else { return Err(Errno::EIO) };
-    if patience == Patience::None && !gate.is_open(clock::boot_time()) {
-        return Err(LATER);
-    }
-    await_gate(gate);
-    Ok(reply)
 }
 
 /// Sets or removes a lock, and waits for it as long as the peer is there.
@@ -536,14 +510,4 @@ fn register_mount(
         None => session.notifier = Some(Notifier::start(device, shared.cache_ttl(), session.note_stale())?),
     }
     Ok(Reply::Done)
-}
-
-/// Returns a data segment, and its file.
-pub fn open_segment(shared: &SharedState, number: u32) -> Result<(WelcomeSegment, File), Errno> {
-    let found = shared.arena.segments().into_iter().find(|segment| segment.number == number).ok_or(Errno::EINVAL)?;
-    let file = shared.arena.segment_file(number, false).map_err(|error| {
-        tracing::error!(number, %error, "a segment can't be opened");
-        Errno::EIO
-    })?;
-    Ok((WelcomeSegment { number, blocks: found.blocks, data_offset: found.data_offset() }, file))
 }

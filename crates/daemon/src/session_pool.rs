@@ -13,15 +13,15 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use ashlar_types::Credentials;
+use ashlar_node::sessions::session::LogRoom;
+use ashlar_types::{Credentials, SessionId};
 use parking_lot::{Condvar, Mutex};
 
-use crate::retired::{self, RetiredSession};
+use crate::retired::RetiredSession;
 use crate::session_files::PreparedSession;
-use crate::sessions;
-use crate::shared_state::SharedState;
-use ashlar_node::sessions::session::LogRoom;
 
+/// Bytes of a process's log that have room in the arena when it begins.
+pub const LOG_BEGINNING: u64 = 64 << 10;
 /// The most prepared sessions that are for any process.
 ///
 /// Each takes as much room as a session's beginning, and a third of a millisecond to make. Programs that begin together
@@ -88,18 +88,15 @@ impl SessionPool {
         None
     }
 
-    /// Removes all retired sessions; returns whether there were any.
+    /// Takes all retired sessions, prepared again or not; returns their numbers.
     ///
     /// Their room is wanted.
-    pub fn give_up_kept(&self, shared: &SharedState) -> bool {
+    pub fn take_kept(&self) -> Vec<SessionId> {
         let (made, retired) = {
             let mut sessions = self.sessions.lock();
             (sessions.take_reused(), std::mem::take(&mut sessions.retired))
         };
-        let were_any = !made.is_empty() || !retired.is_empty();
-        made.iter().for_each(|prepared| retired::remove(shared, prepared.id));
-        retired.iter().for_each(|retired| retired::remove(shared, retired.id));
-        were_any
+        made.iter().map(|prepared| prepared.id).chain(retired.iter().map(|retired| retired.id)).collect()
     }
 
     /// Stops the preparation.
@@ -109,7 +106,7 @@ impl SessionPool {
     }
 
     /// Waits until there is something to do; returns `None` at the end.
-    fn wait(&self) -> Option<PoolJob> {
+    pub fn wait(&self) -> Option<PoolJob> {
         let mut sessions = self.sessions.lock();
         loop {
             if sessions.is_ending {
@@ -134,10 +131,25 @@ impl SessionPool {
         }
     }
 
+    /// Adds a new session, for any process.
+    pub fn add_prepared(&self, prepared: PreparedSession) {
+        self.sessions.lock().made.push_back(prepared);
+    }
+
+    /// Records that no session can be made. The process that asks next receives the reason.
+    pub fn record_failure(&self) {
+        self.sessions.lock().is_wanted = false;
+    }
+
+    /// Takes all prepared sessions.
+    pub fn take_made(&self) -> VecDeque<PreparedSession> {
+        std::mem::take(&mut self.sessions.lock().made)
+    }
+
     /// Puts a reused session where it is taken first.
     ///
     /// Returns one of the reused ones that exceeds their number.
-    fn put_first(&self, prepared: PreparedSession) -> Option<PreparedSession> {
+    pub fn put_first(&self, prepared: PreparedSession) -> Option<PreparedSession> {
         let made = &mut self.sessions.lock().made;
         made.push_front(prepared);
         let nth = |most: usize, counts: &dyn Fn(&PreparedSession) -> bool| {
@@ -161,8 +173,10 @@ impl PreparedSessions {
 }
 
 /// A task of the thread.
-enum PoolJob {
+pub enum PoolJob {
+    /// Make a new session.
     Make,
+    /// Prepare this one again.
     MakeOf(RetiredSession),
     /// No process has taken these for a while.
     Forget(Vec<PreparedSession>),
@@ -170,32 +184,5 @@ enum PoolJob {
 
 /// Returns whether a log has more room than a new one.
 fn is_large(room: LogRoom) -> bool {
-    room.allocated > sessions::LOG_BEGINNING
-}
-
-/// Runs the thread that prepares sessions.
-///
-/// It also removes those that no process has taken.
-pub fn fill_thread(shared: &SharedState) {
-    let pool = &shared.pool;
-    while let Some(job) = pool.wait() {
-        match job {
-            PoolJob::Make => match sessions::prepare_session(shared) {
-                Ok(prepared) => pool.sessions.lock().made.push_back(prepared),
-                Err(reason) => {
-                    tracing::debug!(reason, "no session can be made in advance");
-                    // The process that asks next receives the reason.
-                    pool.sessions.lock().is_wanted = false;
-                }
-            },
-            PoolJob::MakeOf(retired) => {
-                let too_much = retired.clean(shared).and_then(|prepared| pool.put_first(prepared));
-                too_much.iter().for_each(|prepared| retired::remove(shared, prepared.id));
-            }
-            PoolJob::Forget(made) => made.iter().for_each(|prepared| retired::remove(shared, prepared.id)),
-        }
-    }
-    let made = std::mem::take(&mut pool.sessions.lock().made);
-    made.iter().for_each(|prepared| retired::remove(shared, prepared.id));
-    pool.give_up_kept(shared);
+    room.allocated > LOG_BEGINNING
 }

@@ -15,31 +15,31 @@ use ashlar_node::sessions::admission::{
 use ashlar_node::sessions::identity::SessionIdentity;
 use ashlar_node::sessions::session::{Control, LogRoom, ServedSession};
 use ashlar_node::{Node, NodeEffect};
-use ashlar_pmem::MediumKind;
+use ashlar_pmem::{Arena, MediumKind};
 use ashlar_types::{Errno, InodeId, LogGeneration, LogPosition, SessionId, VersionRange};
-use ashlar_wire::{Hello, PROTOCOL_VERSIONS, Peer, SessionKind, Welcome};
+use ashlar_wire::{Hello, PROTOCOL_VERSIONS, Peer, SessionKind, Welcome, WelcomeSegment};
 
-use crate::file_guard;
+use crate::length_check;
 use crate::mount_notifier::{abort_dead_mount, notifier_of};
 use crate::process::{identify_peer, open_process};
-use crate::retired::{self, RetiredSession};
-use crate::serve;
+use crate::quarantine::quarantine_fenced;
+use crate::retired::RetiredSession;
+use crate::retired_files;
 use crate::session_files::{PreparedSession, SessionFiles};
+use crate::session_pool;
 use crate::shared_state::{SharedState, StateGuard};
 
 /// How long a new session sleeps before it checks kernels' names again.
 ///
 /// Forgetting them takes about as long.
 const FORGETTING_PAUSE: Duration = Duration::from_micros(100);
-/// Bytes of a process's log that have room in the arena when it begins.
-pub const LOG_BEGINNING: u64 = 64 << 10;
 
 /// Returns how much of a log has room when its session begins.
 ///
 /// A mount can write as much as its log holds, whatever else becomes full. Most processes log little before they end,
 /// and those that go on ask for more.
 fn log_beginning(kind: SessionKind, log_bytes: u64) -> u64 {
-    if kind == SessionKind::Mount { log_bytes } else { LOG_BEGINNING.min(log_bytes) }
+    if kind == SessionKind::Mount { log_bytes } else { session_pool::LOG_BEGINNING.min(log_bytes) }
 }
 
 /// The answer to a first message.
@@ -93,10 +93,10 @@ fn open_session(
             return Err(Refused::Because("the daemon is shutting down".into()));
         }
         let own = rustix::process::geteuid().as_raw();
-        check_admission(&state, &shared.config.sessions, &identity, hello.beside, own)?;
+        check_admission(&state.sessions, &shared.config.sessions, &identity, hello.beside, own)?;
         check_room(state.sessions.values().map(user_of), identity.uid)?;
     }
-    if file_guard::is_user_over(shared, identity.uid) {
+    if length_check::is_user_over(shared, identity.uid) {
         let user = identity.uid;
         return Err(Refused::Because(format!("processes of user {user} keep the files of ended sessions; end them")));
     }
@@ -109,14 +109,14 @@ fn open_session(
     let (id, is_new) = (prepared.id, prepared.only_for.is_none());
     let now = crate::clock::boot_time();
     let (mut session, files) = prepared.give_to(identity, now).map_err(|error| {
-        retired::remove(shared, id);
+        retired_files::remove(shared, id);
         refused(error.to_string())
     })?;
     let mut guard = shared.lock();
     let state = &mut *guard;
     if let Err(refused) = check_room(state.sessions.values().map(user_of), session.identity.uid) {
         // Other sessions were faster.
-        retired::remove_with(shared, state, id);
+        retired_files::remove_with(shared, state, id);
         return Err(refused);
     }
     let SessionIdentity { process, uid, kind, label, .. } = &session.identity;
@@ -192,7 +192,7 @@ fn make_session(shared: &SharedState, kind: SessionKind) -> Result<PreparedSessi
 ///
 /// If that fails, it removes the retired sessions and tries again.
 fn retry_with_room<T, E>(shared: &SharedState, make: impl Fn() -> Result<T, E>) -> Result<T, E> {
-    make().or_else(|error| if shared.pool.give_up_kept(shared) { make() } else { Err(error) })
+    make().or_else(|error| if retired_files::give_up_kept(shared) { make() } else { Err(error) })
 }
 
 /// Waits until kernels of mounts that were alone have forgotten names.
@@ -217,13 +217,13 @@ fn resume_session(
     if state.ending {
         return Err(Refused::Because("the daemon is shutting down".into()));
     }
-    let session = find_session(&state, peer).ok_or(Refused::Errno(Errno::ESTALE))?;
+    let session = find_session(&state.sessions, peer).ok_or(Refused::Errno(Errno::ESTALE))?;
     if session.fenced.is_some() || session.identity.process != identity.process {
         return Err(Refused::Errno(Errno::EIO));
     }
     let user = session.credentials.clone();
     admit_user(&mut state, &user);
-    let session = find_session(&state, peer).ok_or(Refused::Errno(Errno::ESTALE))?;
+    let session = find_session(&state.sessions, peer).ok_or(Refused::Errno(Errno::ESTALE))?;
     let files = shared.session_files.lock().get(&peer.session).cloned().ok_or(Refused::Errno(Errno::ESTALE))?;
     let opened = make_welcome(shared, &state, session, &files, (InodeId(0), 0));
     if let Some(session) = state.sessions.get_mut(&peer.session) {
@@ -252,7 +252,7 @@ fn make_welcome(
     let is_process = session.identity.kind == SessionKind::Process;
     // A session that receives none asks for one, and receives the error.
     let first = shared.arena.segments().first().filter(|_| is_process).map(|segment| segment.number);
-    let segment = first.and_then(|number| serve::open_segment(shared, number).ok());
+    let segment = first.and_then(|number| open_segment(&shared.arena, number).ok());
     let (segment, segment_file) = segment.map_or((None, None), |(segment, file)| (Some(segment), Some(Arc::new(file))));
     let welcome = Welcome {
         version: PROTOCOL_VERSIONS.current,
@@ -364,7 +364,7 @@ fn begin_end<'a>(
 
 /// Removes the ended sessions that are committed as a whole.
 pub fn remove_ended(shared: &SharedState, state: &mut Node) {
-    crate::digest::quarantine_fenced(shared, state);
+    quarantine_fenced(&shared.arena, state);
     for id in state.ended_sessions() {
         remove_session(shared, state, id);
     }
@@ -386,7 +386,7 @@ fn remove_session(shared: &SharedState, state: &mut Node, id: SessionId) {
     if is_quarantined {
         state.remove_session_row(id);
     } else if !is_fit || shared.pool.keep(RetiredSession::of(session, end)).is_some() {
-        retired::remove_with(shared, state, id);
+        retired_files::remove_with(shared, state, id);
     }
     state.publish_sharing();
     state.counters.sessions_ended += 1;
@@ -449,6 +449,16 @@ pub fn watch_thread(shared: &SharedState, died: &Sender<Vec<SessionId>>) {
             return;
         }
     }
+}
+
+/// Returns a data segment, and its file.
+pub fn open_segment(arena: &Arena, number: u32) -> Result<(WelcomeSegment, File), Errno> {
+    let found = arena.segments().into_iter().find(|segment| segment.number == number).ok_or(Errno::EINVAL)?;
+    let file = arena.segment_file(number, false).map_err(|error| {
+        tracing::error!(number, %error, "a segment can't be opened");
+        Errno::EIO
+    })?;
+    Ok((WelcomeSegment { number, blocks: found.blocks, data_offset: found.data_offset() }, file))
 }
 
 #[cfg(test)]

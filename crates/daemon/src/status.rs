@@ -3,7 +3,9 @@
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use ashlar_node::digest::commit::{commit, take_unreleased_blocks};
+use ashlar_node::NodeCore;
+use ashlar_node::digest::commit::commit;
+use ashlar_node::digest::freed_blocks::take_unreleased_blocks;
 use ashlar_node::pending::{NodeAnswer, NodeRequest, RequestTerms};
 use ashlar_node::space::credit::space_of_all;
 use ashlar_store::StoreError;
@@ -81,7 +83,7 @@ fn report_status(shared: &SharedState) -> StatusReply {
         arena: shared.arena.dir().display().to_string(),
         medium: if medium.emulated { "pmem (emulated)".to_owned() } else { medium.kind.name().to_owned() },
         arena_bytes: summary.size_bytes,
-        space: space_of_all(&state, None),
+        space: space_of_all(&state.store, &state.sessions, None),
         sessions: sessions.collect(),
         counters,
     }
@@ -163,7 +165,8 @@ fn empty_when_freed<'a>(
     let deadline = Instant::now() + PATIENCE;
     loop {
         state.perform(NodeRequest::Reclaim)?;
-        take_unreleased_blocks(&mut state);
+        let NodeCore { store, sessions, .. } = &mut **state;
+        take_unreleased_blocks(store, sessions);
         match empty_segment(shared, &mut state, number) {
             Ok(()) => return Ok(state),
             Err(errno) => {

@@ -8,8 +8,8 @@ use ashlar_types::{LogPosition, SessionId, Timestamp};
 use ashlar_wire::{LeaseRequest, Reply, Request, SessionKind};
 
 use crate::clock::boot_time;
+use crate::node_requests::ask_node;
 use crate::process::find_process;
-use crate::serve::ask_node;
 use crate::sessions::prepare_session;
 use crate::shared_state::SharedState;
 use ashlar_node::Node;

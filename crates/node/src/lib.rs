@@ -1,9 +1,9 @@
 //! SharedFS without I/O: all decisions of a node, as a state machine.
 //!
 //! Purpose: the same code decides in the daemon, in the simulator and in a replica. Events go in (`handle_*`,
-//! [`Node::begin_request`]), answers and effects come out ([`Node::advance`], [`Node::poll_effect`]). A shell performs
-//! the effects and reports the time. A request that can't be answered yet is a row in the table of pending requests. It
-//! waits for an event or for a time, and no thread waits in here.
+//! [`Node::begin_request`]), answers and effects come out ([`Node::advance`], [`NodeCore::poll_effect`]). A shell
+//! performs the effects and reports the time. A request that can't be answered yet is a row in the table of pending
+//! requests. It waits for an event or for a time, and no thread waits in here.
 //!
 //! Invariants:
 //! - The node knows no clock, thread, lock, file, socket or randomness. The shell reports the time ([`NodeTime`]) and
@@ -30,8 +30,10 @@ pub mod fuzzing;
 mod fuzzing;
 pub mod journal;
 pub mod leases;
+pub mod limits;
 pub mod locks;
 pub mod node;
+pub mod node_core;
 pub mod pending;
 pub mod records;
 pub mod recovery;
@@ -40,5 +42,8 @@ pub mod space;
 pub mod time;
 
 pub use effects::NodeEffect;
-pub use node::{Node, NodeLimits, RecoveryPhase};
+pub use limits::NodeLimits;
+pub use node::Node;
+pub use node_core::NodeCore;
+pub use recovery::state::RecoveryPhase;
 pub use time::NodeTime;

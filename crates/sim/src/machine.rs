@@ -19,7 +19,7 @@ use ashlar_node::sessions::noted_locks::LEASES_FILE_BYTES;
 use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionMemory};
 use ashlar_node::sessions::session_page::SessionPage;
 use ashlar_node::space::credit;
-use ashlar_node::{Node, NodeLimits, NodeTime};
+use ashlar_node::{Node, NodeCore, NodeLimits, NodeTime};
 use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory};
 use ashlar_store::{CommitFault, MemoryArena, MemoryArenaOptions, Store, StoreError};
 use ashlar_types::{InodeId, LogGeneration, LogPosition, SessionId, Timestamp};
@@ -225,7 +225,7 @@ impl Machine {
             ServedSession::new(id, identity, secret, memory, node.now.since_boot).map_err(|error| text(&error))?;
         node.store.set_session(id, session.log.generation(), LogPosition(0));
         node.counters.sessions_opened += 1;
-        session.grant_credit(credit::initial_credit(node), CreditKind::Common);
+        session.grant_credit(credit::initial_credit(&node.store, &node.sessions), CreditKind::Common);
         let range = node.store.allocate_inodes(FIRST_RANGE).map_err(|error| text(&error))?;
         let first = InodeId(range.start);
         session.ranges.add(&session.page, first, FIRST_RANGE);
@@ -301,7 +301,7 @@ impl Machine {
         for (&id, twins) in &self.twins {
             let committed = node.store.committed(id);
             let Some(session) = self.take_up_session(id, twins, committed, node.now.since_boot) else {
-                node.lost.insert(id);
+                node.recovery.lost.insert(id);
                 continue;
             };
             session.control.raise_segment_version();
@@ -369,7 +369,7 @@ impl Machine {
             }
         }
         {
-            let Node { locking, sessions, .. } = &mut *node;
+            let NodeCore { locking, sessions, .. } = &mut **node;
             locking.take_up(&running, sessions);
         }
         node.note_handles_found();

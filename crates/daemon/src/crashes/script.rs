@@ -20,13 +20,15 @@ use ashlar_wire::{Credit, CreditKind, LeaseRequest, Need, Reply, SessionKind};
 
 use super::mirror::Mirror;
 use crate::clock::boot_time;
+use crate::node_requests::ask_node;
 use crate::process::find_process;
-use crate::serve::ask_node;
 use crate::session_files::PreparedSession;
 use crate::shared_state::SharedState;
 use crate::test_sessions::{acquire, apply_settled};
 use crate::{Config, recovery};
-use ashlar_node::digest::commit::{NodeCommit, NodeCommitDone, begin_commit, finish_commit, release_blocks};
+use ashlar_node::NodeCore;
+use ashlar_node::digest::commit::{NodeCommit, NodeCommitDone, begin_commit, finish_commit};
+use ashlar_node::digest::freed_blocks::release_blocks;
 use ashlar_node::leases::grant::Patience;
 use ashlar_node::pending::RequestTerms;
 use ashlar_node::records::apply::Slice;
@@ -255,7 +257,8 @@ impl Live {
         let mut state = self.shared.lock();
         self.log.release(self.control.committed());
         self.control.set_released(state.store.applied(self.id));
-        release_blocks(&mut state);
+        let NodeCore { store, sessions, .. } = &mut **state;
+        release_blocks(store, sessions);
     }
 
     fn sync_or_write_back(&mut self) {

@@ -28,19 +28,18 @@ use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasherDefault;
 
 use ashlar_store::{Store, StoreError};
-use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeHasher, InodeId, SessionId};
+use ashlar_types::{Access, Credentials, Inode, InodeHasher, InodeId};
+use ashlar_update::Update;
 use ashlar_update::acl::Acl;
-use ashlar_update::permission::{allows, granted_access, is_stuck, owns};
-use ashlar_update::{Update, XATTR_ACL_ACCESS};
+use ashlar_update::permission::allows;
 
-use crate::node::Node;
+use crate::access::rights::access_acl;
+use crate::access::way_changes::{WayChange, changed_inodes, changed_ways, is_link, placed_inodes};
 use crate::records::validate::{RecordRefusal, Violation};
 use crate::sessions::session::ServedSession;
 
 /// The most directories between an inode and the root. The kernel serves what lies deeper.
 const DEPTH_MAX: usize = 4096;
-/// The most directories that are climbed for open inodes when a directory is narrowed.
-const CUT_STEPS_MAX: u32 = 8192;
 /// The most entries in each table of a user. A table that is full begins anew.
 const KNOWN_MAX: usize = 1 << 17;
 /// The most entries of the root among which SharedFS searches for files.
@@ -143,11 +142,6 @@ fn insert_bounded(table: &mut Versions, inode: InodeId, version: u64) {
     table.insert(inode, version);
 }
 
-/// Returns an inode's access list, if it has one.
-pub fn access_acl(store: &Store, inode: InodeId) -> Result<Option<Acl>, StoreError> {
-    Ok(store.xattr(inode, XATTR_ACL_ACCESS)?.and_then(|value| Acl::parse(&value)))
-}
-
 impl ViewerWays {
     fn new(viewer: Viewer) -> Self {
         let (searched, cuts, met) = (Versions::default(), Versions::default(), Versions::default());
@@ -193,7 +187,7 @@ impl Ways {
     }
 
     /// Returns whether there is no user but the super-user.
-    fn has_no_viewers(&self) -> bool {
+    pub fn has_no_viewers(&self) -> bool {
         self.viewers.borrow().is_empty()
     }
 
@@ -303,7 +297,7 @@ impl Ways {
     }
 
     /// Notes until when all users could go ways that an update is about to change.
-    fn record_cuts(&self, store: &Store, update: &Update<'_>) -> Result<(), StoreError> {
+    pub fn record_cuts(&self, store: &Store, update: &Update<'_>) -> Result<(), StoreError> {
         let mut viewers = self.viewers.borrow_mut();
         for (id, becomes) in changed_ways(update) {
             let Some(found) = store.inode(id)? else { continue };
@@ -396,83 +390,11 @@ impl Ways {
         }
         Ok(())
     }
-}
-
-/// How an update changes the ways to an inode, or through it.
-#[derive(Clone, Copy, Debug)]
-enum WayChange {
-    /// The rights to the inode change.
-    Rights,
-    /// A name of it is made, moved or removed; the directory in which it has one afterwards, if that is known.
-    Named(Option<InodeId>),
-}
-
-fn is_link(update: &Update<'_>) -> bool {
-    matches!(update, Update::Link { .. })
-}
-
-/// Returns the inodes to which or through which an update changes ways.
-fn changed_ways(update: &Update<'_>) -> impl Iterator<Item = (InodeId, WayChange)> {
-    let (first, second) = match update {
-        Update::SetAttributes(set) if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() => {
-            (Some((set.inode, WayChange::Rights)), None)
-        }
-        Update::SetXattr { inode, name, .. } | Update::RemoveXattr { inode, name, .. } if *name == XATTR_ACL_ACCESS => {
-            (Some((*inode, WayChange::Rights)), None)
-        }
-        Update::Link { inode, parent, .. } => (Some((*inode, WayChange::Named(Some(*parent)))), None),
-        Update::Unlink { inode, .. } | Update::RemoveDirectory { inode, .. } => {
-            (Some((*inode, WayChange::Named(None))), None)
-        }
-        Update::Rename(rename) => {
-            let target = rename.exchange.then_some(rename.parent);
-            let target = rename.target.map(|id| (id, WayChange::Named(target)));
-            (Some((rename.inode, WayChange::Named(Some(rename.new_parent)))), target)
-        }
-        _ => (None, None),
-    };
-    first.into_iter().chain(second)
-}
-
-/// Returns the inodes that an update makes, or gives a name.
-fn placed_inodes(update: &Update<'_>) -> impl Iterator<Item = InodeId> {
-    let made = match update {
-        Update::Create(create) => Some(create.inode),
-        Update::Rename(rename) => rename.makes().map(|create| create.inode),
-        _ => None,
-    };
-    let named = changed_ways(update).filter(|(_, becomes)| matches!(becomes, WayChange::Named(Some(_))));
-    made.into_iter().chain(named.map(|(id, _)| id))
-}
-
-/// Returns the inodes that a record changes and that its session must have reached.
-fn changed_inodes(update: &Update<'_>) -> impl Iterator<Item = InodeId> {
-    let changed = match update {
-        Update::Write { inode, .. }
-        | Update::Resize { inode, .. }
-        | Update::Allocate { inode, .. }
-        | Update::SetXattr { inode, .. }
-        | Update::RemoveXattr { inode, .. }
-        | Update::SetQuota { inode, .. } => [Some(*inode), None],
-        Update::SetAttributes(set) => [Some(set.inode), None],
-        Update::Create(create) => [Some(create.parent), None],
-        Update::Link { inode, parent, .. } => [Some(*inode), Some(*parent)],
-        Update::Unlink { parent, .. } | Update::RemoveDirectory { parent, .. } => [Some(*parent), None],
-        Update::Rename(rename) => [Some(rename.parent), Some(rename.new_parent)],
-        Update::Accessed { .. } | Update::Release { .. } | Update::Depend { .. } => [None, None],
-    };
-    changed.into_iter().flatten()
-}
-
-impl Node {
-    /// Returns a session if its user's rights decide.
-    pub fn ordinary_session(&self, id: SessionId) -> Option<&ServedSession> {
-        self.sessions.get(&id).filter(|session| !session.credentials.is_privileged())
-    }
 
     /// Returns the last version of the ways in which a session reached an inode, as far as is known.
-    fn last_reached(
+    fn last_reached_by(
         &self,
+        store: &Store,
         session: &ServedSession,
         placings: &Placings,
         inode: (InodeId, &Inode),
@@ -480,42 +402,52 @@ impl Node {
         let (id, found) = inode;
         let is_own = found.links == 0 && session.ranges.contains(id);
         if session.credentials.is_privileged() || is_own || session.rights.has(id, Access::EXECUTE) {
-            return Ok(Some(self.ways.version));
+            return Ok(Some(self.version));
         }
-        self.ways.with_user(&session.credentials, |known| self.ways.last_reached(&self.store, known, placings, inode))
+        self.with_user(&session.credentials, |known| self.last_reached(store, known, placings, inode))
     }
 
     /// Returns whether a session reaches an inode.
     ///
     /// # Errors
     /// Those of the store.
-    pub fn reaches(&self, session: &ServedSession, inode: (InodeId, &Inode)) -> Result<bool, StoreError> {
-        let Some(last) = self.last_reached(session, &self.ways.placings, inode)? else { return Ok(false) };
-        Ok(last == self.ways.version || last >= session.ways_from && session.control.has_open(inode.0))
+    pub fn reaches(
+        &self,
+        store: &Store,
+        session: &ServedSession,
+        inode: (InodeId, &Inode),
+    ) -> Result<bool, StoreError> {
+        let Some(last) = self.last_reached_by(store, session, &self.placings, inode)? else { return Ok(false) };
+        Ok(last == self.version || last >= session.ways_from && session.control.has_open(inode.0))
     }
 
     /// Returns whether a session has reached an inode at any time since it began.
     ///
     /// # Errors
     /// Those of the store.
-    pub fn has_reached(&self, session: &ServedSession, id: InodeId) -> Result<bool, StoreError> {
+    pub fn has_reached(&self, store: &Store, session: &ServedSession, id: InodeId) -> Result<bool, StoreError> {
         // It may have been granted an inode that came below a cut directory, with a lease on a directory that it kept.
         let placings = Placings::default();
         // A file without a name was reached when it had one, or is its maker's.
-        let Some(found) = self.store.inode(id)?.filter(|found| found.links > 0) else { return Ok(true) };
-        Ok(self.last_reached(session, &placings, (id, &found))?.is_some_and(|last| last >= session.ways_from))
+        let Some(found) = store.inode(id)?.filter(|found| found.links > 0) else { return Ok(true) };
+        Ok(self.last_reached_by(store, session, &placings, (id, &found))?.is_some_and(|last| last >= session.ways_from))
     }
 
     /// Fails if a record changes an inode that its session never reached.
     ///
     /// # Errors
     /// [`RecordRefusal::Forged`]; those of the store.
-    pub fn check_reached(&self, session: &ServedSession, update: &Update<'_>) -> Result<(), RecordRefusal> {
+    pub fn check_reached(
+        &self,
+        store: &Store,
+        session: &ServedSession,
+        update: &Update<'_>,
+    ) -> Result<(), RecordRefusal> {
         if session.credentials.is_privileged() {
             return Ok(());
         }
         for id in changed_inodes(update) {
-            if !self.has_reached(session, id)? {
+            if !self.has_reached(store, session, id)? {
                 return Err(Violation::NotPermitted(id).into());
             }
         }
@@ -526,11 +458,11 @@ impl Node {
     ///
     /// # Errors
     /// Those of the store.
-    pub fn record_found(&self, id: SessionId, inode: InodeId) -> Result<(), StoreError> {
-        let (Some(session), Some(found)) = (self.ordinary_session(id), self.store.inode(inode)?) else { return Ok(()) };
-        if self.last_reached(session, &self.ways.placings, (inode, &found))? != Some(self.ways.version) {
-            let version = self.ways.version;
-            self.ways.with_user(&session.credentials, |known| insert_bounded(&mut known.met, inode, version));
+    pub fn record_found(&self, store: &Store, session: &ServedSession, inode: InodeId) -> Result<(), StoreError> {
+        let Some(found) = store.inode(inode)?.filter(|_| !session.credentials.is_privileged()) else { return Ok(()) };
+        if self.last_reached_by(store, session, &self.placings, (inode, &found))? != Some(self.version) {
+            let version = self.version;
+            self.with_user(&session.credentials, |known| insert_bounded(&mut known.met, inode, version));
         }
         Ok(())
     }
@@ -541,124 +473,41 @@ impl Node {
     ///
     /// # Errors
     /// Those of the store.
-    pub fn record_placed(&self, id: SessionId, update: &Update<'_>) -> Result<(), StoreError> {
-        let Some(session) = self.ordinary_session(id).filter(|_| self.ways.version > 1) else { return Ok(()) };
-        for inode in placed_inodes(update) {
-            let Some(found) = self.store.inode(inode)?.filter(|found| found.links > 0) else { continue };
-            // Its records are validated by what it reached at any time; so is what it may have open.
-            let last = self.last_reached(session, &Placings::default(), (inode, &found))?;
-            if let Some(last) = last.filter(|last| *last < self.ways.version) {
-                self.ways.with_user(&session.credentials, |known| insert_bounded(&mut known.met, inode, last));
-            }
-        }
-        Ok(())
-    }
-
-    /// Notes what an update, which is not applied yet, takes from sessions that have an inode open.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub fn keep_ways(&mut self, update: &Update<'_>) -> Result<(), StoreError> {
-        if self.ways.has_no_viewers() || changed_ways(update).next().is_none() {
+    pub fn record_placed(&self, store: &Store, session: &ServedSession, update: &Update<'_>) -> Result<(), StoreError> {
+        if session.credentials.is_privileged() || self.version == 1 {
             return Ok(());
         }
-        self.ways.record_cuts(&self.store, update)?;
-        for (id, becomes) in changed_ways(update) {
-            let WayChange::Named(to) = becomes else { continue };
-            let holds = |session: &&ServedSession| {
-                let is_noted = session.rights.has(id, Access::EXECUTE);
-                session.needs_validation() && !is_noted && session.control.has_open(id)
-            };
-            let mut losing = Vec::new();
-            for session in self.sessions.values().filter(holds) {
-                let Some(found) = self.store.inode(id)? else { continue };
-                let leads_on = match to {
-                    Some(to) => self.ways.with_user(&session.credentials, |known| {
-                        Ok::<_, StoreError>(
-                            known.walk_up(&self.store, (self.ways.version, &self.ways.placings), to)?
-                                == Some(self.ways.version),
-                        )
-                    })?,
-                    None => false,
-                };
-                if !leads_on && self.reaches(session, (id, &found))? {
-                    losing.push(session.id);
-                }
+        for inode in placed_inodes(update) {
+            let Some(found) = store.inode(inode)?.filter(|found| found.links > 0) else { continue };
+            // Its records are validated by what it reached at any time; so is what it may have open.
+            let last = self.last_reached_by(store, session, &Placings::default(), (inode, &found))?;
+            if let Some(last) = last.filter(|last| *last < self.version) {
+                self.with_user(&session.credentials, |known| insert_bounded(&mut known.met, inode, last));
             }
-            losing.into_iter().for_each(|session| self.keep_right(session, id, Access::EXECUTE));
         }
         Ok(())
     }
 
-    /// Notes the ways to open inodes that a narrowed directory has cut, so that a later SharedFS finds them.
-    ///
-    /// The update is applied. Ways beyond `CUT_STEPS_MAX` are known to this SharedFS alone.
+    /// Returns whether a session's user may search a directory and all above it now.
     ///
     /// # Errors
     /// Those of the store.
-    pub fn keep_cut_ways(&mut self) -> Result<(), StoreError> {
-        let (mut left, mut losing) = (CUT_STEPS_MAX, Vec::new());
-        for session in self.sessions.values().filter(|session| session.needs_validation()) {
-            for id in session.control.open_inodes() {
-                let Some(found) = self.store.inode(id)?.filter(|_| left > 0) else { continue };
-                left = left.saturating_sub(1 + self.store.depth(found.parent, left)?);
-                let last = self.last_reached(session, &self.ways.placings, (id, &found))?;
-                let is_past = last.is_some_and(|last| last >= session.ways_from && last < self.ways.version);
-                if is_past && !session.rights.has(id, Access::EXECUTE) {
-                    losing.push((session.id, id));
-                }
-            }
-        }
-        losing.into_iter().for_each(|(session, id)| self.keep_right(session, id, Access::EXECUTE));
-        Ok(())
+    pub fn leads_to(&self, store: &Store, session: &ServedSession, directory: InodeId) -> Result<bool, StoreError> {
+        let walk = |known: &mut ViewerWays| known.walk_up(store, (self.version, &self.placings), directory);
+        Ok(self.with_user(&session.credentials, walk)? == Some(self.version))
     }
 
-    /// Returns whether a session may be shown the content or the entries of an inode that it reaches.
+    /// Returns whether a session reached an inode since it began, and its way there was cut.
     ///
     /// # Errors
     /// Those of the store.
-    pub fn may_read(&self, session: &ServedSession, (id, found): (InodeId, &Inode)) -> Result<bool, StoreError> {
-        let acl = access_acl(&self.store, id)?;
-        let held = granted_access(found, acl.as_ref(), &session.credentials);
-        Ok(held.contains(Access::READ) || session.rights.has(id, Access::READ))
-    }
-
-    /// Returns whether a session may change anything of an inode that it reaches, or the names of it.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub fn may_change(&self, session: &ServedSession, (id, found): (InodeId, &Inode)) -> Result<bool, StoreError> {
-        let user = &session.credentials;
-        // A file with several names may have one in a directory that the user may change. One without names is open.
-        let is_named_elsewhere = id == InodeId::RENAME || !found.is_directory() && found.links != 1;
-        if is_named_elsewhere || owns(found, user) || session.rights.has(id, Access::WRITE) {
-            return Ok(true);
-        }
-        if allows(found, access_acl(&self.store, id)?.as_ref(), user, Access::WRITE) {
-            return Ok(true);
-        }
-        let Some(directory) = self.store.inode(found.parent)?.filter(|_| found.parent != id) else { return Ok(false) };
-        let acl = access_acl(&self.store, found.parent)?;
-        Ok(allows(&directory, acl.as_ref(), user, Access::WRITE | Access::EXECUTE)
-            && !is_stuck(&directory, found, user))
-    }
-
-    /// Returns whether a session may search a directory that it reaches.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub fn may_search(&self, session: &ServedSession, (id, found): (InodeId, &Inode)) -> Result<bool, StoreError> {
-        let acl = access_acl(&self.store, id)?;
-        Ok(found.kind != FileKind::Directory || allows(found, acl.as_ref(), &session.credentials, Access::EXECUTE))
-    }
-}
-
-impl ServedSession {
-    /// Returns the error with which a request about an inode fails that the session does not reach.
-    ///
-    /// The kernel checks such a call anew, where there is one: the process may have come there by a descriptor, or by a
-    /// mount of a part of the tree.
-    pub fn refusal(&self) -> Errno {
-        if self.yields_to_kernel { Errno::RESERVED } else { Errno::EACCES }
+    pub fn is_cut_from(
+        &self,
+        store: &Store,
+        session: &ServedSession,
+        inode: (InodeId, &Inode),
+    ) -> Result<bool, StoreError> {
+        let last = self.last_reached_by(store, session, &self.placings, inode)?;
+        Ok(last.is_some_and(|last| last >= session.ways_from && last < self.version))
     }
 }

@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use ashlar_journal::FlushJob;
 use ashlar_pmem::SharedMemory;
-use ashlar_store::{CommitDone, CommitJob, Committed, StoreError};
-use ashlar_types::SessionId;
+use ashlar_store::{CommitDone, CommitJob, Committed, Store, StoreError};
+use ashlar_types::{LogPosition, SessionId};
 
+use crate::digest::commit_state::CommitState;
 use crate::effects::NodeEffect;
 use crate::journal::NodeJournal;
-use crate::node::Node;
+use crate::node_core::NodeCore;
 use crate::sessions::session::ServedSession;
+use crate::sessions::session_table::SessionTable;
 
 /// The part of a log that may wait before the log is digested.
 const UNAPPLIED_PART: u64 = 4;
@@ -24,16 +26,15 @@ const UNCOMMITTED_PART: u64 = 3;
 const UNCOMMITTED_BYTES: usize = 32 << 20;
 /// How long the oldest update may wait before a commit begins.
 const COMMIT_AGE: Duration = Duration::from_millis(500);
+
 /// Returns whether a session's log should be applied now.
-pub fn is_due(state: &mut Node, id: SessionId, busy: &mut bool) -> bool {
-    let applied = state.store.applied(id);
-    let (now, now_us) = (state.now.since_boot, state.now.since_boot_us());
-    let Some(session) = state.sessions.get_mut(&id) else { return false };
+///
+/// Sets `is_busy` if the session has logged anything since it was asked last.
+pub fn is_due(session: &mut ServedSession, applied: LogPosition, now: Duration, is_busy: &mut bool) -> bool {
     let tail = session.log.tail();
     if tail != session.moved.0 {
         session.moved = (tail, now);
-        state.leasing.manager.handle_activity(id, now_us);
-        *busy = true;
+        *is_busy = true;
     }
     let waiting = tail.0.saturating_sub(applied.0);
     if waiting > session.log.capacity() / UNAPPLIED_PART || waiting > 0 && now > session.moved.1 + IDLE {
@@ -43,76 +44,50 @@ pub fn is_due(state: &mut Node, id: SessionId, busy: &mut bool) -> bool {
 }
 
 /// Returns whether it's time for a commit.
-pub fn is_commit_due(state: &Node) -> bool {
-    let is_old = || state.oldest_uncommitted.is_none_or(|oldest| state.now.since_boot > oldest + COMMIT_AGE);
-    can_commit(state) && (is_old() || is_much_uncommitted(state, state.sessions.values()))
+pub fn is_commit_due(state: &NodeCore) -> bool {
+    let is_old = || state.commits.oldest_uncommitted.is_none_or(|oldest| state.now.since_boot > oldest + COMMIT_AGE);
+    can_commit(&state.store, &state.commits) && (is_old() || is_much_uncommitted(&state.store, state.sessions.values()))
 }
 
 /// Returns whether a commit is due, now that more of this session's log is applied.
-pub fn is_commit_due_after(state: &Node, id: SessionId) -> bool {
-    can_commit(state) && is_much_uncommitted(state, state.sessions.get(&id))
+pub fn is_commit_due_after(state: &NodeCore, id: SessionId) -> bool {
+    can_commit(&state.store, &state.commits) && is_much_uncommitted(&state.store, state.sessions.get(&id))
 }
 
 /// Returns whether there is anything to commit, and no commit is under way.
-pub fn can_commit(state: &Node) -> bool {
-    state.store.is_dirty() && !state.is_committing
+pub fn can_commit(store: &Store, commits: &CommitState) -> bool {
+    store.is_dirty() && !commits.is_running
 }
 
 /// Returns whether much of these sessions' logs is applied and not committed.
 ///
 /// An amount for which a request waits counts as much.
-pub fn is_much_uncommitted<'a>(state: &Node, sessions: impl IntoIterator<Item = &'a ServedSession>) -> bool {
+pub fn is_much_uncommitted<'a>(store: &Store, sessions: impl IntoIterator<Item = &'a ServedSession>) -> bool {
     let is_long = |session: &ServedSession| {
-        let (applied, committed) = (state.store.applied(session.id), state.store.committed(session.id));
+        let (applied, committed) = (store.applied(session.id), store.committed(session.id));
         let is_wanted = committed < session.wanted && session.wanted <= applied;
         is_wanted || applied.0.saturating_sub(committed.0) > session.log.capacity() / UNCOMMITTED_PART
     };
-    state.store.uncommitted_bytes() > UNCOMMITTED_BYTES || sessions.into_iter().any(is_long)
-}
-
-/// Makes blocks usable again that sessions have freed and refer to no more.
-pub fn release_blocks(state: &mut Node) {
-    let released: Vec<_> =
-        state.sessions.values().filter(|s| s.fenced.is_none()).map(|s| (s.id, s.control.released())).collect();
-    for (id, position) in released {
-        // A word about positions to come would count as the word of the session that gets this number next.
-        state.store.release(id, position.min(state.store.applied(id)));
-    }
-    state.store.release_all(SessionId::SHARED_FS);
-}
-
-/// Takes freed blocks from sessions that might still read them.
-///
-/// Their freeing is committed. These sessions begin a new extent version, in which they ask again where their data are.
-/// That needs no action of theirs now.
-pub fn take_unreleased_blocks(state: &mut Node) {
-    for session in state.sessions.values().filter(|session| session.fenced.is_none()) {
-        let committed = state.store.committed(session.id);
-        if state.store.has_unreleased(session.id, committed) {
-            session.control.raise_extent_version();
-            state.store.release(session.id, committed);
-        }
-    }
+    store.uncommitted_bytes() > UNCOMMITTED_BYTES || sessions.into_iter().any(is_long)
 }
 
 /// Freezes the applied updates for a commit.
 ///
 /// Returns `None` if there is nothing to commit, or no commit can begin now.
-pub fn begin_commit(state: &mut Node) -> Option<NodeCommit> {
+pub fn begin_commit(state: &mut NodeCore) -> Option<NodeCommit> {
     // A batch that is tried again holds the updates of its first try: it's the same commit, and its costs are noted
     // already.
     let is_new = !state.store.is_frozen();
     if is_new {
-        record_costs(state);
+        record_costs(&state.store, &state.sessions);
     }
     let mut job = state.store.begin_commit()?;
     let batch = state.store.next_batch() - 1;
     job.sync_first(state.sessions.values().filter_map(|session| session.rights.unsynced(batch)).cloned().collect());
     if is_new {
-        state.oldest_uncommitted = None;
-        state.commits_begun += 1;
+        state.commits.record_begin();
     }
-    state.is_committing = true;
+    state.commits.is_running = true;
     let flush = state.journal.as_mut().and_then(NodeJournal::begin_commit);
     Some(NodeCommit { job, flush })
 }
@@ -151,8 +126,8 @@ impl NodeCommit {
 ///
 /// # Errors
 /// Those of the commit, which must be tried again.
-pub fn finish_commit(state: &mut Node, done: NodeCommitDone) -> Result<(), StoreError> {
-    state.is_committing = false;
+pub fn finish_commit(state: &mut NodeCore, done: NodeCommitDone) -> Result<(), StoreError> {
+    state.commits.is_running = false;
     if let (Some(journal), Some((job, result))) = (&mut state.journal, done.flushed) {
         journal.finish_flush(&job, result)?;
     }
@@ -163,7 +138,7 @@ pub fn finish_commit(state: &mut Node, done: NodeCommitDone) -> Result<(), Store
     // Another thread may have ended this commit, and may have begun another one.
     if committed.batch.is_some() {
         state.counters.commits += 1;
-        state.commits_ended = state.commits_begun;
+        state.commits.ended = state.commits.begun;
     }
     publish_committed(state, &committed);
     state.effects.push(NodeEffect::WakeDigests);
@@ -174,7 +149,7 @@ pub fn finish_commit(state: &mut Node, done: NodeCommitDone) -> Result<(), Store
 ///
 /// # Errors
 /// Those of a commit, and [`StoreError::CommitUnderWay`].
-pub fn commit(state: &mut Node) -> Result<(), StoreError> {
+pub fn commit(state: &mut NodeCore) -> Result<(), StoreError> {
     while state.store.is_dirty() {
         let Some(job) = begin_commit(state) else {
             state.store.check_sound()?;
@@ -188,16 +163,16 @@ pub fn commit(state: &mut Node) -> Result<(), StoreError> {
 /// Notes the cost of all records that the coming commit takes.
 ///
 /// So a restart knows the possible cost of the rest of a log.
-fn record_costs(state: &mut Node) {
-    for session in state.sessions.values() {
-        session.page.set_cost_at(state.store.applied(session.id), session.account.used);
+fn record_costs(store: &Store, sessions: &SessionTable) {
+    for session in sessions.values() {
+        session.page.set_cost_at(store.applied(session.id), session.account.used);
     }
 }
 
 /// Tells sessions how far their logs are committed.
 ///
 /// The log space up to there is free.
-fn publish_committed(state: &mut Node, committed: &Committed) {
+fn publish_committed(state: &mut NodeCore, committed: &Committed) {
     for &(id, position) in &committed.sessions {
         if let Some(session) = state.sessions.get(&id).filter(|session| session.fenced.is_none()) {
             session.set_committed(position);

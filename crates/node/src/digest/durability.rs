@@ -7,22 +7,27 @@
 
 use std::collections::BTreeSet;
 
-use ashlar_store::StoreError;
+use ashlar_store::{Store, StoreError};
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
-use crate::leases::leasing::Ancestors;
-use crate::node::Node;
+use crate::leases::leasing::{Ancestors, Leasing};
+use crate::sessions::session_table::SessionTable;
 
 /// Returns the sessions whose logs may hold unapplied updates of an inode.
 ///
 /// Updates of a directory that leads to it count too.
-pub fn find_writers(state: &Node, inode: InodeId) -> Result<BTreeSet<SessionId>, StoreError> {
-    if state.store.inode(inode)?.is_some() {
-        return Ok(state.leasing.manager.writers(inode, &Ancestors(&state.store)));
+pub fn find_writers(
+    store: &Store,
+    leasing: &Leasing,
+    sessions: &SessionTable,
+    inode: InodeId,
+) -> Result<BTreeSet<SessionId>, StoreError> {
+    if store.inode(inode)?.is_some() {
+        return Ok(leasing.manager.writers(inode, &Ancestors(store)));
     }
     // A process may have a file open by a descriptor that it received. Then only the session that made the file knows
     // it.
-    let makers = state.sessions.values().filter(|session| session.ranges.contains(inode));
+    let makers = sessions.values().filter(|session| session.ranges.contains(inode));
     Ok(makers.map(|session| session.id).collect())
 }
 
@@ -30,6 +35,6 @@ pub fn find_writers(state: &Node, inode: InodeId) -> Result<BTreeSet<SessionId>,
 ///
 /// A wait for a position that no session has reached would never end.
 #[must_use]
-pub fn is_uncommitted(state: &Node, positions: &[(SessionId, LogPosition)]) -> bool {
-    positions.iter().any(|(id, position)| state.store.committed(*id) < state.store.applied(*id).min(*position))
+pub fn is_uncommitted(store: &Store, positions: &[(SessionId, LogPosition)]) -> bool {
+    positions.iter().any(|(id, position)| store.committed(*id) < store.applied(*id).min(*position))
 }

@@ -16,11 +16,11 @@ use super::tree::{
     ANN, BOB, BYSTANDER, FOUND_AT, HIDDEN_FROM_ALL, HIDDEN_FROM_ANN, LIMITED, NEW_INODES, OPEN, TEAM, TREE, TreeInodes,
     TreeRow, WRITER, make_tree,
 };
-use crate::leases::decisions::lease_word;
-use crate::leases::leasing::Ancestors;
+use crate::access::open_handles::note_opened;
+use crate::leases::leasing::{Ancestors, lease_word};
 use crate::sessions::identity::{Process, ProcessTable, SessionIdentity};
 use crate::sessions::session::{ServedSession, SessionMemory};
-use crate::{Node, NodeLimits, NodeTime};
+use crate::{Node, NodeCore, NodeLimits, NodeTime};
 
 /// Blocks of the arena: 16 MiB.
 const ARENA_BLOCKS: u32 = 4096;
@@ -120,7 +120,8 @@ impl ArenaBench {
             let is_new = state.sessions[&WRITER].control.open_handle(*inode);
             // SharedFS has seen some of the handles under leases that it took since.
             if is_new && index < tree.known.len() / 2 {
-                state.note_opened(WRITER, *inode, LeaseScope::Node);
+                let NodeCore { store, sessions, .. } = &mut *state;
+                note_opened(store, sessions, (WRITER, None), *inode, LeaseScope::Node);
             }
         }
         (state, tree)
@@ -168,7 +169,7 @@ fn open_state(arena: &Arc<MemoryArena>) -> Node {
 }
 
 /// Grants the leases that the script names, whatever the user may do.
-fn take_leases(state: &mut Node, tree: &TreeInodes, script: &mut RecordScript<'_>) {
+fn take_leases(state: &mut NodeCore, tree: &TreeInodes, script: &mut RecordScript<'_>) {
     let (how, chosen) = (script.byte(), script.word());
     let subtree = match how % 8 {
         0 => None,

@@ -7,6 +7,7 @@ use ashlar_update::{Create, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_C
 
 use crate::Node;
 use crate::digest::commit::commit;
+use crate::records::apply::apply_update;
 
 /// A user, and its group.
 pub const ANN: u32 = 1000;
@@ -132,7 +133,7 @@ pub fn make_tree(state: &mut Node) -> Vec<InodeId> {
     let inodes: Vec<InodeId> = numbers.take(TREE.len()).map(InodeId).collect();
     let at = FOUND_AT;
     let mut apply = |update: Update<'_>| {
-        state.apply_update(SessionId::SHARED_FS, LogPosition(1), &update).expect("it fits the state");
+        apply_update(state, SessionId::SHARED_FS, LogPosition(1), &update).expect("it fits the state");
     };
     for (row, &inode) in TREE.iter().zip(&inodes) {
         let &(directory, name, kind, mode, uid, gid) = row;

@@ -7,6 +7,7 @@
 //!
 //! The format is in `docs/format-journal.md`.
 
+pub mod acts;
 pub mod applier;
 pub mod replica;
 pub mod writer;

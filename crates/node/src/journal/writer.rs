@@ -6,19 +6,14 @@ use std::io;
 use std::sync::Arc;
 
 use ashlar_journal::{
-    BatchRecord, BatchVerdict, FlushJob, FrameBody, JournalError, JournalRing, OwnAct, RefusalReason, RefusedRecord,
-    SessionBegan, push_record, split_batch,
+    BatchRecord, BatchVerdict, FlushJob, FrameBody, JournalError, JournalRing, push_record, split_batch,
 };
 use ashlar_log::RecordAt;
 use ashlar_pmem::SharedMemory;
 use ashlar_store::{JournalMark, Store, StoreError};
-use ashlar_types::{InodeId, JournalPosition, LogPosition, NodeNumber, SessionId, Timestamp};
-use ashlar_update::Update;
+use ashlar_types::{InodeId, JournalPosition, LogPosition, NodeNumber, SessionId};
 
 use crate::journal::applier::{FrameApplier, ReplayError};
-use crate::node::Node;
-use crate::records::validate::{RecordRefusal, Violation};
-use crate::sessions::session::ServedSession;
 
 /// The part of the ring that may be used before batches wait for a commit; the rest is for all else.
 const FULL_PART: (u64, u64) = (1, 2);
@@ -44,12 +39,18 @@ impl BatchNotes {
         self.ignored.push(position);
     }
 
+    /// Returns the records that have no effect.
+    pub(super) fn ignored(&self) -> &[LogPosition] {
+        &self.ignored
+    }
+
     /// Returns whether an inode may be freed: as `decide` says, the first time in a batch.
     pub fn may_free(&self, inode: InodeId, decide: impl FnOnce() -> bool) -> bool {
         *self.may_free.borrow_mut().entry(inode).or_insert_with(decide)
     }
 
-    fn kept(&self) -> Vec<InodeId> {
+    /// Returns the inodes that lost their last name, and that may not be freed.
+    pub(super) fn kept(&self) -> Vec<InodeId> {
         self.may_free.borrow().iter().filter(|(_, may_free)| !**may_free).map(|(inode, _)| *inode).collect()
     }
 }
@@ -99,7 +100,9 @@ impl NodeJournal {
         let unjudged: Vec<_> = applier.unjudged().collect();
         for (session, from) in unjudged {
             let verdict = BatchVerdict { upto: from, ..journal.next_verdict(session) };
-            journal.append(store, &FrameBody::Verdict(verdict)).map_err(|error| ReplayError::Store(failed(error)))?;
+            journal
+                .append(store, &FrameBody::Verdict(verdict))
+                .map_err(|error| ReplayError::Store(journal_failure(error)))?;
         }
         Ok((journal, applier))
     }
@@ -122,7 +125,8 @@ impl NodeJournal {
         self.ring.used() > self.ring.capacity() * FULL_PART.0 / FULL_PART.1
     }
 
-    fn next_verdict(&self, session: SessionId) -> BatchVerdict {
+    /// Returns the next verdict on a session's batch; it refuses nothing, and counts nothing.
+    pub(super) fn next_verdict(&self, session: SessionId) -> BatchVerdict {
         BatchVerdict {
             session,
             upto: LogPosition(0),
@@ -135,7 +139,11 @@ impl NodeJournal {
         }
     }
 
-    fn append(&mut self, store: &mut Store, body: &FrameBody<'_>) -> Result<(), JournalError> {
+    /// Appends a frame.
+    ///
+    /// # Errors
+    /// Those of the ring.
+    pub(super) fn append(&mut self, store: &mut Store, body: &FrameBody<'_>) -> Result<(), JournalError> {
         self.ring.append(body)?;
         if let FrameBody::Verdict(verdict) = body {
             self.order = verdict.order;
@@ -146,7 +154,10 @@ impl NodeJournal {
     }
 
     /// Appends a batch with the node's verdict on it.
-    fn append_batch(
+    ///
+    /// # Errors
+    /// Those of the ring.
+    pub(super) fn append_batch(
         &mut self,
         store: &mut Store,
         from: LogPosition,
@@ -183,7 +194,7 @@ impl NodeJournal {
     /// # Errors
     /// Those of the medium: nothing may be committed any more.
     pub fn finish_flush(&mut self, job: &FlushJob, result: io::Result<()>) -> Result<(), StoreError> {
-        self.ring.finish_flush(job, result).map(drop).map_err(failed)
+        self.ring.finish_flush(job, result).map(drop).map_err(journal_failure)
     }
 
     /// Frees the frames that the commit and all replicas have no more need of.
@@ -206,117 +217,11 @@ impl NodeJournal {
 
     fn reuse(&mut self) -> Result<(), StoreError> {
         let bound = self.committed.min(self.replicated).min(self.ring.flushed());
-        self.ring.truncate(bound).map(drop).map_err(failed)
+        self.ring.truncate(bound).map(drop).map_err(journal_failure)
     }
 }
 
-fn failed(error: JournalError) -> StoreError {
+/// Returns the error of a node whose journal has failed.
+pub(super) fn journal_failure(error: JournalError) -> StoreError {
     StoreError::Io { what: "the journal failed", source: io::Error::other(error.to_string()) }
-}
-
-/// Returns the reason of a refusal as the journal says it.
-fn reason_of(refusal: &RecordRefusal) -> RefusalReason {
-    let violation = match refusal {
-        RecordRefusal::Forged(violation) | RecordRefusal::NotGranted(violation) => violation,
-        RecordRefusal::Unmet(..) => return RefusalReason::UnmetDependency,
-        RecordRefusal::Store(_) => return RefusalReason::NoCredit,
-    };
-    match violation {
-        Violation::Log(_) => RefusalReason::DamagedLog,
-        Violation::Truncated => RefusalReason::TruncatedLog,
-        Violation::Lengthened => RefusalReason::LengthenedFile,
-        Violation::Unreadable(_) => RefusalReason::Unreadable,
-        Violation::Misfit(_) => RefusalReason::Misfit,
-        Violation::NoLease(_) => RefusalReason::NoLease,
-        Violation::ForeignNumber(_) => RefusalReason::ForeignNumber,
-        Violation::NotPermitted(_) => RefusalReason::NotPermitted,
-        Violation::TooDeep(_) => RefusalReason::TooDeep,
-        Violation::TooManyAttributes(_) => RefusalReason::TooManyAttributes,
-        Violation::NoCredit => RefusalReason::NoCredit,
-        Violation::NoQuota => RefusalReason::NoQuota,
-        Violation::ForgedDependency => RefusalReason::ForgedDependency,
-        Violation::Panicked => RefusalReason::Panicked,
-    }
-}
-
-impl Node {
-    /// Journals a batch that was just applied, with the verdict on it.
-    pub(crate) fn journal_batch(
-        &mut self,
-        id: SessionId,
-        from: LogPosition,
-        batch: (&[RecordAt], &[u8]),
-        refusal: Option<&RecordRefusal>,
-        latest: Timestamp,
-    ) {
-        let upto = self.store.applied(id);
-        let Some(journal) = &mut self.journal else { return };
-        if upto == from && refusal.is_none() {
-            return;
-        }
-        let is_limited = self.sessions.get(&id).is_some_and(ServedSession::needs_validation);
-        let refused = batch.0.iter().find(|record| record.end > upto || record.position >= upto);
-        let refused = refusal
-            .zip(refused)
-            .map(|(refusal, record)| RefusedRecord { position: record.position, reason: reason_of(refusal) });
-        let mut ignored = self.batch_notes.ignored.clone();
-        ignored.retain(|position| *position < upto);
-        let verdict = BatchVerdict {
-            upto,
-            latest: is_limited.then_some(latest),
-            is_fenced: matches!(refusal, Some(RecordRefusal::Forged(_))),
-            refused: refused.into_iter().filter(|refused| refused.position <= upto).collect(),
-            ignored,
-            kept: self.batch_notes.kept(),
-            ..journal.next_verdict(id)
-        };
-        let appended = journal.append_batch(&mut self.store, from, batch, verdict);
-        self.note_journalled(appended);
-    }
-
-    /// Journals an update that SharedFS itself has applied.
-    pub(crate) fn journal_own(&mut self, update: &Update<'_>) {
-        let body = update.encode().parts().concat();
-        self.append_frame(&FrameBody::Own(OwnAct::Update { kind: update.kind() as u8, body: &body }));
-    }
-
-    /// Journals an act of SharedFS itself, before a session makes use of it.
-    pub(crate) fn journal_act(&mut self, act: OwnAct<'_>) {
-        self.append_frame(&FrameBody::Own(act));
-    }
-
-    /// Journals a range of inode numbers, before a session may use them.
-    pub fn journal_inodes(&mut self, session: SessionId, first: InodeId, count: u64) {
-        self.journal_act(OwnAct::Inodes { session, first, count });
-    }
-
-    /// Journals the beginning of a session.
-    pub fn journal_session(&mut self, session: &ServedSession) {
-        self.append_frame(&FrameBody::Began(SessionBegan {
-            session: session.id,
-            generation: session.log.generation(),
-            credentials: session.credentials.clone(),
-        }));
-    }
-
-    /// Removes the row of a session that has ended, and says so in the journal.
-    pub fn remove_session_row(&mut self, id: SessionId) {
-        self.store.remove_session(id);
-        self.append_frame(&FrameBody::Ended { session: id });
-    }
-
-    fn append_frame(&mut self, body: &FrameBody<'_>) {
-        let Some(journal) = &mut self.journal else { return };
-        let appended = journal.append(&mut self.store, body);
-        self.note_journalled(appended);
-    }
-
-    /// Ends SharedFS if the journal failed: a replica would lack the frame.
-    fn note_journalled(&mut self, appended: Result<(), JournalError>) {
-        if let Err(error) = appended {
-            tracing::error!(%error, "the journal can't be written");
-            self.failure.get_or_insert(failed(error));
-            self.effects.push(crate::NodeEffect::WakeDigests);
-        }
-    }
 }

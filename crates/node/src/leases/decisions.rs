@@ -1,70 +1,51 @@
 //! Performs the lease manager's decisions.
 
-use std::io;
-use std::time::Duration;
-
 use ashlar_lease::{Command, RevokeReason, SlotWord};
 use ashlar_types::{InodeId, LeaseScope, SessionId};
-use ashlar_wire::LeaseWord;
 
+use crate::access::open_handles::note_opened;
 use crate::effects::NodeEffect;
-use crate::leases::invalidation;
+use crate::leases::grant_cache::GrantPublisher;
+use crate::leases::invalidation::{begin_invalidation, queue_invalidation};
 use crate::leases::leasing::Ancestors;
 use crate::leases::states::store_answer;
-use crate::node::Node;
+use crate::node_core::NodeCore;
+use crate::records::logs::seal_log;
+use crate::records::sealed_logs::apply_sealed;
 
-/// How long a request that must wait pauses before it checks again.
-const PAUSE_MIN: Duration = Duration::from_micros(20);
-const PAUSE_MAX: Duration = Duration::from_millis(10);
-/// The same while it waits for a session to use its fresh grant.
+/// Performs the lease manager's commands, and applies one batch of the logs that they seal.
 ///
-/// That rarely takes longer.
-const PAUSE_IN_USE: Duration = Duration::from_micros(50);
-
-impl Node {
-    /// Performs the lease manager's commands, and applies one batch of the logs that they seal.
-    ///
-    /// Returns whether there is none left. Otherwise it must be called again before anything else relies on the leases.
-    pub fn decide_some(&mut self) -> bool {
-        loop {
-            if perform_commands(self) {
-                self.effects.push(NodeEffect::WakeGrants);
-            }
-            match self.apply_sealed() {
-                None => break,
-                Some(true) => {}
-                Some(false) => return false,
-            }
+/// Returns whether there is none left. Otherwise it must be called again before anything else relies on the leases.
+pub fn decide_some(state: &mut NodeCore) -> bool {
+    loop {
+        if perform_commands(state) {
+            state.effects.push(NodeEffect::WakeGrants);
         }
-        for session in self.sessions.values() {
-            if session.page.is_revoking() {
-                session.page.set_revoking(false);
-            }
+        match apply_sealed(state) {
+            None => break,
+            Some(true) => {}
+            Some(false) => return false,
         }
-        true
     }
+    for session in state.sessions.values() {
+        if session.page.is_revoking() {
+            session.page.set_revoking(false);
+        }
+    }
+    true
+}
 
-    /// Performs all of the lease manager's commands, and applies all logs that they seal.
-    pub fn decide_all(&mut self) {
-        while !self.decide_some() {}
-    }
-
-    /// Returns when a request that waits for a grant must be advanced at the latest.
-    #[must_use]
-    pub fn next_decision(&self) -> Duration {
-        let pause = |until: u64| {
-            Duration::from_micros(until.saturating_sub(self.now.since_boot_us())).clamp(PAUSE_MIN, PAUSE_IN_USE)
-        };
-        self.now.since_boot + self.leasing.manager.next_time_us().map_or(PAUSE_MAX, pause)
-    }
+/// Performs all of the lease manager's commands, and applies all logs that they seal.
+pub fn decide_all(state: &mut NodeCore) {
+    while !decide_some(state) {}
 }
 
 /// Performs the lease manager's commands until there is none; returns whether requests were answered.
-fn perform_commands(state: &mut Node) -> bool {
+fn perform_commands(state: &mut NodeCore) -> bool {
     let mut answered = false;
     loop {
         let now_us = state.now.since_boot_us();
-        let Node { leasing, store, sessions, .. } = state;
+        let NodeCore { leasing, store, sessions, .. } = state;
         let is_using = |id: SessionId| sessions.get(&id).is_some_and(|session| session.control.is_using());
         match leasing.manager.poll_command(now_us, &Ancestors(store), &is_using) {
             Some(Command::Grant { session, request, grants, dependencies }) => {
@@ -84,12 +65,12 @@ fn perform_commands(state: &mut Node) -> bool {
 }
 
 /// Takes all leases of a session that is over.
-pub fn end_leases(state: &mut Node, id: SessionId) {
+pub fn end_leases(state: &mut NodeCore, id: SessionId) {
     state.leasing.manager.handle_session_end(id);
-    state.decide_all();
+    decide_all(state);
 }
 
-fn perform_command(state: &mut Node, command: &Command) {
+fn perform_command(state: &mut NodeCore, command: &Command) {
     match command {
         Command::Revoke { word, reason: RevokeReason::Folded | RevokeReason::Ended } => take_word(state, word),
         Command::Revoke { word, .. } => take_word_and_notify(state, word, word.inode, word.scope),
@@ -98,8 +79,8 @@ fn perform_command(state: &mut Node, command: &Command) {
             take_word_and_notify(state, word, hole.inode, hole.scope);
         }
         Command::Split { word, .. } => take_word(state, word),
-        Command::Attach { word } => write_word(state, word),
-        Command::SealAndApply { session } => state.seal(*session),
+        Command::Attach { word } => state.lease_tables().write_word(word),
+        Command::SealAndApply { session } => seal_log(state, *session),
         Command::Grant { .. } | Command::Wait { .. } => {}
     }
 }
@@ -108,78 +89,25 @@ fn perform_command(state: &mut Node, command: &Command) {
 ///
 /// From here until its log is applied, the log may hold records that are valid under the old word. A restart must know
 /// that.
-fn take_word(state: &mut Node, word: &SlotWord) {
+fn take_word(state: &mut NodeCore, word: &SlotWord) {
     if let Some(session) = state.sessions.get_mut(&word.session) {
         state.counters.leases_revoked += 1;
         session.leases_revoked += 1;
         session.page.set_revoking(true);
     }
-    write_word(state, word);
+    state.lease_tables().write_word(word);
     // No handle is opened under the lease from here on.
-    state.note_opened(word.session, word.inode, word.scope);
+    let holder = state.grant_cache.as_ref().map(GrantPublisher::holder);
+    note_opened(&state.store, &mut state.sessions, (word.session, holder), word.inode, word.scope);
 }
 
 /// Writes such a word also for a mount, and queues a notification of its kernel.
-fn take_word_and_notify(state: &mut Node, word: &SlotWord, inode: InodeId, scope: LeaseScope) {
-    invalidation::begin_invalidation(state, word.session);
+fn take_word_and_notify(state: &mut NodeCore, word: &SlotWord, inode: InodeId, scope: LeaseScope) {
+    begin_invalidation(state.sessions.get(&word.session));
     take_word(state, word);
-    invalidation::queue_invalidation(state, word.session, inode, scope);
-}
-
-/// Writes down leases that sessions hold without having been sent them.
-///
-/// That must happen before SharedFS publishes the position up to which it has validated their records. After a restart
-/// in between, SharedFS would otherwise validate later records by a table that lacks these leases.
-pub fn write_attached(state: &mut Node) {
-    loop {
-        let words: Vec<_> = state.leasing.manager.take_attached().collect();
-        if words.is_empty() {
-            return;
-        }
-        // If a table grows for one word, further words have room in it.
-        words.iter().for_each(|word| write_word(state, word));
+    let Some(session) = state.sessions.get(&word.session) else { return };
+    if let Some(ticket) = queue_invalidation(&state.store, session, inode, scope) {
+        state.counters.invalidations += 1;
+        state.leasing.add_ticket(ticket);
     }
-}
-
-/// Returns the lease word for a slot word.
-pub fn lease_word(word: &SlotWord) -> LeaseWord {
-    match word.mode {
-        None => LeaseWord::revoked(word.generation),
-        Some(mode) => LeaseWord::new(word.generation, word.scope, mode.is_write()),
-    }
-}
-
-/// Writes a lease word into the table of its session, or into the grant cache.
-pub fn write_word(state: &mut Node, word: &SlotWord) {
-    let is_recorded = word.slot != SlotWord::UNRECORDED;
-    if is_recorded && state.leasing.manager.is_superseded(word) {
-        return;
-    }
-    if let Some(session) = state.sessions.get_mut(&word.session) {
-        if is_recorded {
-            session.set_lease(word.slot, lease_word(word), word.inode);
-        }
-        // If there was no room a moment ago, the next request tries again.
-        if !session.lacks_lease_room {
-            let slot = if is_recorded { word.slot } else { session.lease_room };
-            let _ = make_lease_room(state, word.session, slot);
-        }
-    } else if let Some(grant_cache) = state.grant_cache.as_ref().filter(|_| is_recorded) {
-        grant_cache.write_word(word);
-    }
-}
-
-/// Gives a session's lease table more room, if this slot is near its end.
-///
-/// # Errors
-/// Those of [`ServedSession::make_lease_room`](crate::sessions::session::ServedSession::make_lease_room).
-pub fn make_lease_room(state: &mut Node, id: SessionId, slot: u32) -> io::Result<()> {
-    let Some(session) = state.sessions.get_mut(&id) else { return Ok(()) };
-    let before = session.lease_room;
-    let made = session.make_lease_room(slot);
-    let after = session.lease_room;
-    if after != before {
-        state.leasing.manager.set_table_slots(id, after);
-    }
-    made
 }

@@ -32,10 +32,8 @@ use ashlar_store::{Store, StoreError};
 use ashlar_types::{Contents, Credentials, InodeId, LeaseScope, SessionId, Timestamp};
 use ashlar_wire::{GrantCache, GrantCacheWriter, GrantReply, LeaseWord, Need, PublishedGrant};
 
-use crate::access::ways::{TRUSTED_PREFIX, USER_PREFIX, Viewer, Visibility};
-use crate::leases::decisions::lease_word;
-use crate::leases::leasing::Ancestors;
-use crate::node::Node;
+use crate::access::ways::{TRUSTED_PREFIX, USER_PREFIX, Viewer, Visibility, Ways};
+use crate::leases::leasing::{Ancestors, Leasing, lease_word};
 
 /// The most grants published for one answer.
 ///
@@ -127,32 +125,99 @@ impl GrantPublisher {
             self.writer.set_word(word.slot, lease_word(word), word.inode);
         }
     }
-}
 
-/// Withdraws what not all of the audience may see any more.
-///
-/// # Errors
-/// Those of the store.
-pub fn withdraw_hidden(state: &mut Node) -> Result<(), StoreError> {
-    let Node { grant_cache: Some(grant_cache), store, ways, .. } = state else { return Ok(()) };
-    if grant_cache.audience.is_empty() {
-        return Ok(());
-    }
-    if std::mem::take(&mut grant_cache.published) > CHECKED_MAX {
-        grant_cache.writer.withdraw_all();
-        return Ok(());
-    }
-    for inode in grant_cache.writer.published() {
-        let seen = match store.inode(inode)? {
-            Some(found) => ways.visibility(store, &grant_cache.audience, (inode, &found))?,
-            None => Visibility::Hidden,
-        };
-        match seen {
-            Visibility::Hidden => grant_cache.writer.withdraw(inode),
-            _ => grant_cache.published += 1,
+    /// Withdraws what not all of the audience may see any more.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn withdraw_hidden(&mut self, store: &Store, ways: &Ways) -> Result<(), StoreError> {
+        if self.audience.is_empty() {
+            return Ok(());
         }
+        if std::mem::take(&mut self.published) > CHECKED_MAX {
+            self.writer.withdraw_all();
+            return Ok(());
+        }
+        for inode in self.writer.published() {
+            let seen = match store.inode(inode)? {
+                Some(found) => ways.visibility(store, &self.audience, (inode, &found))?,
+                None => Visibility::Hidden,
+            };
+            match seen {
+                Visibility::Hidden => self.writer.withdraw(inode),
+                _ => self.published += 1,
+            }
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// Publishes an answer's grants that sessions only read.
+    ///
+    /// No other session may write the inode. Returns how many were published.
+    pub fn publish(
+        &mut self,
+        replies: &[GrantReply],
+        leasing: &mut Leasing,
+        (store, ways): (&Store, &Ways),
+        now_us: u64,
+    ) -> u64 {
+        // The files of a directory stand under one lease, so the grant cache joins its readers once for all of them.
+        let mut joined: Option<(LeaseWord, u32, SlotWord)> = None;
+        let mut count = 0;
+        for reply in replies.iter().filter(|reply| may_be_published(reply)) {
+            let (state_sent, word) = (&reply.state, LeaseWord(reply.word));
+            let seen = ways.visibility(store, &self.audience, (reply.inode, &state_sent.attributes));
+            // The session that asked has its answer already.
+            let Ok(seen @ (Visibility::All | Visibility::Attributes)) = seen else { continue };
+            let is_content = |contents: &Contents| !matches!(contents, Contents::Withheld(_));
+            let contents = seen == Visibility::All && state_sent.contents.as_ref().is_some_and(is_content);
+            let entries = seen == Visibility::All && state_sent.entries.is_some();
+            // A mount's grants on inodes that are reserved for the kernel are for that mount alone.
+            if leasing.manager.is_reserved_from(self.session, reply.inode, &Ancestors(store)) {
+                continue;
+            }
+            if count == PUBLISHED_MAX
+                || self.has_grant(reply.inode, Need { contents, entries, xattrs: true, children: false })
+            {
+                continue;
+            }
+            let is_under_it = |joined: &(LeaseWord, u32, SlotWord)| (joined.0, joined.1) == (word, reply.slot);
+            let lease = match joined.filter(|joined| word.scope() == LeaseScope::Files && is_under_it(joined)) {
+                Some((_, _, lease)) => lease,
+                None => match leasing.manager.join_readers(now_us, self.session, reply.inode, &Ancestors(store)) {
+                    Some(lease) => lease.word,
+                    None => continue,
+                },
+            };
+            self.write_word(&lease);
+            joined = Some((word, reply.slot, lease));
+            let dependencies = leasing.manager.dependencies(self.session, reply.inode, &Ancestors(store));
+            let (slot, word, mut published) = (lease.slot, lease_word(&lease), state_sent.clone());
+            published.contents = published.contents.filter(|_| contents);
+            published.entries = published.entries.filter(|_| entries);
+            published.hides_entries = false;
+            if !self.audience.is_empty() {
+                let Some(xattrs) = shown_xattrs(store, reply.inode, seen) else { continue };
+                published.xattrs = Some(xattrs);
+            }
+            // A state that is published under the same lease is as true as this.
+            let before = self.writer.grant_cache().find(reply.inode, Need::default());
+            if let Some(before) = before.filter(|before| (before.slot, before.word) == (slot, word)) {
+                published.contents = published.contents.or(before.state.contents);
+                published.entries = published.entries.or(before.state.entries);
+                published.xattrs = published.xattrs.or(before.state.xattrs);
+            }
+            if published.xattrs.is_none() {
+                // The session that asked has its answer already.
+                let Ok(xattrs) = store.xattrs(reply.inode) else { continue };
+                published.xattrs = Some(xattrs);
+            }
+            let post = PublishedGrant { slot, word, state: published, dependencies };
+            self.published += 1;
+            count += u64::from(self.writer.publish(&post, reply.inode, store.next_batch()));
+        }
+        count
+    }
 }
 
 /// Returns extended attributes that are published with a state; `None` if some of the audience may not see all of them.
@@ -163,70 +228,6 @@ fn shown_xattrs(store: &Store, inode: InodeId, seen: Visibility) -> Option<Vec<(
         |name: &[u8]| name.starts_with(TRUSTED_PREFIX) || seen != Visibility::All && name.starts_with(USER_PREFIX);
     let xattrs = store.xattrs(inode).ok()?;
     (!xattrs.iter().any(|(name, _)| hides(name))).then_some(xattrs)
-}
-
-/// Publishes an answer's grants that sessions only read.
-///
-/// No other session may write the inode.
-pub fn publish(state: &mut Node, replies: &[GrantReply]) {
-    let now_us = state.now.since_boot_us();
-    let Node { grant_cache: Some(grant_cache), leasing, store, counters, ways, .. } = state else { return };
-    // The files of a directory stand under one lease, so the grant cache joins its readers once for all of them.
-    let mut joined: Option<(LeaseWord, u32, SlotWord)> = None;
-    let mut count = 0;
-    for reply in replies.iter().filter(|reply| may_be_published(reply)) {
-        let (state_sent, word) = (&reply.state, LeaseWord(reply.word));
-        let seen = ways.visibility(store, &grant_cache.audience, (reply.inode, &state_sent.attributes));
-        // The session that asked has its answer already.
-        let Ok(seen @ (Visibility::All | Visibility::Attributes)) = seen else { continue };
-        let is_content = |contents: &Contents| !matches!(contents, Contents::Withheld(_));
-        let contents = seen == Visibility::All && state_sent.contents.as_ref().is_some_and(is_content);
-        let entries = seen == Visibility::All && state_sent.entries.is_some();
-        // A mount's grants on inodes that are reserved for the kernel are for that mount alone.
-        if leasing.manager.is_reserved_from(grant_cache.session, reply.inode, &Ancestors(store)) {
-            continue;
-        }
-        if count == PUBLISHED_MAX
-            || grant_cache.has_grant(reply.inode, Need { contents, entries, xattrs: true, children: false })
-        {
-            continue;
-        }
-        let is_under_it = |joined: &(LeaseWord, u32, SlotWord)| (joined.0, joined.1) == (word, reply.slot);
-        let lease = match joined.filter(|joined| word.scope() == LeaseScope::Files && is_under_it(joined)) {
-            Some((_, _, lease)) => lease,
-            None => match leasing.manager.join_readers(now_us, grant_cache.session, reply.inode, &Ancestors(store)) {
-                Some(lease) => lease.word,
-                None => continue,
-            },
-        };
-        grant_cache.write_word(&lease);
-        joined = Some((word, reply.slot, lease));
-        let dependencies = leasing.manager.dependencies(grant_cache.session, reply.inode, &Ancestors(store));
-        let (slot, word, mut published) = (lease.slot, lease_word(&lease), state_sent.clone());
-        published.contents = published.contents.filter(|_| contents);
-        published.entries = published.entries.filter(|_| entries);
-        published.hides_entries = false;
-        if !grant_cache.audience.is_empty() {
-            let Some(xattrs) = shown_xattrs(store, reply.inode, seen) else { continue };
-            published.xattrs = Some(xattrs);
-        }
-        // Node that is published under the same lease is as true as this.
-        let before = grant_cache.writer.grant_cache().find(reply.inode, Need::default());
-        if let Some(before) = before.filter(|before| (before.slot, before.word) == (slot, word)) {
-            published.contents = published.contents.or(before.state.contents);
-            published.entries = published.entries.or(before.state.entries);
-            published.xattrs = published.xattrs.or(before.state.xattrs);
-        }
-        if published.xattrs.is_none() {
-            // The session that asked has its answer already.
-            let Ok(xattrs) = store.xattrs(reply.inode) else { continue };
-            published.xattrs = Some(xattrs);
-        }
-        let post = PublishedGrant { slot, word, state: published, dependencies };
-        grant_cache.published += 1;
-        count += u64::from(grant_cache.writer.publish(&post, reply.inode, store.next_batch()));
-    }
-    counters.posts += count;
 }
 
 /// Returns whether a grant is for reading, and short enough for the grant cache.

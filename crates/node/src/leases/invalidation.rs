@@ -1,43 +1,47 @@
 //! Queues what a mount's kernel must forget when a lease is taken from the mount.
 
-use ashlar_lease::Ancestry;
-use ashlar_types::{InodeId, LeaseScope, SessionId};
+use std::sync::Arc;
 
-use crate::leases::kernel_notifier::StaleCache;
+use ashlar_lease::Ancestry;
+use ashlar_store::Store;
+use ashlar_types::{InodeId, LeaseScope};
+
+use crate::leases::kernel_notifier::{KernelTicket, StaleCache};
 use crate::leases::leasing::Ancestors;
-use crate::node::Node;
+use crate::sessions::session::ServedSession;
 
 /// Records that a lease is about to be taken.
 ///
 /// A restart from here on waits until the kernel no longer believes it.
-pub fn begin_invalidation(state: &Node, id: SessionId) {
-    if let Some(notifier) = state.sessions.get(&id).and_then(|session| session.notifier.as_ref()) {
+pub fn begin_invalidation(session: Option<&ServedSession>) {
+    if let Some(notifier) = session.and_then(|session| session.notifier.as_ref()) {
         notifier.begin_revocation();
     }
 }
 
-/// Queues what the kernel must forget.
+/// Queues what the kernel must forget; returns a ticket if the session has a kernel to notify.
 ///
 /// The kernel's cache below a directory can't be listed. The kernel looks up all names afresh, which brings attributes
 /// too, and an inode that is reached without a name is open.
-pub fn queue_invalidation(state: &mut Node, id: SessionId, inode: InodeId, scope: LeaseScope) {
-    let Some(session) = state.sessions.get(&id) else { return };
-    let Some(notifier) = session.notifier.clone() else { return };
+pub fn queue_invalidation(
+    store: &Store,
+    session: &ServedSession,
+    inode: InodeId,
+    scope: LeaseScope,
+) -> Option<Arc<dyn KernelTicket>> {
+    let notifier = session.notifier.clone()?;
     // The kernel's cache of a directory's files can't be listed either.
     let subtree = scope != LeaseScope::Node;
     let stale = |inode: InodeId, subtree| {
-        let found = state.store.inode(inode).ok().flatten();
+        let found = store.inode(inode).ok().flatten();
         StaleCache { inode, data: found.is_some_and(|found| !found.is_directory()), subtree }
     };
-    let is_below = |open: &InodeId| *open != inode && is_below(&Ancestors(&state.store), *open, inode);
+    let is_below = |open: &InodeId| *open != inode && is_below(&Ancestors(store), *open, inode);
     let open = if subtree { session.control.open_inodes() } else { Vec::new() };
     let open: Vec<_> = open.into_iter().filter(is_below).map(|open| stale(open, false)).collect();
     // It is queued behind the others, so its ticket stands for all of them. Names need no notification: kernels keep
     // none while there is more than one session.
-    let ticket = notifier.queue_stale(&open, stale(inode, subtree));
-    state.counters.invalidations += 1;
-    state.leasing.tickets.retain(|ticket| !ticket.is_done());
-    state.leasing.tickets.push(ticket);
+    Some(notifier.queue_stale(&open, stale(inode, subtree)))
 }
 
 /// Returns whether a lease on everything below `top` may govern the inode.

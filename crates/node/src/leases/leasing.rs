@@ -4,21 +4,28 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ashlar_lease::{Ancestry, InodeHome, LeaseManager, Limits, RequestError, RequestId, RequestedLease, SlotWord};
 use ashlar_store::{Store, StoreError};
-use ashlar_types::{Errno, Inode, InodeId, LeaseMode, LogPosition, SessionId};
+use ashlar_types::{Errno, Inode, InodeId, LeaseMode, SessionId};
 use ashlar_update::{Applied, Update};
 use ashlar_wire::{LEASE_SLOTS, LeaseRequest, LeaseWord, SessionKind};
 
-use crate::leases::grant::GrantAnswer;
+use crate::leases::grant::{GrantAnswer, GrantDependencies};
 use crate::leases::kernel_notifier::KernelTicket;
-use crate::node::{Node, NodeLimits};
+use crate::limits::NodeLimits;
 use crate::records::validate::Leases;
 use crate::sessions::session::ServedSession;
+use crate::time::NodeTime;
 
-/// Updates of other sessions on which a grant depends.
-pub type GrantDependencies = Vec<(SessionId, LogPosition)>;
+/// How long a request that must wait pauses before it checks again.
+const PAUSE_MIN: Duration = Duration::from_micros(20);
+const PAUSE_MAX: Duration = Duration::from_millis(10);
+/// The same while it waits for a session to use its fresh grant.
+///
+/// That rarely takes longer.
+const PAUSE_IN_USE: Duration = Duration::from_micros(50);
 
 /// The leases that a request wants.
 #[derive(Clone, Debug, Default)]
@@ -189,9 +196,73 @@ impl Leasing {
         self.dropped.push(session);
     }
 
+    /// Adds a notification of a kernel, and forgets those that are over.
+    pub fn add_ticket(&mut self, ticket: Arc<dyn KernelTicket>) {
+        self.tickets.retain(|ticket| !ticket.is_done());
+        self.tickets.push(ticket);
+    }
+
     /// Returns a session whose leases are to be taken.
     pub fn take_dropped(&mut self) -> Option<SessionId> {
         self.dropped.pop()
+    }
+
+    /// Returns whether a session is refused a lease on a reserved inode.
+    ///
+    /// The lease would cover it, and the session is not a mount's.
+    pub fn is_refused(&self, store: &Store, id: SessionId, want: &LeaseRequest) -> bool {
+        self.manager.refuses(id, &want.lease, &Ancestors(store))
+    }
+
+    /// Queues a session's request for leases.
+    ///
+    /// # Errors
+    /// `EAGAIN` if too many wait, `EINVAL` if it asks for too many at once, `EIO` if the session has ended.
+    pub fn request_leases(
+        &mut self,
+        store: &Store,
+        now_us: u64,
+        (id, is_mount): (SessionId, bool),
+        wanted: WantedLeases,
+    ) -> Result<RequestId, Errno> {
+        // A kernel that goes through a tree has no grant cache. It would have to be notified of each lease that is
+        // taken back.
+        let lease = |want: &LeaseRequest| RequestedLease {
+            lease: want.lease,
+            may_widen: want.lease.mode.is_write() || is_mount,
+        };
+        let asked: Vec<_> = wanted.wants.iter().map(lease).collect();
+        let request = self.manager.handle_request(now_us, id, &asked, &Ancestors(store));
+        let request = request.map_err(|error| match error {
+            RequestError::QueueFull(_) => Errno::EAGAIN,
+            RequestError::TooManyWants(_) | RequestError::OddScope(_) => Errno::EINVAL,
+            RequestError::Ended(_) => Errno::EIO,
+        })?;
+        self.wanted.insert(request, wanted);
+        Ok(request)
+    }
+
+    /// Returns the lease that a session holds on an inode already.
+    ///
+    /// The dependencies of the inode's state come with it.
+    pub fn find_covering(
+        &mut self,
+        store: &Store,
+        now_us: u64,
+        id: SessionId,
+        inode: InodeId,
+        mode: LeaseMode,
+    ) -> Option<(ashlar_lease::Grant, GrantDependencies)> {
+        self.manager.find_covering(now_us, id, inode, mode, &Ancestors(store))
+    }
+
+    /// Returns when a request that waits for a grant must be advanced at the latest.
+    #[must_use]
+    pub fn next_decision(&self, now: NodeTime) -> Duration {
+        let pause = |until: u64| {
+            Duration::from_micros(until.saturating_sub(now.since_boot_us())).clamp(PAUSE_MIN, PAUSE_IN_USE)
+        };
+        now.since_boot + self.manager.next_time_us().map_or(PAUSE_MAX, pause)
     }
 
     /// Returns names and numbers, for `status`.
@@ -220,47 +291,10 @@ fn restore_word(session: &ServedSession, slot: u32) -> Option<SlotWord> {
     })
 }
 
-impl Node {
-    /// Returns whether a session is refused a lease on a reserved inode.
-    ///
-    /// The lease would cover it, and the session is not a mount's.
-    pub fn is_refused(&self, id: SessionId, want: &LeaseRequest) -> bool {
-        self.leasing.manager.refuses(id, &want.lease, &Ancestors(&self.store))
-    }
-
-    /// Queues a session's request for leases.
-    ///
-    /// # Errors
-    /// `EAGAIN` if too many wait, `EINVAL` if it asks for too many at once, `EIO` if the session has ended.
-    pub fn request_leases(&mut self, now_us: u64, id: SessionId, wanted: WantedLeases) -> Result<RequestId, Errno> {
-        // A kernel that goes through a tree has no grant cache. It would have to be notified of each lease that is
-        // taken back.
-        let is_mount = self.sessions.get(&id).is_some_and(|session| session.identity.kind == SessionKind::Mount);
-        let lease = |want: &LeaseRequest| RequestedLease {
-            lease: want.lease,
-            may_widen: want.lease.mode.is_write() || is_mount,
-        };
-        let asked: Vec<_> = wanted.wants.iter().map(lease).collect();
-        let request = self.leasing.manager.handle_request(now_us, id, &asked, &Ancestors(&self.store));
-        let request = request.map_err(|error| match error {
-            RequestError::QueueFull(_) => Errno::EAGAIN,
-            RequestError::TooManyWants(_) | RequestError::OddScope(_) => Errno::EINVAL,
-            RequestError::Ended(_) => Errno::EIO,
-        })?;
-        self.leasing.wanted.insert(request, wanted);
-        Ok(request)
-    }
-
-    /// Returns the lease that a session holds on an inode already.
-    ///
-    /// The dependencies of the inode's state come with it.
-    pub fn covering_lease(
-        &mut self,
-        now_us: u64,
-        id: SessionId,
-        inode: InodeId,
-        mode: LeaseMode,
-    ) -> Option<(ashlar_lease::Grant, Vec<(SessionId, LogPosition)>)> {
-        self.leasing.manager.find_covering(now_us, id, inode, mode, &Ancestors(&self.store))
+/// Returns the lease word for a slot word.
+pub fn lease_word(word: &SlotWord) -> LeaseWord {
+    match word.mode {
+        None => LeaseWord::revoked(word.generation),
+        Some(mode) => LeaseWord::new(word.generation, word.scope, mode.is_write()),
     }
 }

@@ -4,68 +4,26 @@ use std::sync::Arc;
 
 use ashlar_lease::{Grant, RequestId};
 use ashlar_store::StoreError;
-use ashlar_types::{
-    Access, Contents, Credentials, Errno, Extent, FileKind, Inode, InodeId, LeaseMode, LeaseScope, SessionId,
-    blocks_for,
-};
-use ashlar_update::acl::Acl;
-use ashlar_update::permission::allows;
-use ashlar_update::xattr_size::attribute_bytes;
-use ashlar_update::{XATTR_ACL_ACCESS, XATTR_HIDDEN};
-use ashlar_wire::{DirectoryEntry, GrantReply, InodeState, LeaseRequest, Need, SessionKind};
+use ashlar_types::{Access, Errno, FileKind, Inode, InodeId, LeaseMode, LeaseScope, SessionId};
+use ashlar_wire::{GrantReply, InodeState, LeaseRequest, Need, SessionKind};
 
-use crate::access::ways::{TRUSTED_PREFIX, USER_PREFIX};
-use crate::leases::decisions::{lease_word, write_word};
-use crate::leases::grant::{
-    AnswerGate, GrantAnswer, LONG, check_directory, directory_entry, refusal, report_store_error,
+use crate::access::rights::may_search;
+use crate::access::tree_view::TreeView;
+use crate::leases::grant::{AnswerGate, GrantAnswer, GrantDependencies, LONG, report_store_error};
+use crate::leases::inode_state::{
+    complete_state, content_bytes, hide_unreadable, load_state, may_send_contents, state_bytes, xattr_bytes,
 };
-use crate::leases::grant_cache;
 use crate::leases::kernel_notifier::KernelNotifier;
-use crate::leases::leasing::{GrantDependencies, WantedLeases, home_of};
+use crate::leases::leasing::{WantedLeases, home_of, lease_word};
 use crate::leases::scan_detection;
-use crate::node::Node;
+use crate::leases::wants::check_directory;
+use crate::node_core::NodeCore;
 use crate::sessions::session::ServedSession;
-
-/// Takes from a state what a session's user may not see.
-fn hide_unreadable(state: &Node, id: SessionId, inode: InodeId, described: &mut InodeState) -> Result<(), StoreError> {
-    let Some(session) = state.ordinary_session(id) else { return Ok(()) };
-    let found = (inode, &described.attributes);
-    let may_read = state.may_read(session, found)?;
-    if let Some(xattrs) = described.xattrs.as_mut().filter(|xattrs| !xattrs.is_empty()) {
-        let may_change = state.may_change(session, found)?;
-        let hidden = xattrs.extract_if(.., |(name, _)| name.starts_with(TRUSTED_PREFIX));
-        let hidden: usize = hidden.map(|(name, value)| attribute_bytes(&name, &value)).sum();
-        if hidden > 0 && may_change {
-            xattrs.push((XATTR_HIDDEN.to_vec(), vec![0; hidden - attribute_bytes(XATTR_HIDDEN, &[])]));
-        }
-        // A user that may not read the inode may list the names. If it may add attributes, it must know the sizes.
-        let values = xattrs.iter_mut().filter(|(name, _)| !may_read && name.starts_with(USER_PREFIX));
-        values.for_each(|(_, value)| if may_change { value.fill(0) } else { value.clear() });
-    }
-    if may_read {
-        return Ok(());
-    }
-    described.hides_entries = described.entries.take().is_some();
-    described.contents = described.contents.take().map(withhold);
-    Ok(())
-}
-
-/// Returns content for a user that may not read it: which blocks there are.
-fn withhold(contents: Contents) -> Contents {
-    Contents::Withheld(match contents {
-        Contents::Inline(bytes) if bytes.is_empty() => Vec::new(),
-        Contents::Inline(bytes) => {
-            vec![Extent { logical_block: 0, blocks: blocks_for(bytes.len() as u64), address: None }]
-        }
-        Contents::Extents(extents) | Contents::Withheld(extents) => {
-            extents.into_iter().map(|extent| Extent { address: None, ..extent }).collect()
-        }
-    })
-}
+use crate::sessions::session_table::SessionTable;
 
 /// Makes the answer to a request that is granted, for the request to take.
 pub fn store_answer(
-    state: &mut Node,
+    state: &mut NodeCore,
     id: SessionId,
     request: RequestId,
     grants: &[Grant],
@@ -80,16 +38,33 @@ pub fn store_answer(
     }
 }
 
+/// Answers a want that the session's leases cover, ahead of waiting sessions.
+pub fn answer_covered(state: &mut NodeCore, id: SessionId, wanted: &WantedLeases) -> Option<GrantAnswer> {
+    let (mut grants, mut dependencies) = (Vec::with_capacity(wanted.wants.len()), Vec::new());
+    for want in &wanted.wants {
+        // Other sessions may hold leases below a directory that a session's lease covers: only the manager takes those.
+        if want.lease.scope == LeaseScope::Subtree {
+            return None;
+        }
+        let NodeCore { leasing, store, now, .. } = &mut *state;
+        let (grant, shown) =
+            leasing.find_covering(store, now.since_boot_us(), id, want.lease.inode, want.lease.mode)?;
+        grants.push(grant);
+        dependencies.extend(shown);
+    }
+    Some(make_answer(state, id, wanted, &grants, dependencies))
+}
+
 /// Makes an answer: the grants with their state.
 pub fn make_answer(
-    state: &mut Node,
+    state: &mut NodeCore,
     id: SessionId,
     wanted: &WantedLeases,
     grants: &[Grant],
     mut dependencies: GrantDependencies,
 ) -> GrantAnswer {
     for grant in grants {
-        write_word(state, &grant.word);
+        state.lease_tables().write_word(&grant.word);
         if let Some(session) = state.sessions.get_mut(&grant.word.session) {
             session.leases_granted += 1;
         }
@@ -101,12 +76,14 @@ pub fn make_answer(
     });
     let tickets: Vec<_> = tickets.map(Arc::clone).collect();
     let grants = grant_replies(state, id, wanted, grants, &mut dependencies);
-    if state.not_before <= state.now.since_boot && tickets.iter().all(|ticket| ticket.is_done()) {
-        grant_cache::publish(state, grants.as_deref().unwrap_or(&[]));
+    let may_publish = state.not_before <= state.now.since_boot && tickets.iter().all(|ticket| ticket.is_done());
+    if let Some(grant_cache) = state.grant_cache.as_mut().filter(|_| may_publish) {
+        let (replies, now_us) = (grants.as_deref().unwrap_or(&[]), state.now.since_boot_us());
+        state.counters.posts += grant_cache.publish(replies, &mut state.leasing, (&state.store, &state.ways), now_us);
     }
     dependencies.sort_unstable();
     dependencies.dedup();
-    let pages = find_pages_to_drop(state, id, wanted);
+    let pages = find_pages_to_drop(&state.sessions, id, wanted);
     let gate = AnswerGate { not_before: state.not_before, tickets, pages };
     GrantAnswer { grants, dependencies, applied: state.store.applied(id), gate }
 }
@@ -115,12 +92,15 @@ pub fn make_answer(
 ///
 /// A program is about to write them. Another process may have them mapped through the mount, and is to see these
 /// writes. A mount waits for no pages, since the request may be in flight that has locked them.
-fn find_pages_to_drop(state: &Node, id: SessionId, wanted: &WantedLeases) -> Vec<(Arc<dyn KernelNotifier>, InodeId)> {
-    let is_program = |session: &ServedSession| session.identity.kind == SessionKind::Process;
-    if !state.sessions.get(&id).is_some_and(is_program) {
+fn find_pages_to_drop(
+    sessions: &SessionTable,
+    id: SessionId,
+    wanted: &WantedLeases,
+) -> Vec<(Arc<dyn KernelNotifier>, InodeId)> {
+    if !sessions.is_process(id) {
         return Vec::new();
     }
-    let notifiers = state.sessions.values().filter_map(|session| Some((session, session.notifier.as_ref()?)));
+    let notifiers = sessions.values().filter_map(|session| Some((session, session.notifier.as_ref()?)));
     let notifiers: Vec<_> = notifiers.collect();
     let written = wanted.wants.iter().filter(|want| want.lease.mode.is_write()).map(|want| want.lease.inode);
     let owed = written.flat_map(|inode| {
@@ -142,7 +122,7 @@ struct UnaskedBytes {
 }
 
 fn grant_replies(
-    state: &mut Node,
+    state: &mut NodeCore,
     id: SessionId,
     wanted: &WantedLeases,
     grants: &[Grant],
@@ -169,28 +149,32 @@ fn grant_replies(
             contents: want.need.contents && is_asked,
             ..want.need
         };
-        let mut described = match load_state(state, grant.inode, need).map_err(|error| report_store_error(&error))? {
-            Some(described) => described,
-            None if is_asked => return Err(Errno::ESTALE),
-            // It was freed while logs of other sessions were applied.
-            None => continue,
-        };
-        if !is_reached(state, id, grant.inode, &described)? {
+        let mut described =
+            match load_state(&state.store, grant.inode, need).map_err(|error| report_store_error(&error))? {
+                Some(described) => described,
+                None if is_asked => return Err(Errno::ESTALE),
+                // It was freed while logs of other sessions were applied.
+                None => continue,
+            };
+        if !is_reached(state.tree(), id, grant.inode, &described)? {
             // Another session's log was applied, and narrowed a directory that leads to it.
             if is_asked {
-                return Err(refusal(state, id));
+                return Err(state.sessions.refusal(id));
             }
             continue;
         }
         unasked.bytes += xattr_bytes(&described);
         let sends_contents =
             !is_asked && want.need.contents && unasked.content_bytes < scan_detection::CONTENT_BYTES_MAX;
-        if (sends_contents || is_short_first_access(want, &described)) && may_send_contents(state, id, &described) {
+        if (sends_contents || is_short_first_access(want, &described))
+            && may_send_contents(state.sessions.get(&id), &described)
+        {
             let contents = state.store.contents(grant.inode).map_err(|error| report_store_error(&error))?;
             unasked.content_bytes += content_bytes(&contents);
             described.contents = Some(contents);
         }
-        hide_unreadable(state, id, grant.inode, &mut described).map_err(|error| report_store_error(&error))?;
+        hide_unreadable(&state.store, state.sessions.get(&id), grant.inode, &mut described)
+            .map_err(|error| report_store_error(&error))?;
         bytes += state_bytes(&described);
         if bytes > wanted.bytes_max {
             return Err(LONG);
@@ -211,9 +195,9 @@ fn grant_replies(
     Ok(replies)
 }
 
-fn is_reached(state: &Node, id: SessionId, inode: InodeId, described: &InodeState) -> Result<bool, Errno> {
-    let Some(session) = state.ordinary_session(id) else { return Ok(true) };
-    state.reaches(session, (inode, &described.attributes)).map_err(|error| report_store_error(&error))
+fn is_reached(tree: TreeView<'_>, id: SessionId, inode: InodeId, described: &InodeState) -> Result<bool, Errno> {
+    let Some(session) = tree.sessions.ordinary(id) else { return Ok(true) };
+    tree.reaches(session, (inode, &described.attributes)).map_err(|error| report_store_error(&error))
 }
 
 fn make_reply(grant: &Grant, state: InodeState) -> GrantReply {
@@ -224,7 +208,7 @@ fn make_reply(grant: &Grant, state: InodeState) -> GrantReply {
 ///
 /// Extended attributes go along until there are enough of them.
 fn add_children(
-    state: &mut Node,
+    state: &mut NodeCore,
     id: SessionId,
     directory: &GrantReply,
     grant: &Grant,
@@ -232,24 +216,23 @@ fn add_children(
     children: &mut Vec<GrantReply>,
     dependencies: &mut GrantDependencies,
 ) -> Result<(), StoreError> {
-    if let Some(session) = state.ordinary_session(id)
-        && !state.may_search(session, (directory.inode, &directory.state.attributes))?
+    if let Some(session) = state.sessions.ordinary(id)
+        && !may_search(&state.store, session, (directory.inode, &directory.state.attributes))?
     {
         return Ok(());
     }
     for entry in directory.state.entries.iter().flatten() {
-        let Some((found, seen)) = state.covering_lease(state.now.since_boot_us(), id, entry.inode, LeaseMode::Read)
-        else {
-            continue;
-        };
+        let now_us = state.now.since_boot_us();
+        let covering = state.leasing.find_covering(&state.store, now_us, id, entry.inode, LeaseMode::Read);
+        let Some((found, seen)) = covering else { continue };
         if found.word != grant.word {
             continue;
         }
         // With the access lists: otherwise opening such a file would take a request.
         let need = Need { xattrs: unasked.bytes < scan_detection::ATTRIBUTE_BYTES_MAX, ..Need::default() };
-        if let Some(mut described) = load_state(state, entry.inode, need)? {
-            state.record_found(id, entry.inode)?;
-            hide_unreadable(state, id, entry.inode, &mut described)?;
+        if let Some(mut described) = load_state(&state.store, entry.inode, need)? {
+            state.tree().record_found(id, entry.inode)?;
+            hide_unreadable(&state.store, state.sessions.get(&id), entry.inode, &mut described)?;
             unasked.bytes += xattr_bytes(&described);
             children.push(make_reply(&found, described));
             dependencies.extend(seen);
@@ -263,7 +246,7 @@ fn add_children(
 /// It does so if the session is likely to access them. Their contents go along if the session is likely to read them,
 /// and may.
 fn add_siblings(
-    state: &mut Node,
+    state: &mut NodeCore,
     id: SessionId,
     (file, reads): (&GrantReply, bool),
     grant: &Grant,
@@ -272,8 +255,8 @@ fn add_siblings(
     dependencies: &mut GrantDependencies,
 ) -> Result<(), StoreError> {
     let Some(directory) = home_of(file.inode, &file.state.attributes).as_file() else { return Ok(()) };
-    if check_directory(state, id, directory, Access::READ).is_err()
-        || check_directory(state, id, directory, Access::EXECUTE).is_err()
+    if check_directory(state.tree(), id, directory, Access::READ).is_err()
+        || check_directory(state.tree(), id, directory, Access::EXECUTE).is_err()
     {
         return Ok(());
     }
@@ -308,16 +291,16 @@ fn add_siblings(
         if !state.leasing.manager.is_among_files(directory, entry.inode, home_of(entry.inode, &found)) {
             continue;
         }
-        let mut described = complete_state(state, entry.inode, found, Need { xattrs: true, ..Need::default() })?;
-        if sends_contents && may_send_contents(state, id, &described) {
+        let mut described = complete_state(&state.store, entry.inode, found, Need { xattrs: true, ..Need::default() })?;
+        if sends_contents && may_send_contents(state.sessions.get(&id), &described) {
             let contents = state.store.contents(entry.inode)?;
             unasked.content_bytes += content_bytes(&contents);
             described.contents = Some(contents);
         } else if !grants_all {
             continue;
         }
-        state.record_found(id, entry.inode)?;
-        hide_unreadable(state, id, entry.inode, &mut described)?;
+        state.tree().record_found(id, entry.inode)?;
+        hide_unreadable(&state.store, state.sessions.get(&id), entry.inode, &mut described)?;
         unasked.bytes += xattr_bytes(&described) + size_of::<Inode>() + described.attributes.target.len();
         files.push(make_reply(&Grant { inode: entry.inode, word: grant.word }, described));
         dependencies.extend(state.leasing.manager.own_dependencies(id, entry.inode));
@@ -335,89 +318,4 @@ fn is_short_first_access(want: &LeaseRequest, file: &InodeState) -> bool {
     let is_short =
         file.attributes.kind == FileKind::Regular && file.attributes.blocks <= scan_detection::SHORT_FILE_BLOCKS;
     is_short && !want.lease.mode.is_write() && !want.need.contents && want.need.xattrs
-}
-
-fn xattr_bytes(state: &InodeState) -> usize {
-    state.xattrs.iter().flatten().map(|(name, value)| name.len() + value.len()).sum()
-}
-
-/// Returns the bytes of memory that the parts of a state take that may be long.
-fn state_bytes(state: &InodeState) -> usize {
-    let entries = state.entries.iter().flatten().map(|entry| size_of::<DirectoryEntry>() + entry.name.len());
-    entries.sum::<usize>() + xattr_bytes(state) + state.contents.as_ref().map_or(0, content_bytes)
-}
-
-fn content_bytes(contents: &Contents) -> usize {
-    match contents {
-        Contents::Inline(bytes) => bytes.len(),
-        Contents::Extents(extents) | Contents::Withheld(extents) => size_of_val(&extents[..]),
-    }
-}
-
-/// Returns whether a file's contents may be sent unasked.
-///
-/// They may only be sent to a session that may read them.
-fn may_send_contents(state: &Node, id: SessionId, file: &InodeState) -> bool {
-    // Without the access list, this is unknown.
-    let may_read = |session: &ServedSession| file.xattrs.is_some() && allows_reading(file, &session.credentials);
-    file.attributes.blocks <= scan_detection::CONTENT_BLOCKS_MAX && state.sessions.get(&id).is_some_and(may_read)
-}
-
-fn allows_reading(file: &InodeState, credentials: &Credentials) -> bool {
-    let list = file.xattrs.iter().flatten().find(|(name, _)| name == XATTR_ACL_ACCESS);
-    let acl = list.and_then(|(_, value)| Acl::parse(value));
-    allows(&file.attributes, acl.as_ref(), credentials, Access::READ)
-}
-
-/// Returns the needed state of an inode; `None` if it does not exist.
-fn load_state(state: &Node, id: InodeId, need: Need) -> Result<Option<InodeState>, StoreError> {
-    // The right to move directories is a lease on no inode: the root's attributes stand in.
-    let id = if id == InodeId::RENAME { InodeId::ROOT } else { id };
-    state.store.inode(id)?.map(|found| complete_state(state, id, found, need)).transpose()
-}
-
-fn complete_state(state: &Node, id: InodeId, attributes: Inode, need: Need) -> Result<InodeState, StoreError> {
-    let store = &state.store;
-    let contents = if need.contents && attributes.kind == FileKind::Regular { Some(store.contents(id)?) } else { None };
-    let entries = if need.entries && attributes.is_directory() && attributes.entries <= Need::ENTRIES_MAX {
-        Some(store.entries(id, 0, usize::MAX)?.into_iter().map(directory_entry).collect())
-    } else {
-        None
-    };
-    let xattrs = if need.xattrs { Some(store.xattrs(id)?) } else { None };
-    Ok(InodeState { attributes, contents, entries, hides_entries: false, xattrs, is_followed: store.is_followed(id) })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use ashlar_types::Timestamp;
-
-    #[test]
-    fn unasked_contents_sent_only_to_session_that_may_read() {
-        let mut file = Inode::new(FileKind::Regular, 0o640, InodeId::ROOT, Timestamp::default());
-        (file.uid, file.gid) = (7, 8);
-        let mut state = InodeState {
-            attributes: file,
-            contents: None,
-            entries: None,
-            hides_entries: false,
-            xattrs: Some(Vec::new()),
-            is_followed: false,
-        };
-        let may_read = |state: &InodeState, uid, gid| {
-            allows_reading(state, &Credentials { checked: false, ..Credentials::checked(uid, gid) })
-        };
-        assert!(may_read(&state, 7, 0) && may_read(&state, 1, 8) && may_read(&state, 0, 0));
-        assert!(!may_read(&state, 1, 1));
-        // An access list: owner rw, user 1 r, group nothing, mask r, others nothing.
-        let entries: [(u16, u16, u32); 5] =
-            [(1, 6, u32::MAX), (2, 4, 1), (4, 0, u32::MAX), (0x10, 4, u32::MAX), (0x20, 0, u32::MAX)];
-        let mut list = 2u32.to_le_bytes().to_vec();
-        for (tag, permissions, id) in entries {
-            list.extend(tag.to_le_bytes().iter().chain(&permissions.to_le_bytes()).chain(&id.to_le_bytes()));
-        }
-        state.xattrs = Some(vec![(XATTR_ACL_ACCESS.to_vec(), list)]);
-        assert!(may_read(&state, 1, 1) && !may_read(&state, 2, 8), "the access list decides");
-    }
 }

@@ -17,18 +17,14 @@ use std::time::Duration;
 use ashlar_lease::locks::{
     DelegationSlots, Delegations, HeldLock, LockOutcome, LockOwner, LockRequest, LockTable, WaiterId,
 };
-use ashlar_types::{Access, Errno, InodeId, LockAction, LockKind, LockedRange, SessionId};
-use ashlar_wire::{
-    LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockSlot, LockSlotState, Reply, Request, SessionKind,
-};
+use ashlar_types::{Errno, InodeId, LockAction, LockKind, LockedRange, SessionId};
+use ashlar_wire::{LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockSlot, LockSlotState, Reply, SessionKind};
 
-use crate::access::open_rights;
 use crate::blame::Blame;
 use crate::effects::{NodeEffect, PendingEffects};
-use crate::leases::grant::report_store_error;
-use crate::node::Node;
 use crate::sessions::identity::ProcessTable;
 use crate::sessions::session::ServedSession;
+use crate::sessions::session_table::SessionTable;
 
 /// How long a restarted SharedFS waits for sessions that do not return.
 ///
@@ -57,6 +53,37 @@ pub struct Locking {
     /// Cancellations that arrived before their wait, on another connection.
     early_cancels: VecDeque<(WaiterId, Duration)>,
     grace: Option<Grace>,
+}
+
+/// A request to set a lock that the session may make.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckedLock {
+    /// The request, as the table takes it.
+    pub(super) request: LockRequest,
+    pub(super) slot: Option<LockSlot>,
+    /// The session had it before a restart, and is believed.
+    pub(super) is_repeated: bool,
+    /// It waits until all sessions have asked again for their locks.
+    pub awaits_grace: bool,
+}
+
+/// How an attempt to set a lock ended.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "it is returned once, and not kept")]
+pub enum LockAttempt {
+    /// The request is answered.
+    Answered(Result<Reply, Errno>),
+    /// The request waits for other locks to end.
+    Waits(WaiterId),
+}
+
+/// The sessions that lock, and what is known of their processes.
+#[derive(Clone, Copy)]
+pub struct LockHolders<'a> {
+    /// The sessions.
+    pub sessions: &'a SessionTable,
+    /// Their processes.
+    pub processes: &'a dyn ProcessTable,
 }
 
 #[derive(Debug)]
@@ -125,7 +152,7 @@ impl Locking {
     ///
     /// Files that an earlier SharedFS noted as delegated come first: these are the session's alone, and its control
     /// page has the locks. The locks that the earlier SharedFS had in its table come second.
-    pub fn take_up(&mut self, ids: &[SessionId], sessions: &BTreeMap<SessionId, ServedSession>) {
+    pub fn take_up(&mut self, ids: &[SessionId], sessions: &SessionTable) {
         let is_process = |session: &&ServedSession| session.identity.kind == SessionKind::Process;
         let processes: Vec<_> = ids.iter().filter_map(|id| sessions.get(id)).filter(is_process).collect();
         for session in &processes {
@@ -140,7 +167,7 @@ impl Locking {
         }
     }
 
-    fn take_up_delegated(&mut self, session: &ServedSession, sessions: &BTreeMap<SessionId, ServedSession>) {
+    fn take_up_delegated(&mut self, session: &ServedSession, sessions: &SessionTable) {
         let claimed = session.control.claimed_lock_slots();
         for slot in 0..LOCK_SLOTS {
             let noted = session.page.delegated(slot);
@@ -171,7 +198,7 @@ impl Locking {
         (inode, slot): (InodeId, u32),
         is_delegated: bool,
         ranges: &[LockedRange],
-        sessions: &BTreeMap<SessionId, ServedSession>,
+        sessions: &SessionTable,
     ) {
         let claim = (inode, process_owner(session.id), session.identity.process.pid, slot);
         let (table, pages) = (&mut self.table, &mut LockSlotPages { sessions, word: 0 });
@@ -179,7 +206,7 @@ impl Locking {
     }
 
     /// Notes the record locks that a process has on a file, for the next SharedFS.
-    fn note_locks(&self, request: &LockRequest, sessions: &BTreeMap<SessionId, ServedSession>) {
+    fn note_locks(&self, request: &LockRequest, sessions: &SessionTable) {
         if !is_own(request) {
             return;
         }
@@ -189,7 +216,7 @@ impl Locking {
     }
 
     /// Takes a process's own locks on a file back into the table, if they are delegated to it.
-    fn recall_own(&mut self, inode: InodeId, owner: LockOwner, sessions: &BTreeMap<SessionId, ServedSession>) {
+    fn recall_own(&mut self, inode: InodeId, owner: LockOwner, sessions: &SessionTable) {
         if self.delegations.is_delegated_to(inode, owner) {
             self.delegations.recall(inode, &mut self.table, &mut LockSlotPages { sessions, word: 0 });
         }
@@ -201,8 +228,7 @@ impl Locking {
     fn prepare_request(
         &mut self,
         request: &LockRequest,
-        sessions: &BTreeMap<SessionId, ServedSession>,
-        processes: &dyn ProcessTable,
+        LockHolders { sessions, processes }: LockHolders<'_>,
         now: Duration,
     ) {
         if request.kind == LockKind::Record {
@@ -255,11 +281,195 @@ impl Locking {
             self.table.handle_lock_elsewhere(inode, owner.session, pid, LOCK_OWNER_PROCESS);
         }
     }
+
+    /// Sets or removes a lock, or begins to wait for it.
+    pub fn try_lock(
+        &mut self,
+        checked: &CheckedLock,
+        holders: LockHolders<'_>,
+        effects: &mut PendingEffects,
+        now: Duration,
+    ) -> LockAttempt {
+        let CheckedLock { request, slot, .. } = *checked;
+        if !self.prepare(&request, holders, effects, now) {
+            return LockAttempt::Answered(Ok(Reply::LockedOnMount));
+        }
+        let sessions = holders.sessions;
+        let outcome = self.table.handle_lock(request);
+        let delegate = |slot: LockSlot| {
+            let wanted = (request.inode, request.owner, request.pid, slot.number);
+            let pages = &mut LockSlotPages { sessions, word: slot.word };
+            self.delegations.delegate(now.as_millis() as u64, wanted, &mut self.table, pages)
+        };
+        let may_delegate = outcome == LockOutcome::Granted && is_own(&request);
+        let is_delegated = slot.filter(|_| may_delegate).is_some_and(delegate);
+        if outcome == LockOutcome::Granted {
+            self.handle_granted(&request);
+            if !is_delegated {
+                self.note_locks(&request, sessions);
+            }
+        }
+        self.wake_waiters(effects);
+        if is_delegated {
+            return LockAttempt::Answered(Ok(Reply::Delegated));
+        }
+        match (outcome, request.wait) {
+            (LockOutcome::Blocked, Some(ticket)) => {
+                let waiter = WaiterId { session: request.owner.session, ticket };
+                if self.is_cancelled(waiter, now) {
+                    self.table.handle_cancel(waiter);
+                    return LockAttempt::Answered(Err(Errno::EINTR));
+                }
+                self.waiting.insert(waiter);
+                LockAttempt::Waits(waiter)
+            }
+            (outcome, _) => LockAttempt::Answered(reply_for(outcome)),
+        }
+    }
+
+    /// Returns the answer to a request that waits for a lock; `None` if it must wait on.
+    pub fn poll_lock(
+        &mut self,
+        checked: &CheckedLock,
+        waiter: WaiterId,
+        sessions: &SessionTable,
+        effects: &mut PendingEffects,
+    ) -> Option<Result<Reply, Errno>> {
+        if let Some(outcome) = self.ended.remove(&waiter) {
+            self.waiting.remove(&waiter);
+            if outcome == LockOutcome::Granted {
+                self.handle_granted(&checked.request);
+                self.note_locks(&checked.request, sessions);
+                self.wake_waiters(effects);
+            }
+            return Some(reply_for(outcome));
+        }
+        if let Err(errno) = sessions.lockable(waiter.session) {
+            return Some(Err(errno));
+        }
+        if !self.waiting.contains(&waiter) {
+            return Some(Err(Errno::EINTR));
+        }
+        None
+    }
+
+    /// Gives up a wait whose peer has hung up: it would hold a lock without knowing.
+    ///
+    /// Returns whether the wait has ended by that. A wait that has just got its lock keeps it.
+    pub fn abandon_wait(&mut self, waiter: WaiterId) -> bool {
+        let is_cancelled = self.table.handle_cancel(waiter);
+        if is_cancelled {
+            self.waiting.remove(&waiter);
+        }
+        is_cancelled
+    }
+
+    /// Prepares for a request; returns `false` if the process must ask on a mount.
+    fn prepare(
+        &mut self,
+        request: &LockRequest,
+        holders: LockHolders<'_>,
+        effects: &mut PendingEffects,
+        now: Duration,
+    ) -> bool {
+        self.prepare_request(request, holders, now);
+        self.wake_waiters(effects);
+        !self.is_of_mount(request)
+    }
+
+    /// Handles a lock that a session has had before a restart and asks for again.
+    ///
+    /// A process's record locks move out of the mount's way. The mount asks for them again in the process's name. They
+    /// may have moved to the mount just before the restart, and still stand in the process's control page.
+    pub fn handle_reclaim(&mut self, checked: &CheckedLock, sessions: &SessionTable, now: Duration) {
+        let CheckedLock { request, is_repeated, .. } = checked;
+        if !is_repeated {
+            return;
+        }
+        self.record_reclaim(now);
+        if request.kind != LockKind::Record || is_own(request) {
+            return;
+        }
+        let of_process = sessions.values().filter(|session| {
+            session.identity.kind == SessionKind::Process && session.identity.process.pid == request.pid
+        });
+        of_process.for_each(|session| self.table.handle_move(request.inode, process_owner(session.id)));
+    }
+
+    /// Ends a wait. A wait that has just got its lock keeps it.
+    pub fn cancel_wait(&mut self, id: SessionId, ticket: u64, effects: &mut PendingEffects, now: Duration) -> Reply {
+        let waiter = WaiterId { session: id, ticket };
+        if self.table.handle_cancel(waiter) {
+            self.waiting.remove(&waiter);
+        } else if !self.waiting.contains(&waiter) && self.early_cancels.len() < EARLY_COUNT_MAX {
+            self.early_cancels.push_back((waiter, now));
+        }
+        self.collect_woken();
+        self.has_unreported = false;
+        effects.push(NodeEffect::WakeLocks);
+        Reply::Done
+    }
+
+    /// Returns the lock that conflicts with the requested one.
+    pub fn query_lock(
+        &mut self,
+        checked: &CheckedLock,
+        holders: LockHolders<'_>,
+        effects: &mut PendingEffects,
+        now: Duration,
+    ) -> Reply {
+        let request = checked.request;
+        if !self.prepare(&request, holders, effects, now) {
+            return Reply::LockedOnMount;
+        }
+        let conflict = self.table.query(&request);
+        let conflict = conflict.map(|HeldLock { mode, range, pid, .. }| (LockedRange { mode, range }, pid));
+        Reply::Conflict(conflict)
+    }
+
+    /// Takes a process's own record locks on a file back, and returns them.
+    ///
+    /// They return to the table. If `moves`, they may move to a mount from then on.
+    pub fn yield_locks(
+        &mut self,
+        id: SessionId,
+        (inode, moves): (InodeId, bool),
+        sessions: &SessionTable,
+        effects: &mut PendingEffects,
+    ) -> Reply {
+        self.recall_own(inode, process_owner(id), sessions);
+        let locks = self.table.records(inode, process_owner(id));
+        if moves {
+            self.table.handle_move(inode, process_owner(id));
+            self.wake_waiters(effects);
+        }
+        Reply::Locks(locks)
+    }
+
+    /// Removes an owner's locks on a file.
+    pub fn release_locks(
+        &mut self,
+        id: SessionId,
+        (inode, owner, lock_kind): (InodeId, u64, LockKind),
+        sessions: &SessionTable,
+        effects: &mut PendingEffects,
+    ) -> Reply {
+        let is_of_process = lock_kind == LockKind::Record && owner == LOCK_OWNER_PROCESS;
+        if is_of_process {
+            self.recall_own(inode, process_owner(id), sessions);
+        }
+        self.table.handle_close(LockOwner { session: id, owner }, inode, lock_kind);
+        if let Some(session) = sessions.get(&id).filter(|_| is_of_process) {
+            session.noted_locks.set(inode, &[]);
+        }
+        self.wake_waiters(effects);
+        Reply::Done
+    }
 }
 
 /// The lock slots in sessions' control pages.
 struct LockSlotPages<'a> {
-    sessions: &'a BTreeMap<SessionId, ServedSession>,
+    sessions: &'a SessionTable,
     /// The word of the slot that may be delegated.
     word: u64,
 }
@@ -298,203 +508,9 @@ fn process_owner(session: SessionId) -> LockOwner {
     LockOwner { session, owner: LOCK_OWNER_PROCESS }
 }
 
-fn is_own(request: &LockRequest) -> bool {
+/// Returns whether a request is about a process's own record locks.
+pub fn is_own(request: &LockRequest) -> bool {
     request.kind == LockKind::Record && request.owner.owner == LOCK_OWNER_PROCESS
-}
-
-fn decode_lock(session: SessionId, request: &Request) -> Option<LockRequest> {
-    let (inode, kind, owner, pid, range, action, wait) = match *request {
-        Request::Lock { inode, kind, owner, pid, range, action, wait, .. } => {
-            (inode, kind, owner, pid, range, action, wait)
-        }
-        Request::QueryLock { inode, kind, owner, range, action } => (inode, kind, owner, 0, range, action, None),
-        _ => return None,
-    };
-    let owner = LockOwner { session, owner };
-    range.is_valid().then_some(LockRequest { inode, kind, owner, pid, range, action, wait })
-}
-
-/// Returns a request as the table takes it.
-///
-/// A process's locks bear the number by which SharedFS knows it, whatever the process says.
-fn lock_request_of(state: &Node, id: SessionId, request: &Request) -> Result<LockRequest, Errno> {
-    let mut asked = decode_lock(id, request).ok_or(Errno::EINVAL)?;
-    let session = live_session(state, id)?;
-    if session.identity.kind == SessionKind::Process {
-        asked.pid = session.identity.process.pid;
-    }
-    Ok(asked)
-}
-
-/// Fails unless the session may have such a lock on the inode.
-///
-/// It must have the inode open, in LibFS or by a descriptor of a mount. Then it needs no right to the directories that
-/// lead there. The super-user's sessions are trusted: a mount asks for what the kernel has checked.
-///
-/// # Errors
-/// `ESTALE` if the inode does not exist; `EACCES` if the session does not have it open with the right to access it so.
-fn check_lock_rights(state: &Node, id: SessionId, request: &LockRequest, is_query: bool) -> Result<(), Errno> {
-    let session = live_session(state, id)?;
-    let found = state.store.inode(request.inode).map_err(|error| report_store_error(&error))?.ok_or(Errno::ESTALE)?;
-    if !session.needs_validation() {
-        return Ok(());
-    }
-    let is_mounts =
-        |other: &ServedSession| other.identity.kind == SessionKind::Mount && other.control.has_open(request.inode);
-    if !state.has_opened(session, request.inode) && !state.sessions.values().any(is_mounts) {
-        return Err(Errno::EACCES);
-    }
-    let held = open_rights::held_access(state, session, (request.inode, &found))?;
-    let is_allowed = match request.action {
-        LockAction::Read if !is_query && request.kind == LockKind::Record => held.contains(Access::READ),
-        LockAction::Write if !is_query && request.kind == LockKind::Record => held.contains(Access::WRITE),
-        _ => held != Access::NONE,
-    };
-    if is_allowed { Ok(()) } else { Err(Errno::EACCES) }
-}
-
-/// Returns the session, if it may have locks.
-pub fn live_session(state: &Node, id: SessionId) -> Result<&ServedSession, Errno> {
-    state.live(id).filter(|session| !session.is_ending).ok_or(Errno::EIO)
-}
-
-/// How an attempt to set a lock ended.
-#[derive(Debug)]
-#[allow(clippy::large_enum_variant, reason = "it is returned once, and not kept")]
-pub enum LockAttempt {
-    /// The request is answered.
-    Answered(Result<Reply, Errno>),
-    /// The request waits for other locks to end.
-    Waits(WaiterId),
-}
-
-/// Checks a request to set a lock, before it waits for anything.
-///
-/// # Errors
-/// `EINVAL`; `ESTALE`; `EACCES`; `EIO` if the session is over.
-pub fn check_lock(state: &mut Node, id: SessionId, request: &Request, reclaims: bool) -> Result<CheckedLock, Errno> {
-    let &Request::Lock { slot, .. } = request else { return Err(Errno::EINVAL) };
-    let request = lock_request_of(state, id, request)?;
-    if request.action != LockAction::Unlock {
-        check_lock_rights(state, id, &request, false)?;
-    }
-    let session = live_session(state, id)?;
-    let is_trusted = session.credentials.is_privileged();
-    if is_trusted && request.action != LockAction::Unlock && !is_own(&request) {
-        session.page.set_other_locks();
-    }
-    let is_repeated = reclaims && is_trusted;
-    if is_repeated {
-        state.locking.record_reclaim(state.now.since_boot);
-        take_over_moved(state, &request);
-    }
-    let awaits_grace = !is_repeated && request.action != LockAction::Unlock;
-    Ok(CheckedLock { request, slot, awaits_grace })
-}
-
-/// A request to set a lock that the session may make.
-#[derive(Clone, Copy, Debug)]
-pub struct CheckedLock {
-    request: LockRequest,
-    slot: Option<LockSlot>,
-    /// It waits until all sessions have asked again for their locks.
-    pub awaits_grace: bool,
-}
-
-/// Sets or removes a lock, or begins to wait for it.
-pub fn try_lock(state: &mut Node, checked: &CheckedLock) -> LockAttempt {
-    let CheckedLock { request, slot, .. } = *checked;
-    if !prepare(state, &request) {
-        return LockAttempt::Answered(Ok(Reply::LockedOnMount));
-    }
-    let now = state.now.since_boot;
-    let Node { locking, sessions, effects, .. } = state;
-    let outcome = locking.table.handle_lock(request);
-    let delegate = |slot: LockSlot| {
-        let wanted = (request.inode, request.owner, request.pid, slot.number);
-        let pages = &mut LockSlotPages { sessions, word: slot.word };
-        locking.delegations.delegate(now.as_millis() as u64, wanted, &mut locking.table, pages)
-    };
-    let may_delegate = outcome == LockOutcome::Granted && is_own(&request);
-    let is_delegated = slot.filter(|_| may_delegate).is_some_and(delegate);
-    if outcome == LockOutcome::Granted {
-        locking.handle_granted(&request);
-        if !is_delegated {
-            locking.note_locks(&request, sessions);
-        }
-    }
-    locking.wake_waiters(effects);
-    if is_delegated {
-        return LockAttempt::Answered(Ok(Reply::Delegated));
-    }
-    match (outcome, request.wait) {
-        (LockOutcome::Blocked, Some(ticket)) => {
-            let waiter = WaiterId { session: request.owner.session, ticket };
-            if locking.is_cancelled(waiter, now) {
-                locking.table.handle_cancel(waiter);
-                return LockAttempt::Answered(Err(Errno::EINTR));
-            }
-            locking.waiting.insert(waiter);
-            LockAttempt::Waits(waiter)
-        }
-        (outcome, _) => LockAttempt::Answered(reply_for(outcome)),
-    }
-}
-
-/// Returns the answer to a request that waits for a lock; `None` if it must wait on.
-pub fn poll_lock(state: &mut Node, checked: &CheckedLock, waiter: WaiterId) -> Option<Result<Reply, Errno>> {
-    if let Some(outcome) = state.locking.ended.remove(&waiter) {
-        state.locking.waiting.remove(&waiter);
-        if outcome == LockOutcome::Granted {
-            let Node { locking, sessions, effects, .. } = state;
-            locking.handle_granted(&checked.request);
-            locking.note_locks(&checked.request, sessions);
-            locking.wake_waiters(effects);
-        }
-        return Some(reply_for(outcome));
-    }
-    if let Err(errno) = live_session(state, waiter.session) {
-        return Some(Err(errno));
-    }
-    if !state.locking.waiting.contains(&waiter) {
-        return Some(Err(Errno::EINTR));
-    }
-    None
-}
-
-/// Gives up a wait whose peer has hung up: it would hold a lock without knowing.
-///
-/// Returns whether the wait has ended by that. A wait that has just got its lock keeps it.
-pub fn abandon_wait(state: &mut Node, waiter: WaiterId) -> bool {
-    let is_cancelled = state.locking.table.handle_cancel(waiter);
-    if is_cancelled {
-        state.locking.waiting.remove(&waiter);
-    }
-    is_cancelled
-}
-
-/// Prepares for a request; returns `false` if the process must ask on a mount.
-fn prepare(state: &mut Node, request: &LockRequest) -> bool {
-    let now = state.now.since_boot;
-    let Node { locking, sessions, processes, effects, .. } = state;
-    locking.prepare_request(request, sessions, &**processes, now);
-    locking.wake_waiters(effects);
-    !locking.is_of_mount(request)
-}
-
-/// Moves a process's record locks out of the mount's way.
-///
-/// The mount asks for them again in the process's name. They may have moved to the mount just before the restart, and
-/// still stand in the process's control page.
-fn take_over_moved(state: &mut Node, request: &LockRequest) {
-    if request.kind != LockKind::Record || is_own(request) {
-        return;
-    }
-    let Node { locking, sessions, .. } = state;
-    let of_process = sessions
-        .values()
-        .filter(|session| session.identity.kind == SessionKind::Process && session.identity.process.pid == request.pid);
-    of_process.for_each(|session| locking.table.handle_move(request.inode, process_owner(session.id)));
 }
 
 fn reply_for(outcome: LockOutcome) -> Result<Reply, Errno> {
@@ -505,70 +521,4 @@ fn reply_for(outcome: LockOutcome) -> Result<Reply, Errno> {
         LockOutcome::Full => Err(Errno::ENOLCK),
         LockOutcome::Moved => Ok(Reply::LockedOnMount),
     }
-}
-
-/// Ends a wait. A wait that has just got its lock keeps it.
-pub fn cancel_wait(state: &mut Node, id: SessionId, ticket: u64) -> Reply {
-    let waiter = WaiterId { session: id, ticket };
-    let now = state.now.since_boot;
-    let locking = &mut state.locking;
-    if locking.table.handle_cancel(waiter) {
-        locking.waiting.remove(&waiter);
-    } else if !locking.waiting.contains(&waiter) && locking.early_cancels.len() < EARLY_COUNT_MAX {
-        locking.early_cancels.push_back((waiter, now));
-    }
-    locking.collect_woken();
-    locking.has_unreported = false;
-    state.effects.push(NodeEffect::WakeLocks);
-    Reply::Done
-}
-
-/// Checks a request about conflicting locks, before it waits for anything.
-///
-/// # Errors
-/// As [`check_lock`].
-pub fn check_query(state: &Node, id: SessionId, request: &Request) -> Result<CheckedLock, Errno> {
-    let request = lock_request_of(state, id, request)?;
-    check_lock_rights(state, id, &request, true)?;
-    Ok(CheckedLock { request, slot: None, awaits_grace: true })
-}
-
-/// Returns the lock that conflicts with the requested one.
-pub fn query_lock(state: &mut Node, checked: &CheckedLock) -> Reply {
-    let request = checked.request;
-    if !prepare(state, &request) {
-        return Reply::LockedOnMount;
-    }
-    let conflict = state.locking.table.query(&request);
-    let conflict = conflict.map(|HeldLock { mode, range, pid, .. }| (LockedRange { mode, range }, pid));
-    Reply::Conflict(conflict)
-}
-
-/// Takes a process's own record locks on a file back, and returns them.
-///
-/// They return to the table. If `moves`, they may move to a mount from then on.
-pub fn yield_locks(state: &mut Node, id: SessionId, inode: InodeId, moves: bool) -> Reply {
-    let Node { locking, sessions, effects, .. } = state;
-    locking.recall_own(inode, process_owner(id), sessions);
-    let locks = locking.table.records(inode, process_owner(id));
-    if moves {
-        locking.table.handle_move(inode, process_owner(id));
-        locking.wake_waiters(effects);
-    }
-    Reply::Locks(locks)
-}
-
-/// Removes an owner's locks on a file.
-pub fn release_locks(state: &mut Node, id: SessionId, inode: InodeId, owner: u64, lock_kind: LockKind) -> Reply {
-    let Node { locking, sessions, effects, .. } = state;
-    let is_of_process = lock_kind == LockKind::Record && owner == LOCK_OWNER_PROCESS;
-    if is_of_process {
-        locking.recall_own(inode, process_owner(id), sessions);
-    }
-    locking.table.handle_close(LockOwner { session: id, owner }, inode, lock_kind);
-    if let Some(session) = sessions.get(&id).filter(|_| is_of_process) {
-        session.noted_locks.set(inode, &[]);
-    }
-    locking.wake_waiters(effects);
-    Reply::Done
 }

@@ -1,3 +1,4 @@
 //! File locks.
 
+pub mod lock_checks;
 pub mod locking;

@@ -8,12 +8,13 @@ use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
 use ashlar_wire::{LEASE_SLOTS, Reply};
 
 use crate::digest::durability::{find_writers, is_uncommitted};
-use crate::leases::decisions::make_lease_room;
+use crate::journal::acts::journal_inodes;
 use crate::leases::grant::{LATER, Patience, report_store_error};
 use crate::leases::leasing::Ancestors;
-use crate::node::Node;
+use crate::node_core::NodeCore;
 use crate::pending::progress::{Progress, done, ok};
 use crate::pending::steps::{ApplyLogs, CommitAll, DigestWait};
+use crate::records::logs::find_settled;
 use crate::sessions::mapped_table::NUMBER_MAX;
 use crate::sessions::mapping::{check_shown, try_to_map};
 use crate::sessions::session::ServedSession;
@@ -43,11 +44,11 @@ pub enum DigestTask {
 
 impl DigestTask {
     /// Goes on.
-    pub fn advance(&mut self, node: &mut Node, id: SessionId) -> Progress<Result<Reply, Errno>> {
+    pub fn advance(&mut self, node: &mut NodeCore, id: SessionId) -> Progress<Result<Reply, Errno>> {
         loop {
             match self {
                 Self::Begin => {
-                    let settled = ok!(node.settled(id).ok_or(Errno::EIO));
+                    let settled = ok!(find_settled(node, id).ok_or(Errno::EIO));
                     *self = Self::Apply(settled, ApplyLogs::of(id));
                 }
                 Self::Apply(settled, apply) => {
@@ -91,7 +92,7 @@ impl SyncTask {
     }
 
     /// Goes on for the asking session.
-    pub fn advance(&mut self, node: &mut Node, id: SessionId) -> Progress<Result<(), Errno>> {
+    pub fn advance(&mut self, node: &mut NodeCore, id: SessionId) -> Progress<Result<(), Errno>> {
         loop {
             match self {
                 Self::All(apply) => {
@@ -106,7 +107,8 @@ impl SyncTask {
                         *apply = None;
                     }
                     // A log may lead to further ones: it makes the inode, or moves it below another directory.
-                    let writers = ok!(find_writers(node, *inode).map_err(|error| report_store_error(&error)));
+                    let writers = ok!(find_writers(&node.store, &node.leasing, &node.sessions, *inode)
+                        .map_err(|error| report_store_error(&error)));
                     match writers.into_iter().find(|writer| !applied.contains(writer)) {
                         Some(writer) => *apply = Some((writer, ApplyLogs::of(writer))),
                         None => {
@@ -117,7 +119,7 @@ impl SyncTask {
                     }
                 }
                 Self::Positions(positions) => {
-                    if !is_uncommitted(node, positions) {
+                    if !is_uncommitted(&node.store, positions) {
                         return Progress::Done(Ok(()));
                     }
                     *self = Self::Commit(CommitAll::default());
@@ -143,7 +145,7 @@ pub enum RangeTask {
 
 impl RangeTask {
     /// Goes on. The result is `ENOSPC` if the arena's file system has no room for the lease table.
-    pub fn advance(&mut self, node: &mut Node, id: SessionId) -> Progress<Result<Reply, Errno>> {
+    pub fn advance(&mut self, node: &mut NodeCore, id: SessionId) -> Progress<Result<Reply, Errno>> {
         loop {
             match self {
                 Self::Begin => {
@@ -165,16 +167,16 @@ impl RangeTask {
     }
 }
 
-fn grant_range(node: &mut Node, id: SessionId) -> Result<Reply, Errno> {
+fn grant_range(node: &mut NodeCore, id: SessionId) -> Result<Reply, Errno> {
     // A new inode that other sessions see may get a lease of its own, for which no session asks. So a session gets no
     // more numbers than have room for that.
-    let free = |node: &Node| {
+    let free = |node: &NodeCore| {
         let left = |session: &ServedSession| u64::from(session.lease_room - session.lease_top);
         node.live(id).map(|session| if session.lease_room == LEASE_SLOTS { u64::MAX } else { left(session) })
     };
     if free(node).ok_or(Errno::EIO)? <= LEASES_KEPT + FIRST_RANGE {
         let room = node.live(id).ok_or(Errno::EIO)?.lease_room;
-        make_lease_room(node, id, room).map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno))?;
+        node.lease_tables().make_room(id, room).map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno))?;
     }
     let count = free(node).ok_or(Errno::EIO)?.saturating_sub(LEASES_KEPT).clamp(1, RANGE);
     let range = node.store.allocate_inodes(count).map_err(|error| {
@@ -182,7 +184,7 @@ fn grant_range(node: &mut Node, id: SessionId) -> Result<Reply, Errno> {
         if matches!(error, StoreError::NumbersExhausted { .. }) { Errno::ENOSPC } else { Errno::EIO }
     })?;
     let first = InodeId(range.start);
-    node.journal_inodes(id, first, count);
+    journal_inodes(node, id, first, count);
     let session = node.sessions.get_mut(&id).filter(|session| session.fenced.is_none()).ok_or(Errno::EIO)?;
     session.ranges.add(&session.page, first, count);
     Ok(Reply::Inodes(first, count))
@@ -225,7 +227,12 @@ impl MapTask {
     }
 
     /// Goes on.
-    pub fn advance(&mut self, node: &mut Node, id: SessionId, patience: Patience) -> Progress<Result<Reply, Errno>> {
+    pub fn advance(
+        &mut self,
+        node: &mut NodeCore,
+        id: SessionId,
+        patience: Patience,
+    ) -> Progress<Result<Reply, Errno>> {
         let WantedMapping { inode, first, blocks, number, follows } = self.wanted;
         let end = first.checked_add(blocks).filter(|end| *end > first && number <= NUMBER_MAX);
         let end = ok!(end.ok_or(Errno::EINVAL));
@@ -284,12 +291,12 @@ impl ShowTask {
     }
 
     /// Goes on.
-    pub fn advance(&mut self, node: &mut Node, id: SessionId) -> Progress<Result<(), Errno>> {
+    pub fn advance(&mut self, node: &mut NodeCore, id: SessionId) -> Progress<Result<(), Errno>> {
         loop {
             match &mut self.stage {
                 ShowStage::Apply(apply) => {
                     done!(apply.advance(node));
-                    ok!(check_shown(node, id, self.inode));
+                    ok!(check_shown(node.tree(), id, self.inode));
                     if !node.store.lags(self.inode) {
                         return Progress::Done(Ok(()));
                     }

@@ -3,9 +3,11 @@
 use ashlar_types::{LogPosition, SessionId};
 
 use crate::effects::NodeEffect;
-use crate::node::Node;
+use crate::leases::decisions::decide_some;
+use crate::node_core::NodeCore;
 use crate::pending::progress::Progress;
-use crate::records::apply::Slice;
+use crate::records::apply::{Slice, apply_log};
+use crate::sessions::ending::{begin_session_end, end_holdings};
 
 /// Applies all that sessions have logged, and takes all that they held.
 #[derive(Debug)]
@@ -20,7 +22,7 @@ impl EndSessions {
     ///
     /// From here on none of them counts as ended before its turn: other requests are served between two turns, and a
     /// session of which nothing is applied would look as if it were committed as a whole.
-    pub fn new(node: &mut Node, mut ids: Vec<SessionId>) -> Self {
+    pub fn new(node: &mut NodeCore, mut ids: Vec<SessionId>) -> Self {
         ids.retain(|id| node.sessions.contains_key(id));
         for id in &ids {
             node.sessions.entry(*id).and_modify(|session| {
@@ -33,24 +35,24 @@ impl EndSessions {
     }
 
     /// Goes on with the next batch.
-    pub fn advance(&mut self, node: &mut Node) -> Progress<()> {
+    pub fn advance(&mut self, node: &mut NodeCore) -> Progress<()> {
         loop {
             if let Some((id, sealed)) = self.current {
-                if !node.apply(id, sealed, Slice::Batch) {
+                if !apply_log(node, id, sealed, Slice::Batch) {
                     return Progress::More;
                 }
                 self.current = None;
                 node.sessions.entry(id).and_modify(|session| session.enders -= 1);
-                node.end_holdings(id);
+                end_holdings(node, id);
             }
             let Some(id) = self.left.pop() else { break };
-            match node.begin_session_end(id) {
+            match begin_session_end(node, id) {
                 Some(sealed) => self.current = Some((id, sealed)),
                 // A fenced session holds nothing any more.
                 None => _ = node.sessions.entry(id).and_modify(|session| session.enders -= 1),
             }
         }
-        if !node.decide_some() {
+        if !decide_some(node) {
             return Progress::More;
         }
         node.effects.push(NodeEffect::WakeLocks);

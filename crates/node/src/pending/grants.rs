@@ -1,23 +1,22 @@
 //! Requests for leases and for the state that comes with them.
 
 use ashlar_lease::RequestId;
-use ashlar_store::StoreError;
+use ashlar_store::{Store, StoreError};
 use ashlar_types::{Access, Errno, FileKind, InodeId, LeaseMode, Name, SessionId};
 use ashlar_update::Entry;
 use ashlar_wire::{DirectoryEntry, LeaseRequest, Need, Reply, ReserveReason};
 
-use crate::leases::decisions::{end_leases, make_lease_room};
-use crate::leases::grant::{
-    ENDING, GrantAnswer, LATER, Patience, answer_covered, check_directory, check_exists, check_scopes, check_want,
-    is_extent_request, refusal, report_store_error, widen_want,
-};
+use crate::access::tree_view::TreeView;
+use crate::leases::decisions::{decide_all, decide_some, end_leases};
+use crate::leases::grant::{ENDING, GrantAnswer, LATER, Patience, report_store_error};
 use crate::leases::leasing::WantedLeases;
-use crate::leases::read_ahead;
-use crate::leases::reserved;
-use crate::node::Node;
+use crate::leases::read_ahead::add_read_ahead;
+use crate::leases::states::answer_covered;
+use crate::leases::wants::{check_directory, check_exists, check_scopes, check_want, is_extent_request, widen_want};
+use crate::node_core::NodeCore;
 use crate::pending::progress::{Progress, WaitFor, done, ok};
+use crate::pending::request::{GatedReply, RequestTerms};
 use crate::pending::steps::ApplyLogs;
-use crate::pending::{GatedReply, RequestTerms};
 
 /// Applies what a session has logged, until the inodes that it names are there.
 #[derive(Debug)]
@@ -37,7 +36,7 @@ impl ApplyOwn {
     /// Goes on. Without patience, the result is [`LATER`] if one batch does not suffice.
     pub fn advance(
         &mut self,
-        node: &mut Node,
+        node: &mut NodeCore,
         id: SessionId,
         wants: &[LeaseRequest],
         patience: Patience,
@@ -50,7 +49,7 @@ impl ApplyOwn {
                         Progress::More if patience == Patience::None => return Progress::Done(Err(LATER)),
                         progress => done!(progress),
                     }
-                    if let Err(missing) = check_exists(node, wants) {
+                    if let Err(missing) = check_exists(&node.store, wants) {
                         if patience == Patience::None {
                             return Progress::Done(Err(LATER));
                         }
@@ -64,17 +63,17 @@ impl ApplyOwn {
                         if !wants.iter().any(may_be_made) {
                             return Progress::Done(Err(missing));
                         }
-                        *self = Self::All(ApplyLogs::of_all(node));
+                        *self = Self::All(ApplyLogs::of_all(&node.sessions));
                         continue;
                     }
                 }
                 Self::All(apply) => {
                     done!(apply.advance(node));
-                    ok!(check_exists(node, wants));
+                    ok!(check_exists(&node.store, wants));
                     ok!(node.live(id).ok_or(Errno::EIO));
                 }
             }
-            return Progress::Done(check_scopes(node, wants));
+            return Progress::Done(check_scopes(&node.store, wants));
         }
     }
 }
@@ -104,7 +103,7 @@ impl GrantRequest {
     /// The answer has no grants but [`LONG`](crate::leases::grant::LONG) if it would take more memory than it may.
     pub fn advance(
         &mut self,
-        node: &mut Node,
+        node: &mut NodeCore,
         id: SessionId,
         terms: RequestTerms,
     ) -> Progress<Result<GrantAnswer, Errno>> {
@@ -112,26 +111,26 @@ impl GrantRequest {
             match self.stage {
                 GrantStage::Check => {
                     for want in &mut self.wants {
-                        let checked = check_want(node, id, want).map_err(|error| report_store_error(&error));
-                        *want = ok!(ok!(checked).ok_or_else(|| refusal(node, id)));
+                        let checked = check_want(node.tree(), id, want).map_err(|error| report_store_error(&error));
+                        *want = ok!(ok!(checked).ok_or_else(|| node.sessions.refusal(id)));
                     }
-                    if self.wants.iter().any(|want| node.is_refused(id, want)) {
+                    if self.wants.iter().any(|want| node.leasing.is_refused(&node.store, id, want)) {
                         return Progress::Done(Err(Errno::RESERVED));
                     }
                     self.stage = GrantStage::Decide;
                 }
                 GrantStage::Decide => {
-                    if !node.decide_some() {
+                    if !decide_some(node) {
                         return Progress::More;
                     }
                     let wanted = self.widen(node, id, terms.bytes_max);
                     if let Some(answer) = answer_covered(node, id, &wanted) {
                         return Progress::Done(Ok(answer));
                     }
-                    self.stage = GrantStage::Wait(ok!(node.request_leases(node.now.since_boot_us(), id, wanted)));
+                    self.stage = GrantStage::Wait(ok!(request_leases(node, id, wanted)));
                 }
                 GrantStage::Wait(request) => {
-                    if !node.decide_some() {
+                    if !decide_some(node) {
                         return Progress::More;
                     }
                     if let Some(answer) = node.leasing.answers.remove(&request) {
@@ -145,41 +144,51 @@ impl GrantRequest {
                         self.cancel(node);
                         return Progress::Done(Err(LATER));
                     }
-                    return Progress::Wait(WaitFor::Grants, Some(node.next_decision()));
+                    return Progress::Wait(WaitFor::Grants, Some(node.leasing.next_decision(node.now)));
                 }
             }
         }
     }
 
     /// Gives up the request.
-    pub fn cancel(&mut self, node: &mut Node) {
+    pub fn cancel(&mut self, node: &mut NodeCore) {
         if let GrantStage::Wait(request) = self.stage {
             node.leasing.wanted.remove(&request);
             node.leasing.answers.remove(&request);
             node.leasing.manager.handle_cancel(request);
-            node.decide_all();
+            decide_all(node);
         }
     }
 
     /// Adds what the session is likely to ask for next.
-    fn widen(&self, node: &mut Node, id: SessionId, bytes_max: usize) -> WantedLeases {
+    fn widen(&self, node: &mut NodeCore, id: SessionId, bytes_max: usize) -> WantedLeases {
         // If there is no room, older leases make room.
         let top = node.sessions.get(&id).map_or(0, |session| session.lease_top);
-        let _ = make_lease_room(node, id, top + self.wants.len() as u32);
-        let mut wants: Vec<_> = self.wants.iter().map(|want| widen_want(node, id, want)).collect();
+        let _ = node.lease_tables().make_room(id, top + self.wants.len() as u32);
+        let mut wants: Vec<_> =
+            self.wants.iter().map(|want| widen_want(&node.store, &mut node.sessions, id, want)).collect();
         let asked = wants.len();
         // While other sessions wait, no session gets more than it asks for.
         if !node.leasing.manager.has_requests() {
-            read_ahead::add_read_ahead(node, id, &mut wants);
+            if let Some(session) = node.sessions.get_mut(&id) {
+                add_read_ahead(&node.store, &node.leasing.manager, session, &mut wants);
+            }
             let mut index = 0;
             wants.retain(|want| {
                 index += 1;
                 index <= asked
-                    || !node.is_refused(id, want) && check_want(node, id, want).is_ok_and(|want| want.is_some())
+                    || !node.leasing.is_refused(&node.store, id, want)
+                        && check_want(node.tree(), id, want).is_ok_and(|want| want.is_some())
             });
         }
         WantedLeases { wants, asked, bytes_max }
     }
+}
+
+/// Queues a session's request for leases.
+fn request_leases(node: &mut NodeCore, id: SessionId, wanted: WantedLeases) -> Result<RequestId, Errno> {
+    let now_us = node.now.since_boot_us();
+    node.leasing.request_leases(&node.store, now_us, (id, node.sessions.is_mount(id)), wanted)
 }
 
 /// A session asks for leases on inodes that it names.
@@ -204,7 +213,7 @@ impl AcquireTask {
     /// Goes on.
     pub fn advance(
         &mut self,
-        node: &mut Node,
+        node: &mut NodeCore,
         id: SessionId,
         terms: RequestTerms,
     ) -> Progress<Result<GatedReply, Errno>> {
@@ -212,7 +221,8 @@ impl AcquireTask {
             match &mut self.stage {
                 AcquireStage::Begin(wants) => {
                     let wants = std::mem::take(wants);
-                    self.stage = if is_extent_request(node, id, &wants) {
+                    let NodeCore { store, leasing, sessions, now, .. } = &mut *node;
+                    self.stage = if is_extent_request((store, leasing), sessions, now.since_boot_us(), id, &wants) {
                         AcquireStage::Grant(GrantRequest::new(wants))
                     } else {
                         AcquireStage::Apply(wants, ApplyOwn::new(id))
@@ -237,7 +247,7 @@ impl AcquireTask {
     }
 
     /// Gives up the request.
-    pub fn cancel(&mut self, node: &mut Node) {
+    pub fn cancel(&mut self, node: &mut NodeCore) {
         if let AcquireStage::Grant(grant) = &mut self.stage {
             grant.cancel(node);
         }
@@ -291,7 +301,7 @@ impl LookupTask {
     /// Goes on.
     pub fn advance(
         &mut self,
-        node: &mut Node,
+        node: &mut NodeCore,
         id: SessionId,
         terms: RequestTerms,
     ) -> Progress<Result<GatedReply, Errno>> {
@@ -307,7 +317,7 @@ impl LookupTask {
                 }
                 LookupStage::Apply(apply) => {
                     ok!(done!(apply.advance(node, id, self.target.within.as_slice(), terms.patience)));
-                    ok!(check_directory(node, id, directory, Access::EXECUTE));
+                    ok!(check_directory(node.tree(), id, directory, Access::EXECUTE));
                     self.stage = match self.target.within {
                         // Changes that other sessions have made in the directory are visible only after the lease is
                         // taken from them.
@@ -325,12 +335,13 @@ impl LookupTask {
                 }
                 LookupStage::Find => {
                     // Another session's log may have been applied, and may have narrowed the directory.
-                    ok!(check_directory(node, id, directory, Access::EXECUTE));
-                    let found = ok!(find_entry(node, id, &self.target).map_err(|error| report_store_error(&error)));
+                    ok!(check_directory(node.tree(), id, directory, Access::EXECUTE));
+                    let found =
+                        ok!(find_entry(node.tree(), id, &self.target).map_err(|error| report_store_error(&error)));
                     let wants = self.wants(node, id, found.as_ref());
                     if wants.is_empty() {
                         let answer = GrantAnswer::without_grants(node.store.applied(id));
-                        return Progress::Done(self.answer(node, found, answer));
+                        return Progress::Done(self.answer(&node.store, found, answer));
                     }
                     self.stage = LookupStage::Entry(found, GrantRequest::new(wants));
                 }
@@ -341,7 +352,7 @@ impl LookupTask {
                     // For the grant, SharedFS may have applied another session's log, and that may have changed the
                     // entry.
                     if ok!(now.map_err(|error| report_store_error(&error))) == found {
-                        return Progress::Done(self.answer(node, found, answer));
+                        return Progress::Done(self.answer(&node.store, found, answer));
                     }
                     self.before.keep_conditions(answer);
                     self.stage = LookupStage::Find;
@@ -351,32 +362,33 @@ impl LookupTask {
     }
 
     /// Gives up the request.
-    pub fn cancel(&mut self, node: &mut Node) {
+    pub fn cancel(&mut self, node: &mut NodeCore) {
         if let LookupStage::Directory(grant) | LookupStage::Entry(_, grant) = &mut self.stage {
             grant.cancel(node);
         }
     }
 
-    fn wants(&self, node: &mut Node, id: SessionId, found: Option<&Entry>) -> Vec<LeaseRequest> {
+    fn wants(&self, node: &mut NodeCore, id: SessionId, found: Option<&Entry>) -> Vec<LeaseRequest> {
         let LookupTarget { within, makes, write, need, .. } = self.target;
         let mut wants = Vec::with_capacity(2);
         let makes_entry = makes && found.is_none();
+        let NodeCore { leasing, store, now, .. } = node;
+        let mut is_covered = |inode, mode| leasing.find_covering(store, now.since_boot_us(), id, inode, mode).is_some();
         wants.extend(within.map(|within| if makes_entry { within.to_write() } else { within }));
         wants.extend(found.map(|found| {
             // A session that writes into a file follows a link to it, and does nothing to the link.
             let write = write && !(need.contents && found.kind == FileKind::Symlink);
             // A session that holds the lease already has asked for all the state that it wants.
-            let now_us = node.now.since_boot_us();
-            let is_held = need.entries && node.covering_lease(now_us, id, found.inode, LeaseMode::new(write)).is_some();
+            let is_held = need.entries && is_covered(found.inode, LeaseMode::new(write));
             let need = Need { entries: need.entries && !is_held, children: need.children && !is_held, ..need };
             LeaseRequest::on_inode(found.inode, write, need)
         }));
         wants
     }
 
-    fn answer(&mut self, node: &Node, found: Option<Entry>, answer: GrantAnswer) -> Result<GatedReply, Errno> {
+    fn answer(&mut self, store: &Store, found: Option<Entry>, answer: GrantAnswer) -> Result<GatedReply, Errno> {
         let entry = found.map(|entry| DirectoryEntry {
-            cookie: node.store.name_cookie(&self.target.name),
+            cookie: store.name_cookie(&self.target.name),
             name: self.target.name.clone(),
             inode: entry.inode,
             kind: entry.kind,
@@ -392,10 +404,10 @@ impl LookupTask {
 }
 
 /// Finds the entry of a lookup, and notes that the session has found it.
-fn find_entry(node: &Node, id: SessionId, target: &LookupTarget) -> Result<Option<Entry>, StoreError> {
-    let found = node.store.entry(target.directory, &target.name)?;
+fn find_entry(tree: TreeView<'_>, id: SessionId, target: &LookupTarget) -> Result<Option<Entry>, StoreError> {
+    let found = tree.store.entry(target.directory, &target.name)?;
     if let Some(found) = &found {
-        node.record_found(id, found.inode)?;
+        tree.record_found(id, found.inode)?;
     }
     Ok(found)
 }
@@ -421,14 +433,14 @@ impl ReserveTask {
     }
 
     /// Goes on.
-    pub fn advance(&mut self, node: &mut Node, id: SessionId, terms: RequestTerms) -> Progress<Result<(), Errno>> {
+    pub fn advance(&mut self, node: &mut NodeCore, id: SessionId, terms: RequestTerms) -> Progress<Result<(), Errno>> {
         loop {
             match &mut self.stage {
                 ReserveStage::Apply(apply) => {
                     // The log of the session that made it may not be applied yet.
                     let want = LeaseRequest::on_inode(self.inode, true, Need::default());
                     ok!(done!(apply.advance(node, id, &[want], terms.patience)));
-                    let want = ok!(reserved::reserve(node, id, self.inode, self.reason));
+                    let want = ok!(reserve(node, id, (self.inode, self.reason)));
                     self.stage = ReserveStage::Take(GrantRequest::new(vec![want]));
                 }
                 ReserveStage::Take(grant) => {
@@ -440,11 +452,17 @@ impl ReserveTask {
     }
 
     /// Gives up the request.
-    pub fn cancel(&mut self, node: &mut Node) {
+    pub fn cancel(&mut self, node: &mut NodeCore) {
         if let ReserveStage::Take(grant) = &mut self.stage {
             grant.cancel(node);
         }
     }
+}
+
+/// Reserves an inode for the kernel of a session's mount.
+fn reserve(node: &mut NodeCore, id: SessionId, reserved: (InodeId, ReserveReason)) -> Result<LeaseRequest, Errno> {
+    let NodeCore { reservations, sessions, leasing, store, .. } = node;
+    reservations.reserve(sessions.live(id).ok_or(Errno::EIO)?, reserved, leasing, store)
 }
 
 /// Takes the leases on inodes from all sessions: the state granted with them is no longer true.
@@ -464,7 +482,7 @@ impl TakeFromAll {
     }
 
     /// Goes on. The result is `EIO` if the shared area fails, or [`ENDING`].
-    pub fn advance(&mut self, node: &mut Node) -> Progress<Result<(), Errno>> {
+    pub fn advance(&mut self, node: &mut NodeCore) -> Progress<Result<(), Errno>> {
         let taker = match self.taker {
             Some(taker) => taker,
             None => {
@@ -480,10 +498,10 @@ impl TakeFromAll {
                 };
                 let want = LeaseRequest::on_inode(inode, true, Need::default());
                 let wanted = WantedLeases { wants: vec![want], asked: 1, bytes_max: usize::MAX };
-                self.request = Some(ok!(node.request_leases(node.now.since_boot_us(), taker, wanted)));
+                self.request = Some(ok!(request_leases(node, taker, wanted)));
                 continue;
             };
-            if !node.decide_some() {
+            if !decide_some(node) {
                 return Progress::More;
             }
             if node.leasing.answers.remove(&request).is_some() {
@@ -493,7 +511,7 @@ impl TakeFromAll {
             if node.ending {
                 return Progress::Done(Err(ENDING));
             }
-            return Progress::Wait(WaitFor::Grants, Some(node.next_decision()));
+            return Progress::Wait(WaitFor::Grants, Some(node.leasing.next_decision(node.now)));
         }
     }
 }

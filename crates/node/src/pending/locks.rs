@@ -5,10 +5,9 @@ use ashlar_types::{Errno, InodeId, SessionId};
 use ashlar_wire::{LOCK_SLOTS, Reply, Request};
 
 use crate::leases::grant::{ENDING, report_store_error};
-use crate::locks::locking::{
-    CheckedLock, LockAttempt, abandon_wait, check_lock, check_query, live_session, poll_lock, query_lock, try_lock,
-};
-use crate::node::Node;
+use crate::locks::lock_checks::{check_lock, check_query};
+use crate::locks::locking::{CheckedLock, LockAttempt, LockHolders, Locking};
+use crate::node_core::NodeCore;
 use crate::pending::progress::{Progress, WaitFor, done, ok};
 use crate::pending::steps::ApplyLogs;
 
@@ -38,7 +37,7 @@ impl LockTask {
     }
 
     /// Goes on.
-    pub fn advance(&mut self, node: &mut Node, id: SessionId) -> Progress<Result<Reply, Errno>> {
+    pub fn advance(&mut self, node: &mut NodeCore, id: SessionId) -> Progress<Result<Reply, Errno>> {
         loop {
             match &mut self.stage {
                 LockStage::Begin => {
@@ -54,10 +53,13 @@ impl LockTask {
                 }
                 LockStage::Check => {
                     let checked = match &self.request {
-                        Request::QueryLock { .. } => check_query(node, id, &self.request),
-                        request => check_lock(node, id, request, self.reclaims),
+                        Request::QueryLock { .. } => {
+                            check_query(&node.sessions, node.handle_leases(), id, &self.request)
+                        }
+                        request => check_lock(&node.sessions, node.handle_leases(), id, request, self.reclaims),
                     };
                     let checked = ok!(checked);
+                    node.locking.handle_reclaim(&checked, &node.sessions, node.now.since_boot);
                     self.stage =
                         if checked.awaits_grace { LockStage::Grace(checked) } else { LockStage::Ready(checked) };
                 }
@@ -70,20 +72,23 @@ impl LockTask {
                         }
                         return Progress::Wait(WaitFor::Locks, Some(until));
                     }
-                    ok!(live_session(node, id));
+                    ok!(node.sessions.lockable(id));
                     self.stage = LockStage::Ready(*checked);
                 }
                 LockStage::Ready(checked) => {
+                    let NodeCore { locking, sessions, processes, effects, now, .. } = &mut *node;
+                    let (holders, now) = (LockHolders { sessions, processes: &**processes }, now.since_boot);
                     if let Request::QueryLock { .. } = self.request {
-                        return Progress::Done(Ok(query_lock(node, checked)));
+                        return Progress::Done(Ok(locking.query_lock(checked, holders, effects, now)));
                     }
-                    match try_lock(node, checked) {
+                    match locking.try_lock(checked, holders, effects, now) {
                         LockAttempt::Answered(answer) => return Progress::Done(answer),
                         LockAttempt::Waits(waiter) => self.stage = LockStage::Wait(*checked, waiter),
                     }
                 }
                 LockStage::Wait(checked, waiter) => {
-                    if let Some(answer) = poll_lock(node, checked, *waiter) {
+                    let NodeCore { locking, sessions, effects, .. } = &mut *node;
+                    if let Some(answer) = locking.poll_lock(checked, *waiter, sessions, effects) {
                         return Progress::Done(answer);
                     }
                     if node.ending {
@@ -98,9 +103,9 @@ impl LockTask {
     /// Gives up the request, whose peer has hung up; returns whether it has ended by that.
     ///
     /// A wait that has just got its lock keeps it.
-    pub fn cancel(&mut self, node: &mut Node) -> bool {
+    pub fn cancel(&mut self, locking: &mut Locking) -> bool {
         match &self.stage {
-            LockStage::Wait(_, waiter) => abandon_wait(node, *waiter),
+            LockStage::Wait(_, waiter) => locking.abandon_wait(*waiter),
             _ => true,
         }
     }

@@ -4,12 +4,15 @@ use std::time::Duration;
 
 use ashlar_types::{LogPosition, SessionId};
 
-use crate::digest::commit::{is_commit_due, is_commit_due_after, is_due, release_blocks};
+use crate::digest::commit::{is_commit_due, is_commit_due_after, is_due};
+use crate::digest::freed_blocks::release_blocks;
 use crate::effects::NodeEffect;
-use crate::node::Node;
+use crate::leases::decisions::decide_some;
+use crate::node_core::NodeCore;
 use crate::pending::progress::{Progress, done};
 use crate::pending::steps::SweepOrphans;
-use crate::records::apply::Slice;
+use crate::records::apply::{Slice, apply_log};
+use crate::records::logs::find_settled;
 
 /// Batches of one log that are applied before the next session's turn.
 const BATCHES_IN_TURN: usize = 8;
@@ -79,7 +82,7 @@ enum RoundStage {
 
 impl DigestRound {
     /// Begins a round.
-    pub fn new(node: &mut Node, pace: DigestPace) -> Self {
+    pub fn new(node: &mut NodeCore, pace: DigestPace) -> Self {
         // A digest that is wanted from here on happens in the next round at the latest.
         node.digest_wanted = false;
         let mut left = node.live_ids();
@@ -88,7 +91,7 @@ impl DigestRound {
     }
 
     /// Goes on. The shell calls it again after it has removed the ended sessions ([`RoundStep::RemoveEnded`]).
-    pub fn advance(&mut self, node: &mut Node) -> Progress<RoundStep> {
+    pub fn advance(&mut self, node: &mut NodeCore) -> Progress<RoundStep> {
         let is_sweep_due = node.now.since_boot >= self.pace.swept + SWEEP;
         loop {
             match &mut self.stage {
@@ -97,7 +100,7 @@ impl DigestRound {
                         return Progress::More;
                     }
                     if self.left.is_empty() && self.current.is_none() {
-                        release_blocks(node);
+                        release_blocks(&mut node.store, &node.sessions);
                         if is_sweep_due {
                             node.leasing.manager.handle_time(node.now.since_boot_us());
                         }
@@ -105,7 +108,7 @@ impl DigestRound {
                     }
                 }
                 RoundStage::Decide => {
-                    if !node.decide_some() {
+                    if !decide_some(node) {
                         return Progress::More;
                     }
                     self.stage = RoundStage::Ends;
@@ -126,16 +129,19 @@ impl DigestRound {
     }
 
     /// Applies a batch of the next due log; returns `false` if other requests may be served first.
-    fn apply_next(&mut self, node: &mut Node) -> bool {
+    fn apply_next(&mut self, node: &mut NodeCore) -> bool {
         let Some(turn) = &mut self.current else {
             let Some(id) = self.left.pop() else { return true };
             let mut is_busy = false;
-            let due = is_due(node, id, &mut is_busy);
+            let (applied, now) = (node.store.applied(id), node.now.since_boot);
+            let session = node.sessions.get_mut(&id);
+            let due = session.is_some_and(|session| is_due(session, applied, now, &mut is_busy));
             if is_busy {
-                self.pace.moved = node.now.since_boot;
+                node.leasing.manager.handle_activity(id, node.now.since_boot_us());
+                self.pace.moved = now;
             }
             if due {
-                let settled = node.settled(id);
+                let settled = find_settled(node, id);
                 self.current = settled.map(|settled| Turn { id, settled, batches: 0, is_last: false, decides: false });
                 if node.live(id).is_none() {
                     // A request that waits for the session need not wait any longer.
@@ -145,11 +151,11 @@ impl DigestRound {
             return true;
         };
         if !turn.decides {
-            turn.is_last = node.apply(turn.id, turn.settled, Slice::Batch);
+            turn.is_last = apply_log(node, turn.id, turn.settled, Slice::Batch);
             turn.batches += 1;
             turn.decides = true;
         }
-        if !node.decide_some() {
+        if !decide_some(node) {
             return false;
         }
         turn.decides = false;
@@ -167,7 +173,7 @@ impl DigestRound {
         is_over
     }
 
-    fn end(&self, node: &mut Node) -> RoundStep {
+    fn end(&self, node: &mut NodeCore) -> RoundStep {
         if is_commit_due(node) {
             node.request_commit();
         }

@@ -3,12 +3,16 @@
 use ashlar_types::{Errno, QuotaKey, QuotaLimits, SessionId};
 use ashlar_wire::{Credit, CreditKind, QuotaRequest, Reply};
 
-use crate::node::Node;
+use crate::leases::decisions::decide_some;
+use crate::node_core::NodeCore;
 use crate::pending::progress::{Progress, done, ok};
 use crate::pending::steps::{ApplyLogs, CommitAll, ReclaimStep, SweepOrphans};
 use crate::sessions::session::ServedSession;
+use crate::sessions::session_table::SessionTable;
 use crate::space::credit::{ATTEMPTS, holdable, take_blocks_if_of_use, try_grant};
-use crate::space::quota::{check_quota_wants, set_limits, take_back_balances};
+use crate::space::credit_recall::write_off_credit;
+use crate::space::quota::{check_quota_wants, grant_quota};
+use crate::space::quota_recall::{set_limits, take_back_balances};
 
 /// A session asks for credit.
 ///
@@ -44,16 +48,19 @@ impl CreditTask {
     }
 
     /// Goes on.
-    pub fn advance(&mut self, node: &mut Node, id: SessionId) -> Progress<Result<Credit, Errno>> {
+    pub fn advance(&mut self, node: &mut NodeCore, id: SessionId) -> Progress<Result<Credit, Errno>> {
         loop {
             match &mut self.stage {
                 CreditStage::Try => {
-                    let most = holdable(node, id);
+                    let most = holdable(&node.store, &node.sessions, id);
                     if self.want.blocks > most.blocks || self.want.metadata_bytes > most.metadata_bytes {
                         let uid = ok!(node.live(id).ok_or(Errno::EIO)).identity.uid;
-                        let of_user = node.live_ids().into_iter().filter(|own| is_of_user(node, *own, uid)).collect();
+                        let of_user =
+                            node.live_ids().into_iter().filter(|own| is_of_user(&node.sessions, *own, uid)).collect();
                         self.stage = CreditStage::ApplyOwn(ApplyLogs::of_each(of_user));
-                    } else if let Some(granted) = ok!(try_grant(node, id, self.want, self.kinds, most)) {
+                    } else if let Some(granted) =
+                        ok!(try_grant(&node.store, &mut node.sessions, id, self.want, self.kinds, most))
+                    {
                         return Progress::Done(Ok(granted));
                     } else {
                         self.stage = CreditStage::Reclaim(ReclaimStep::default());
@@ -62,17 +69,19 @@ impl CreditTask {
                 CreditStage::ApplyOwn(apply) => {
                     done!(apply.advance(node));
                     let uid = ok!(node.live(id).ok_or(Errno::EIO)).identity.uid;
-                    node.write_off_credit(|session: &ServedSession| session.identity.uid == uid);
+                    write_off_credit(node, |session: &ServedSession| session.identity.uid == uid);
                     self.stage = CreditStage::DecideOwn;
                 }
                 CreditStage::DecideOwn => {
-                    if !node.decide_some() {
+                    if !decide_some(node) {
                         return Progress::More;
                     }
                     self.stage = CreditStage::TryExact;
                 }
                 CreditStage::TryExact => {
-                    if let Some(granted) = ok!(try_grant(node, id, self.want, self.kinds, Credit::default())) {
+                    if let Some(granted) =
+                        ok!(try_grant(&node.store, &mut node.sessions, id, self.want, self.kinds, Credit::default()))
+                    {
                         return Progress::Done(Ok(granted));
                     }
                     self.stage = CreditStage::Reclaim(ReclaimStep::default());
@@ -85,20 +94,20 @@ impl CreditTask {
                     ok!(done!(reclaim.advance(node)));
                     if self.attempt > 0 {
                         // From here on no other session gets anything: the answer is exact.
-                        node.write_off_credit(|_| true);
+                        write_off_credit(node, |_| true);
                         self.stage = CreditStage::DecideAll;
                     } else {
                         self.stage = CreditStage::TakeBlocks;
                     }
                 }
                 CreditStage::DecideAll => {
-                    if !node.decide_some() {
+                    if !decide_some(node) {
                         return Progress::More;
                     }
                     self.stage = CreditStage::TakeBlocks;
                 }
                 CreditStage::TakeBlocks => {
-                    take_blocks_if_of_use(node, self.want.blocks, self.kinds);
+                    take_blocks_if_of_use(&mut node.store, &node.sessions, self.want.blocks, self.kinds);
                     self.attempt += 1;
                     self.stage = CreditStage::Try;
                 }
@@ -107,8 +116,8 @@ impl CreditTask {
     }
 }
 
-fn is_of_user(node: &Node, id: SessionId, uid: u32) -> bool {
-    node.live(id).is_some_and(|session| session.identity.uid == uid)
+fn is_of_user(sessions: &SessionTable, id: SessionId, uid: u32) -> bool {
+    sessions.live(id).is_some_and(|session| session.identity.uid == uid)
 }
 
 /// A session asks to use what quotas limit.
@@ -140,15 +149,15 @@ impl QuotaTask {
     }
 
     /// Goes on.
-    pub fn advance(&mut self, node: &mut Node, id: SessionId) -> Progress<Result<Reply, Errno>> {
+    pub fn advance(&mut self, node: &mut NodeCore, id: SessionId) -> Progress<Result<Reply, Errno>> {
         loop {
             match &mut self.stage {
                 QuotaStage::ApplyOwn(apply) => {
                     done!(apply.advance(node));
-                    if let Some((version, grants)) = node.grant_quota(id, &self.wants) {
+                    if let Some((version, grants)) = grant_quota(&node.store, &mut node.sessions, id, &self.wants) {
                         return Progress::Done(Ok(Reply::Quota { version, grants }));
                     }
-                    self.stage = QuotaStage::ApplyAll(ApplyLogs::of_all(node));
+                    self.stage = QuotaStage::ApplyAll(ApplyLogs::of_all(&node.sessions));
                 }
                 QuotaStage::ApplyAll(apply) => {
                     done!(apply.advance(node));
@@ -160,12 +169,12 @@ impl QuotaTask {
                     self.stage = QuotaStage::Decide;
                 }
                 QuotaStage::Decide => {
-                    if !node.decide_some() {
+                    if !decide_some(node) {
                         return Progress::More;
                     }
                     // No other request was served in between: this answer is exact.
                     ok!(node.live(id).ok_or(Errno::EIO));
-                    return Progress::Done(match node.grant_quota(id, &self.wants) {
+                    return Progress::Done(match grant_quota(&node.store, &mut node.sessions, id, &self.wants) {
                         Some((version, grants)) => Ok(Reply::Quota { version, grants }),
                         None => {
                             node.counters.quota_refused += 1;
@@ -195,12 +204,12 @@ enum LimitsStage {
 
 impl LimitsTask {
     /// Sets limits, which are durable at the end.
-    pub fn new(node: &Node, key: QuotaKey, limits: QuotaLimits) -> Self {
-        Self { key, limits, stage: LimitsStage::Apply(ApplyLogs::of_all(node)) }
+    pub fn new(sessions: &SessionTable, key: QuotaKey, limits: QuotaLimits) -> Self {
+        Self { key, limits, stage: LimitsStage::Apply(ApplyLogs::of_all(sessions)) }
     }
 
     /// Goes on. The result is `EIO` if they can't be committed.
-    pub fn advance(&mut self, node: &mut Node) -> Progress<Result<(), Errno>> {
+    pub fn advance(&mut self, node: &mut NodeCore) -> Progress<Result<(), Errno>> {
         loop {
             match &mut self.stage {
                 LimitsStage::Apply(apply) => {
@@ -209,7 +218,7 @@ impl LimitsTask {
                     self.stage = LimitsStage::Decide;
                 }
                 LimitsStage::Decide => {
-                    if !node.decide_some() {
+                    if !decide_some(node) {
                         return Progress::More;
                     }
                     self.stage = LimitsStage::Commit(CommitAll::default());

@@ -4,12 +4,16 @@ use std::time::Duration;
 
 use ashlar_types::{Errno, LogPosition, SessionId};
 
-use crate::digest::commit::{is_commit_due_after, release_blocks};
-use crate::digest::orphans::{closed_orphans, free_orphan};
+use crate::digest::commit::is_commit_due_after;
+use crate::digest::freed_blocks::release_blocks;
+use crate::digest::orphans::{closed_orphans, free_orphan, is_open};
+use crate::leases::decisions::decide_some;
 use crate::leases::grant::ENDING;
-use crate::node::Node;
+use crate::node_core::NodeCore;
 use crate::pending::progress::{Progress, WaitFor, done, ok};
-use crate::records::apply::Slice;
+use crate::records::apply::{Slice, apply_log};
+use crate::records::logs::find_settled;
+use crate::sessions::session_table::SessionTable;
 
 /// How long a request that waits for room in the journal pauses before it tries again.
 const JOURNAL_PAUSE: Duration = Duration::from_millis(2);
@@ -37,15 +41,15 @@ impl ApplyLogs {
     }
 
     /// Applies all logs.
-    pub fn of_all(node: &Node) -> Self {
-        Self::of_each(node.live_ids())
+    pub fn of_all(sessions: &SessionTable) -> Self {
+        Self::of_each(sessions.live_ids())
     }
 
     /// Applies the next batch.
-    pub fn advance(&mut self, node: &mut Node) -> Progress<()> {
+    pub fn advance(&mut self, node: &mut NodeCore) -> Progress<()> {
         loop {
             if self.decides {
-                if !node.decide_some() {
+                if !decide_some(node) {
                     return Progress::More;
                 }
                 self.decides = false;
@@ -54,11 +58,11 @@ impl ApplyLogs {
                 Some(current) => current,
                 None => {
                     let Some(id) = self.left.pop() else { return Progress::Done(()) };
-                    let Some(settled) = node.settled(id) else { continue };
+                    let Some(settled) = find_settled(node, id) else { continue };
                     *self.current.insert((id, settled))
                 }
             };
-            let is_last = node.apply(id, settled, Slice::Batch);
+            let is_last = apply_log(node, id, settled, Slice::Batch);
             self.decides = true;
             if is_last {
                 self.current = None;
@@ -71,7 +75,7 @@ impl ApplyLogs {
                     // The next batch waits for a commit.
                     return Progress::Wait(WaitFor::Digests, Some(node.now.since_boot + JOURNAL_PAUSE));
                 }
-                if node.decide_some() {
+                if decide_some(node) {
                     self.decides = false;
                 }
                 return Progress::More;
@@ -91,10 +95,10 @@ impl CommitAll {
     /// Returns whether everything is committed.
     ///
     /// The result is `EIO` if the shared area or a commit has failed, or [`ENDING`].
-    pub fn advance(&mut self, node: &mut Node) -> Progress<Result<(), Errno>> {
+    pub fn advance(&mut self, node: &mut NodeCore) -> Progress<Result<(), Errno>> {
         // A batch that is under way may lack the newest updates; the next one that begins has them.
-        let (target, failed) = *self.aim.get_or_insert((node.commits_begun + 1, node.counters.commits_failed));
-        if !node.store.is_dirty() || node.commits_ended >= target {
+        let (target, failed) = *self.aim.get_or_insert((node.commits.begun + 1, node.counters.commits_failed));
+        if !node.store.is_dirty() || node.commits.ended >= target {
             return Progress::Done(Ok(()));
         }
         if node.failure.is_some() || node.counters.commits_failed > failed {
@@ -133,7 +137,7 @@ impl DigestWait {
     /// Returns the committed position.
     ///
     /// The result is `EIO` if the session is fenced or the shared area has failed, or [`ENDING`].
-    pub fn advance(&mut self, node: &mut Node) -> Progress<Result<LogPosition, Errno>> {
+    pub fn advance(&mut self, node: &mut NodeCore) -> Progress<Result<LogPosition, Errno>> {
         let Self { id, target, applies } = *self;
         let (committed, applied) = (node.store.committed(id), node.store.applied(id));
         let Some(session) = node.sessions.get_mut(&id) else { return Progress::Done(Ok(committed)) };
@@ -173,7 +177,7 @@ enum SweepStage {
 
 impl SweepOrphans {
     /// Frees them, after all logs are applied.
-    pub fn advance(&mut self, node: &mut Node) -> Progress<()> {
+    pub fn advance(&mut self, node: &mut NodeCore) -> Progress<()> {
         loop {
             match &mut self.stage {
                 SweepStage::Begin => {
@@ -182,19 +186,19 @@ impl SweepOrphans {
                         return Progress::Done(());
                     }
                     // A record that is still in a log may give an orphan a name again, or open it.
-                    self.stage = SweepStage::Apply(ApplyLogs::of_all(node));
+                    self.stage = SweepStage::Apply(ApplyLogs::of_all(&node.sessions));
                 }
                 SweepStage::Apply(apply) => {
                     done!(apply.advance(node));
                     for inode in std::mem::take(&mut self.closed) {
-                        if !node.is_open(inode) && node.orphans.contains(&inode) {
+                        if !is_open(node, inode) && node.orphans.contains(&inode) {
                             free_orphan(node, inode);
                         }
                     }
                     self.stage = SweepStage::Decide;
                 }
                 SweepStage::Decide => {
-                    return if node.decide_some() { Progress::Done(()) } else { Progress::More };
+                    return if decide_some(node) { Progress::Done(()) } else { Progress::More };
                 }
             }
         }
@@ -217,7 +221,7 @@ pub enum ReclaimStep {
 
 impl ReclaimStep {
     /// Goes on with it. The result is that of a commit.
-    pub fn advance(&mut self, node: &mut Node) -> Progress<Result<(), Errno>> {
+    pub fn advance(&mut self, node: &mut NodeCore) -> Progress<Result<(), Errno>> {
         loop {
             match self {
                 Self::Begin => {
@@ -243,7 +247,7 @@ impl ReclaimStep {
                 }
                 Self::Commit(commit) => {
                     ok!(done!(commit.advance(node)));
-                    release_blocks(node);
+                    release_blocks(&mut node.store, &node.sessions);
                     return Progress::Done(Ok(()));
                 }
             }

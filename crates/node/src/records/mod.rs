@@ -3,4 +3,5 @@
 pub mod apply;
 pub mod batch;
 pub mod logs;
+pub mod sealed_logs;
 pub mod validate;

@@ -5,10 +5,12 @@ use ashlar_wire::{Admission, CreditKind, Peer, SessionKind};
 
 use crate::access::open_rights::find_mount;
 use crate::access::ways::Viewer;
-use crate::node::Node;
+use crate::journal::acts::journal_inodes;
+use crate::node_core::NodeCore;
 use crate::pending::FIRST_RANGE;
 use crate::sessions::identity::SessionIdentity;
 use crate::sessions::session::ServedSession;
+use crate::sessions::session_table::SessionTable;
 use crate::space::credit;
 
 /// Returns whether a user that has `own` places may have one more.
@@ -47,7 +49,7 @@ pub enum Refused {
 /// The session says by which mount it comes, and may name any. So a mount admits the users that it names, however they
 /// come, and a read-only mount admits none.
 pub fn check_admission(
-    state: &Node,
+    sessions: &SessionTable,
     without_mount: &Admission,
     identity: &SessionIdentity,
     beside: u64,
@@ -59,7 +61,7 @@ pub fn check_admission(
         (SessionKind::Process, device) => {
             // The kernel shows a mount without a server, and so knows nothing of it: open files could not be handed
             // over to the kernel.
-            let mount = find_mount(state, device).ok_or_else(|| {
+            let mount = find_mount(sessions, device).ok_or_else(|| {
                 Refused::Because("no process serves the mount any more; unmount it, and mount it again".into())
             })?;
             if mount.mount_terms.read_only {
@@ -102,7 +104,7 @@ pub fn check_room(sessions: impl Iterator<Item = (u32, bool)>, user: u32) -> Res
 }
 
 /// Admits a session to reserved inodes, if the kernel can't serve it instead.
-pub fn admit_to_reserved(state: &mut Node, id: SessionId, yields_to_kernel: bool) {
+pub fn admit_to_reserved(state: &mut NodeCore, id: SessionId, yields_to_kernel: bool) {
     if !yields_to_kernel {
         state.leasing.manager.admit_to_reserved(id);
     }
@@ -111,11 +113,11 @@ pub fn admit_to_reserved(state: &mut Node, id: SessionId, yields_to_kernel: bool
 /// Registers the user of a session that is about to map the grant cache.
 ///
 /// From now on, that holds only what this user may see, too.
-pub fn admit_user(state: &mut Node, user: &Credentials) {
+pub fn admit_user(state: &mut NodeCore, user: &Credentials) {
     if user.is_privileged() {
         return;
     }
-    let Node { sessions, grant_cache, ways, .. } = state;
+    let NodeCore { sessions, grant_cache, ways, .. } = state;
     let is_of_session = |known: &Viewer| {
         sessions.values().any(|session| matches!(known, Viewer::User(user) if *user == session.credentials))
     };
@@ -127,7 +129,7 @@ pub fn admit_user(state: &mut Node, user: &Credentials) {
 }
 
 /// Records that a resumed session has repeated all that an earlier SharedFS knew.
-pub fn record_return(state: &mut Node, id: SessionId) {
+pub fn record_return(state: &mut NodeCore, id: SessionId) {
     if let Some(session) = state.sessions.get_mut(&id) {
         session.is_connected = true;
     }
@@ -135,23 +137,23 @@ pub fn record_return(state: &mut Node, id: SessionId) {
 }
 
 /// Returns the session to which a connection proves to belong.
-pub fn find_session(state: &Node, peer: Peer) -> Option<&ServedSession> {
-    state.sessions.get(&peer.session).filter(|session| session.token == peer.token)
+pub fn find_session(sessions: &SessionTable, peer: Peer) -> Option<&ServedSession> {
+    sessions.get(&peer.session).filter(|session| session.token == peer.token)
 }
 
 /// Gives a process's session inode numbers and credit at once.
 ///
 /// Nearly every session that makes or writes anything asks for them. If there are none, the session asks, and receives
 /// the error.
-pub fn begin_with_means(state: &mut Node, session: &mut ServedSession) -> (InodeId, u64) {
+pub fn begin_with_means(state: &mut NodeCore, session: &mut ServedSession) -> (InodeId, u64) {
     let none = (InodeId(0), 0);
     if session.identity.kind == SessionKind::Mount {
         return none;
     }
-    session.grant_credit(credit::initial_credit(state), CreditKind::Common);
+    session.grant_credit(credit::initial_credit(&state.store, &state.sessions), CreditKind::Common);
     let Ok(range) = state.store.allocate_inodes(FIRST_RANGE) else { return none };
     let first = InodeId(range.start);
-    state.journal_inodes(session.id, first, FIRST_RANGE);
+    journal_inodes(state, session.id, first, FIRST_RANGE);
     session.ranges.add(&session.page, first, FIRST_RANGE);
     (first, FIRST_RANGE)
 }

@@ -4,55 +4,35 @@ use ashlar_types::{LogPosition, SessionId};
 
 use crate::blame::Blame;
 use crate::leases::decisions::end_leases;
-use crate::leases::reserved;
-use crate::node::Node;
+use crate::node_core::NodeCore;
+use crate::records::logs::fence_session;
 use crate::records::validate::Violation;
 
-impl Node {
-    /// Begins the end of a session; returns the end of its log, which is to be applied up to there.
-    ///
-    /// Returns `None` if nothing of it is to be applied. Until [`Self::end_holdings`] the session stays.
-    pub fn begin_session_end(&mut self, id: SessionId) -> Option<LogPosition> {
-        let session = self.sessions.get_mut(&id)?;
-        let _blame = Blame::for_request(session);
-        session.is_ending = true;
-        self.store.unmap_blocks(id, None);
-        // The seal voids records that a thread of the ended process had begun to append.
-        match self.live(id)?.log.seal() {
-            Ok((_, sealed)) => Some(sealed),
-            Err(damaged) => {
-                self.fence(id, &Violation::Log(damaged.to_string()));
-                None
-            }
+/// Begins the end of a session; returns the end of its log, which is to be applied up to there.
+///
+/// Returns `None` if nothing of it is to be applied. Until [`end_holdings`] the session stays.
+pub fn begin_session_end(state: &mut NodeCore, id: SessionId) -> Option<LogPosition> {
+    let session = state.sessions.get_mut(&id)?;
+    let _blame = Blame::for_request(session);
+    session.is_ending = true;
+    state.store.unmap_blocks(id, None);
+    // The seal voids records that a thread of the ended process had begun to append.
+    match state.live(id)?.log.seal() {
+        Ok((_, sealed)) => Some(sealed),
+        Err(damaged) => {
+            fence_session(state, id, &Violation::Log(damaged.to_string()));
+            None
         }
     }
+}
 
-    /// Takes all that an ended session holds: its leases, reservations and locks.
-    pub fn end_holdings(&mut self, id: SessionId) {
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.outstanding.clear();
-            session.page.clear_delegated();
-        }
-        end_leases(self, id);
-        reserved::end_session(self, id);
-        self.locking.end_session(id);
+/// Takes all that an ended session holds: its leases, reservations and locks.
+pub fn end_holdings(state: &mut NodeCore, id: SessionId) {
+    if let Some(session) = state.sessions.get_mut(&id) {
+        session.outstanding.clear();
+        session.page.clear_delegated();
     }
-
-    /// Returns the ended sessions that are committed as a whole.
-    #[must_use]
-    pub fn ended_sessions(&self) -> Vec<SessionId> {
-        let is_over = |id: SessionId| self.store.committed(id) >= self.store.applied(id);
-        let ended = self.sessions.values().filter(|session| session.is_ending && session.enders == 0);
-        ended.map(|session| session.id).filter(|id| is_over(*id)).collect()
-    }
-
-    /// Returns the fenced sessions whose files are to be quarantined.
-    ///
-    /// All that was applied of their logs is committed: until then a restart needs the log.
-    #[must_use]
-    pub fn settled_fenced(&self) -> Vec<SessionId> {
-        let is_meant = |id: SessionId| self.store.committed(id) >= self.store.applied(id);
-        let fenced = self.sessions.values().filter(|session| session.fenced.is_some() && !session.is_quarantined);
-        fenced.map(|session| session.id).filter(|id| is_meant(*id)).collect()
-    }
+    end_leases(state, id);
+    state.reservations.end_session(id, &mut state.leasing, &state.store);
+    state.locking.end_session(id);
 }

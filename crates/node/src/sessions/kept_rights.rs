@@ -41,26 +41,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ashlar_pmem::{OutOfBounds, Persistent, SharedMemory};
-use ashlar_store::StoreError;
-use ashlar_types::{Access, Inode, InodeId, LeaseScope, LogPosition, MODE_PERMISSIONS, SessionId};
-use ashlar_update::acl::Acl;
-use ashlar_update::permission::granted_access;
-use ashlar_update::{Update, XATTR_ACL_ACCESS};
+use ashlar_types::{Access, InodeId};
 use ashlar_wire::{HANDLE_SLOTS, LEASE_TABLE_BYTES};
 
-use crate::blame::Blame;
-use crate::leases::leasing::Ancestors;
-use crate::node::Node;
-use crate::sessions::session::{Control, ServedSession, SessionLog};
 use crate::sessions::session_page::SessionPage;
 
 /// As many rights as a session can have inodes open.
 const RIGHTS_MAX: u32 = HANDLE_SLOTS as u32;
-/// The most handles to check when a lease on many inodes is taken, and at a restart, of a user.
-///
-/// It takes some milliseconds, for which no other request is served.
-const CHECKED_MAX: usize = 16_384;
-const FOUND_MAX: usize = 65_536;
 /// Rights that have room at first (4 KiB), and the growth when they are used up.
 const ROOM_FIRST: u32 = 512;
 const ROOM_GROWTH: u32 = 4;
@@ -125,6 +112,11 @@ impl KeptRights {
         Ok(Self { page, kept, free, used, room: used, batch: 0 })
     }
 
+    /// Returns the inodes to which any right is noted.
+    pub fn inodes(&self) -> impl Iterator<Item = InodeId> + '_ {
+        self.kept.keys().copied()
+    }
+
     /// Returns whether the session keeps any right.
     pub fn is_any(&self) -> bool {
         self.kept.values().any(|right| right.kept != Access::NONE)
@@ -148,7 +140,7 @@ impl KeptRights {
     /// Notes that the session has opened an inode with this access.
     ///
     /// `is_over` returns those of the noted inodes whose rights are of no more use.
-    fn note_opened(&mut self, inode: InodeId, access: Access, is_over: impl FnOnce(&Self) -> Vec<InodeId>) {
+    pub fn note_opened(&mut self, inode: InodeId, access: Access, is_over: impl FnOnce(&Self) -> Vec<InodeId>) {
         let before = self.kept.get(&inode).copied().unwrap_or(KeptRight::NONE);
         if !before.opened.contains(access) {
             self.note(inode, KeptRight { opened: before.opened | access, ..before }, is_over);
@@ -156,7 +148,7 @@ impl KeptRights {
     }
 
     /// Keeps a part of the access with which the session has opened an inode.
-    fn keep(&mut self, inode: InodeId, access: Access, batch: u64, is_over: impl FnOnce(&Self) -> Vec<InodeId>) {
+    pub fn keep(&mut self, inode: InodeId, access: Access, batch: u64, is_over: impl FnOnce(&Self) -> Vec<InodeId>) {
         let before = self.kept.get(&inode).copied().unwrap_or(KeptRight::NONE);
         if !before.kept.contains(access) {
             self.batch = batch;
@@ -165,7 +157,7 @@ impl KeptRights {
     }
 
     /// Notes that the session does not have an inode open any more.
-    fn note_closed(&mut self, inode: InodeId) {
+    pub fn note_closed(&mut self, inode: InodeId) {
         let Some(before) = self.kept.get(&inode).copied() else { return };
         if before.kept == Access::NONE {
             self.forget(inode);
@@ -185,18 +177,6 @@ impl KeptRights {
             tracing::error!(%inode, "no room to note a right to an open file: it is lost if the daemon is killed");
         }
         self.kept.insert(inode, KeptRight { word, ..right });
-    }
-
-    /// Returns the noted inodes that the session has closed, and whose rights no record needs any more.
-    ///
-    /// The log is committed up to `committed`.
-    fn closed(&self, control: &Control, log: &SessionLog, committed: LogPosition) -> Vec<InodeId> {
-        let mut closed: Vec<_> = self.kept.keys().copied().filter(|inode| !control.has_open(*inode)).collect();
-        // The tail is read after that: records from before a file was closed lie before the tail.
-        if committed < log.tail() {
-            closed.retain(|inode| self.kept(*inode) == Access::NONE);
-        }
-        closed
     }
 
     fn forget(&mut self, inode: InodeId) {
@@ -245,179 +225,6 @@ pub fn clear_rights(page: &SessionPage) -> Result<(), OutOfBounds> {
     (0..page.rights_used().min(RIGHTS_MAX)).try_for_each(|number| page.memory().store_u64(word_offset(number), 0))?;
     page.set_rights_used(0);
     Ok(())
-}
-
-/// The attributes that decide which users may open a file.
-struct OpenRules {
-    inode: Inode,
-    acl: Option<Acl>,
-}
-
-impl OpenRules {
-    /// Returns the rules before and after an update; `None` if it changes none.
-    fn around(state: &Node, update: &Update<'_>) -> Result<Option<(InodeId, Self, Self)>, StoreError> {
-        let id = match update {
-            Update::SetAttributes(set) if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() => set.inode,
-            Update::SetXattr { inode, name, .. } | Update::RemoveXattr { inode, name, .. }
-                if *name == XATTR_ACL_ACCESS =>
-            {
-                *inode
-            }
-            _ => return Ok(None),
-        };
-        // Most changed files are open in no other session.
-        let concerns = |session: &ServedSession| {
-            session.needs_validation() && (session.control.has_open(id) || session.rights.opened(id) != Access::NONE)
-        };
-        if !state.sessions.values().any(concerns) {
-            return Ok(None);
-        }
-        let Some(inode) = state.store.inode(id)? else { return Ok(None) };
-        let acl = state.store.xattr(id, XATTR_ACL_ACCESS)?.and_then(|value| Acl::parse(&value));
-        let before = Self { inode, acl };
-        let mut after = Self { inode: before.inode.clone(), acl: before.acl.clone() };
-        let mode = match update {
-            Update::SetAttributes(set) => {
-                after.inode.uid = set.uid.unwrap_or(after.inode.uid);
-                after.inode.gid = set.gid.unwrap_or(after.inode.gid);
-                set.mode
-            }
-            Update::SetXattr { value, mode, .. } => {
-                after.acl = Acl::parse(value);
-                *mode
-            }
-            Update::RemoveXattr { mode, .. } => {
-                after.acl = None;
-                *mode
-            }
-            _ => None,
-        };
-        after.inode.mode = mode.map_or(after.inode.mode, |mode| mode & MODE_PERMISSIONS);
-        Ok(Some((id, before, after)))
-    }
-
-    fn held_by(&self, session: &ServedSession) -> Access {
-        granted_access(&self.inode, self.acl.as_ref(), &session.credentials)
-    }
-}
-
-impl ServedSession {
-    /// Returns whether the session has an inode open that it has opened by right.
-    ///
-    /// No lease of it covers the inode: then SharedFS has noted all handles.
-    pub fn has_opened(&self, inode: InodeId) -> bool {
-        self.control.has_open(inode) && (self.credentials.is_privileged() || self.rights.opened(inode) != Access::NONE)
-    }
-}
-
-impl Node {
-    /// Returns whether a session has an inode open that it has opened by right, also under a lease that still stands.
-    pub fn has_opened(&self, session: &ServedSession, inode: InodeId) -> bool {
-        if !session.control.has_open(inode) || session.has_opened(inode) {
-            return session.has_opened(inode);
-        }
-        let covers = |holder| self.leasing.manager.is_governed_by(holder, inode, &Ancestors(&self.store));
-        let is_covered = covers(session.id) || self.grant_cache.as_ref().is_some_and(|cache| covers(cache.holder()));
-        is_covered && self.openable(session, inode).is_ok_and(|access| access != Access::NONE)
-    }
-
-    /// Returns the access with which a session's user may open an inode now.
-    fn openable(&self, session: &ServedSession, id: InodeId) -> Result<Access, StoreError> {
-        let Some(inode) = self.store.inode(id)? else { return Ok(Access::NONE) };
-        let acl = self.store.xattr(id, XATTR_ACL_ACCESS)?.and_then(|value| Acl::parse(&value));
-        Ok(granted_access(&inode, acl.as_ref(), &session.credentials))
-    }
-
-    /// Notes the handles that were opened under a lease, after the lease was taken.
-    ///
-    /// `holder` is its session, or the grant cache's, under whose leases all sessions open files.
-    pub fn note_opened(&mut self, holder: SessionId, inode: InodeId, scope: LeaseScope) {
-        let is_published = self.grant_cache.as_ref().is_some_and(|grant_cache| grant_cache.holder() == holder);
-        let is_user = |session: &&ServedSession| session.needs_validation() && (is_published || session.id == holder);
-        let mut left = CHECKED_MAX;
-        let of_users = self.sessions.values().filter(is_user);
-        let opened: Vec<_> = match scope {
-            LeaseScope::Node => {
-                of_users.filter(|user| user.control.has_open(inode)).map(|user| (user.id, vec![inode])).collect()
-            }
-            LeaseScope::Files | LeaseScope::Subtree => {
-                of_users.map(|user| (user.id, user.control.open_inodes())).collect()
-            }
-        };
-        opened.into_iter().for_each(|(id, inodes)| self.note_handles(id, &inodes, &mut left));
-    }
-
-    /// Notes the handle of a session that has made an inode, or has removed its last name.
-    pub fn note_own_handle(&mut self, id: SessionId, inode: InodeId) {
-        let is_open = |session: &ServedSession| session.needs_validation() && session.control.has_open(inode);
-        if self.sessions.get(&id).is_some_and(is_open) {
-            self.note_handles(id, &[inode], &mut { 1 });
-        }
-    }
-
-    /// Notes the handles that sessions had at a restart of SharedFS.
-    pub fn note_handles_found(&mut self) {
-        let mut left = BTreeMap::new();
-        for id in self.live_ids() {
-            let Some(session) = self.sessions.get(&id).filter(|session| session.needs_validation()) else { continue };
-            let _blame = Blame::for_request(session);
-            let (uid, inodes) = (session.identity.uid, session.control.open_inodes());
-            self.note_handles(id, &inodes, left.entry(uid).or_insert(FOUND_MAX));
-        }
-    }
-
-    /// Notes handles of a session on inodes that its user may open.
-    fn note_handles(&mut self, id: SessionId, inodes: &[InodeId], left: &mut usize) {
-        for &inode in inodes {
-            let Some(session) = self.sessions.get(&id).filter(|_| *left > 0) else { return };
-            if session.rights.opened(inode).contains(Access::READ | Access::WRITE) {
-                continue;
-            }
-            *left -= 1;
-            let access = self.openable(session, inode).unwrap_or_else(|error| {
-                tracing::error!(%inode, %error, "the rights to an open file can't be read");
-                Access::NONE
-            });
-            let committed = self.store.committed(id);
-            let Some(session) = self.sessions.get_mut(&id).filter(|_| access != Access::NONE) else { continue };
-            let (control, log) = (&session.control, &session.log);
-            session.rights.note_opened(inode, access, |rights| rights.closed(control, log, committed));
-        }
-    }
-
-    /// Notes the rights to open files that sessions lose by an update.
-    ///
-    /// The update is not applied yet.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub fn keep_rights(&mut self, update: &Update<'_>) -> Result<(), StoreError> {
-        let Some((inode, before, after)) = OpenRules::around(self, update)? else { return Ok(()) };
-        let mut losing = Vec::new();
-        for session in self.sessions.values_mut().filter(|session| session.needs_validation()) {
-            if !session.control.has_open(inode) {
-                session.rights.note_closed(inode);
-                continue;
-            }
-            let narrowed = before.held_by(session).without(after.held_by(session));
-            let lost = Access(narrowed.0 & session.rights.opened(inode).0).without(Access::EXECUTE);
-            if lost != Access::NONE {
-                losing.push((session.id, lost));
-            }
-        }
-        losing.into_iter().for_each(|(session, lost)| self.keep_right(session, inode, lost));
-        Ok(())
-    }
-
-    /// Notes that a session keeps a right to an inode that it has open.
-    ///
-    /// The update that takes the right is not applied yet. [`Access::EXECUTE`] is the way to the inode.
-    pub fn keep_right(&mut self, id: SessionId, inode: InodeId, access: Access) {
-        let (batch, committed) = (self.store.next_batch(), self.store.committed(id));
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        let (control, log) = (&session.control, &session.log);
-        session.rights.keep(inode, access, batch, |rights| rights.closed(control, log, committed));
-    }
 }
 
 #[cfg(test)]

@@ -9,3 +9,5 @@ pub mod mapping;
 pub mod noted_locks;
 pub mod session;
 pub mod session_page;
+pub mod session_table;
+pub mod sharing;

@@ -6,16 +6,18 @@ use std::time::Duration;
 
 use ashlar_log::Log;
 use ashlar_pmem::{CrashMedium, CrashTwin, HUGE_PAGE_BYTES, HugePages, OutOfBounds, SharedMemory};
-use ashlar_types::{Credentials, Errno, InodeId, LogGeneration, LogPosition, QuotaVersion, SessionId};
+use ashlar_store::{Move, Store};
+use ashlar_types::{Access, Credentials, Errno, InodeId, LogGeneration, LogPosition, QuotaVersion, SessionId};
 use ashlar_wire::{
     ADMITTED_MAX, CONTROL_BYTES, CONTROL_ROOM_FAR, ControlPage, Credit, CreditKind, LEASE_SLOTS, LeaseTable, LeaseWord,
     MountTerms, Question, Reply,
 };
 use thiserror::Error;
 
+use crate::counters::EventCounters;
 use crate::leases::kernel_notifier::{KernelNotifier, NoteStale};
-use crate::leases::read_ahead::TreeWalks;
 use crate::leases::scan_detection::ScanDetector;
+use crate::leases::tree_walks::TreeWalks;
 use crate::records::validate::{RecordRefusal, Violation};
 use crate::sessions::identity::SessionIdentity;
 use crate::sessions::kept_rights::KeptRights;
@@ -23,7 +25,7 @@ use crate::sessions::mapped_table::MappedTable;
 use crate::sessions::noted_locks::{LEASES_FILE_BYTES, NotedLocks};
 use crate::sessions::session_page::{InodeRanges, SessionPage};
 use crate::space::credit_account::CreditAccount;
-use crate::space::quota::OutstandingQuota;
+use crate::space::outstanding_quota::OutstandingQuota;
 
 /// Why a session's memory can't be taken.
 #[derive(Debug, Error)]
@@ -442,4 +444,80 @@ impl ServedSession {
         self.account.granted = self.account.used;
         self.page.set_granted(self.account.granted);
     }
+
+    /// Books the use of limited resources by a batch of its log.
+    ///
+    /// A session that used more than it was granted forged a record. Root's sessions are exempt: they act for many
+    /// users and are trusted.
+    ///
+    /// # Errors
+    /// [`Violation::NoQuota`].
+    pub fn spend_quota(
+        &mut self,
+        moves: &[Move],
+        store: &Store,
+        counters: &mut EventCounters,
+    ) -> Result<(), Violation> {
+        let mut is_granted = true;
+        for moved in moves {
+            is_granted &= self.outstanding.spend(moved, store.quota(moved.key).1);
+        }
+        if is_granted || !self.is_quota_validated {
+            return Ok(());
+        }
+        if self.credentials.is_privileged() {
+            counters.quota_unpaid += 1;
+            return Ok(());
+        }
+        Err(Violation::NoQuota)
+    }
+
+    /// Begins another quota version; the log must be sealed next.
+    pub fn raise_quota_version(&mut self, has_limits: bool) {
+        self.quota_version = self.quota_version.next(has_limits);
+        self.control.set_quota_version(self.quota_version);
+    }
+
+    /// Returns the error with which a request about an inode fails that the session does not reach.
+    ///
+    /// The kernel checks such a call anew, where there is one: the process may have come there by a descriptor, or by a
+    /// mount of a part of the tree.
+    pub fn refusal(&self) -> Errno {
+        if self.yields_to_kernel { Errno::RESERVED } else { Errno::EACCES }
+    }
+
+    /// Returns whether the session has an inode open that it has opened by right.
+    ///
+    /// No lease of it covers the inode: then SharedFS has noted all handles.
+    pub fn has_opened(&self, inode: InodeId) -> bool {
+        self.control.has_open(inode) && (self.credentials.is_privileged() || self.rights.opened(inode) != Access::NONE)
+    }
+
+    /// Notes that it has opened an inode with this access.
+    ///
+    /// Its log is committed up to `committed`.
+    pub fn note_opened(&mut self, inode: InodeId, access: Access, committed: LogPosition) {
+        let (control, log) = (&self.control, &self.log);
+        self.rights.note_opened(inode, access, |rights| closed_inodes(rights, control, log, committed));
+    }
+
+    /// Notes that it keeps a right to an inode that it has open.
+    ///
+    /// The update that takes the right is not applied yet. The store's next batch commits it.
+    pub fn keep_right(&mut self, inode: InodeId, access: Access, batch: u64, committed: LogPosition) {
+        let (control, log) = (&self.control, &self.log);
+        self.rights.keep(inode, access, batch, |rights| closed_inodes(rights, control, log, committed));
+    }
+}
+
+/// Returns the noted inodes that the session has closed, and whose rights no record needs any more.
+///
+/// The log is committed up to `committed`.
+fn closed_inodes(rights: &KeptRights, control: &Control, log: &SessionLog, committed: LogPosition) -> Vec<InodeId> {
+    let mut closed: Vec<_> = rights.inodes().filter(|inode| !control.has_open(*inode)).collect();
+    // The tail is read after that: records from before a file was closed lie before the tail.
+    if committed < log.tail() {
+        closed.retain(|inode| rights.kept(*inode) == Access::NONE);
+    }
+    closed
 }

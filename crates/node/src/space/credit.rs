@@ -8,12 +8,12 @@
 //! quota leaves. Beyond that they get exactly what one update needs, and lose the rest. So other users seldom have to
 //! take anything back.
 
+use ashlar_store::Store;
 use ashlar_types::{Errno, QuotaId, QuotaKey, SessionId};
 use ashlar_wire::{Credit, CreditKind, SpaceReply};
 
-use crate::digest::commit::take_unreleased_blocks;
-use crate::node::Node;
-use crate::sessions::session::ServedSession;
+use crate::digest::freed_blocks::take_unreleased_blocks;
+use crate::sessions::session_table::SessionTable;
 
 /// The credit that a session gets at a time while there is plenty.
 ///
@@ -48,9 +48,9 @@ const FILE_METADATA_BYTES: u64 = 1024;
 /// Returns the space that is neither used nor granted as credit.
 ///
 /// For common use, it leaves out the space that is kept back.
-fn free_credit(state: &Node, kind: CreditKind) -> Credit {
-    let space = state.store.space();
-    let promised = state.sessions.values().map(|session| session.account.outstanding());
+fn free_credit(store: &Store, sessions: &SessionTable, kind: CreditKind) -> Credit {
+    let space = store.space();
+    let promised = sessions.values().map(|session| session.account.outstanding());
     let (blocks, metadata_bytes) =
         promised.fold((0u64, 0u64), |sum, credit| (sum.0 + credit.blocks, sum.1 + credit.metadata_bytes));
     let (kept_blocks, kept_metadata_bytes) = match kind {
@@ -68,8 +68,8 @@ fn free_credit(state: &Node, kind: CreditKind) -> Credit {
 }
 
 /// Returns the credit that a session begins with, while there is plenty.
-pub fn initial_credit(state: &Node) -> Credit {
-    let free = free_credit(state, CreditKind::Common);
+pub fn initial_credit(store: &Store, sessions: &SessionTable) -> Credit {
+    let free = free_credit(store, sessions, CreditKind::Common);
     Credit {
         blocks: BEGINNING.blocks.min(free.blocks / PLENTY_PART),
         metadata_bytes: BEGINNING.metadata_bytes.min(free.metadata_bytes / PLENTY_PART),
@@ -93,12 +93,13 @@ fn decide_grant(free: Credit, want: Credit, left: Credit, most: Credit) -> Optio
 }
 
 /// Returns how much more credit the sessions of a session's user may hold unused.
-pub fn holdable(state: &Node, id: SessionId) -> Credit {
+pub fn holdable(store: &Store, sessions: &SessionTable, id: SessionId) -> Credit {
     let unlimited = Credit { blocks: u64::MAX, metadata_bytes: u64::MAX };
-    let Some(session) = state.live(id).filter(|session| !session.credentials.is_privileged()) else { return unlimited };
-    let free = free_credit(state, CreditKind::Common);
-    let held = state.held_credit(session.identity.uid);
-    let (used, limits) = state.store.quota(QuotaKey::User(session.identity.uid));
+    let ordinary = sessions.live(id).filter(|session| !session.credentials.is_privileged());
+    let Some(session) = ordinary else { return unlimited };
+    let free = free_credit(store, sessions, CreditKind::Common);
+    let held = sessions.held_credit(session.identity.uid);
+    let (used, limits) = store.quota(QuotaKey::User(session.identity.uid));
     let part = |free: u64, held: u64| (free.saturating_add(held) / HELD_PART).saturating_sub(held);
     let limit = limits
         .blocks
@@ -106,33 +107,6 @@ pub fn holdable(state: &Node, id: SessionId) -> Credit {
     Credit {
         blocks: part(free.blocks, held.blocks).min(limit),
         metadata_bytes: part(free.metadata_bytes, held.metadata_bytes),
-    }
-}
-
-impl Node {
-    /// Returns the unused credit of all sessions of a user.
-    fn held_credit(&self, uid: u32) -> Credit {
-        let of_user = self.sessions.values().filter(|session| session.identity.uid == uid);
-        of_user.map(|session| session.account.outstanding()).fold(Credit::default(), |sum, credit| Credit {
-            blocks: sum.blocks.saturating_add(credit.blocks),
-            metadata_bytes: sum.metadata_bytes.saturating_add(credit.metadata_bytes),
-        })
-    }
-
-    /// Takes back all credit that sessions hold unused, whatever their control pages say.
-    ///
-    /// The logs should be applied: what is left of them is applied under the lock.
-    pub fn write_off_credit(&mut self, is_of: impl Fn(&ServedSession) -> bool) {
-        for id in self.live_ids() {
-            let is_holder =
-                |session: &&mut ServedSession| is_of(session) && session.account.outstanding() != Credit::default();
-            let Some(session) = self.sessions.get_mut(&id).filter(is_holder) else { continue };
-            session.recall_credit();
-            self.seal_and_apply(id);
-            if let Some(session) = self.sessions.get_mut(&id) {
-                session.write_off_credit();
-            }
-        }
     }
 }
 
@@ -144,19 +118,20 @@ impl Node {
 /// # Errors
 /// `EIO` if the session is gone.
 pub fn try_grant(
-    state: &mut Node,
+    store: &Store,
+    sessions: &mut SessionTable,
     id: SessionId,
     want: Credit,
     kinds: &[CreditKind],
     most: Credit,
 ) -> Result<Option<Credit>, Errno> {
-    let session = state.live(id).ok_or(Errno::EIO)?;
+    let session = sessions.live(id).ok_or(Errno::EIO)?;
     let found = kinds.iter().find_map(|&kind| {
-        let granted = decide_grant(free_credit(state, kind), want, session.credit_left(kind), most)?;
+        let granted = decide_grant(free_credit(store, sessions, kind), want, session.credit_left(kind), most)?;
         Some((granted, kind))
     });
     let Some((credit, kind)) = found else { return Ok(None) };
-    let session = state.sessions.get_mut(&id).ok_or(Errno::EIO)?;
+    let session = sessions.get_mut(&id).ok_or(Errno::EIO)?;
     session.grant_credit(credit, kind);
     Ok(Some(credit))
 }
@@ -164,23 +139,23 @@ pub fn try_grant(
 /// Takes freed blocks from sessions that might still read them, if so many blocks are wanted.
 ///
 /// Sessions that lose blocks must ask again where their data are, so the node takes blocks only if that helps.
-pub fn take_blocks_if_of_use(state: &mut Node, blocks: u64, kinds: &[CreditKind]) {
-    let most = kinds.iter().map(|&kind| free_credit(state, kind).blocks).max().unwrap_or(0);
-    if blocks > most && blocks <= most + state.store.space().blocks_pinned {
-        take_unreleased_blocks(state);
+pub fn take_blocks_if_of_use(store: &mut Store, sessions: &SessionTable, blocks: u64, kinds: &[CreditKind]) {
+    let most = kinds.iter().map(|&kind| free_credit(store, sessions, kind).blocks).max().unwrap_or(0);
+    if blocks > most && blocks <= most + store.space().blocks_pinned {
+        take_unreleased_blocks(store, sessions);
     }
 }
 
 /// Returns the answer to a session's `statfs`, after its log was applied.
 ///
 /// It is [`space_of_all`], but no more than the limits of a subtree leave.
-pub fn space(state: &Node, id: Option<SessionId>, subtree: QuotaId) -> SpaceReply {
-    let (used, limits) = state.store.quota(QuotaKey::Subtree(subtree));
+pub fn space(store: &Store, sessions: &SessionTable, id: Option<SessionId>, subtree: QuotaId) -> SpaceReply {
+    let (used, limits) = store.quota(QuotaKey::Subtree(subtree));
     let within = |total: u64, free: u64, used: u64, limit: Option<u64>| match limit {
         Some(limit) => (total.min(limit), free.min(limit.saturating_sub(used))),
         None => (total, free),
     };
-    let all = space_of_all(state, id);
+    let all = space_of_all(store, sessions, id);
     let (blocks_total, blocks_free) = within(all.blocks_total, all.blocks_free, used.blocks, limits.blocks);
     let (inodes_total, inodes_free) = within(all.inodes_total, all.inodes_free, used.inodes, limits.inodes);
     SpaceReply { blocks_total, blocks_free, inodes_total, inodes_free }
@@ -190,17 +165,17 @@ pub fn space(state: &Node, id: Option<SessionId>, subtree: QuotaId) -> SpaceRepl
 ///
 /// A session may write what is free and what it was granted. Freed blocks that wait for a commit count, since no
 /// request for credit is refused before that commit.
-pub fn space_of_all(state: &Node, id: Option<SessionId>) -> SpaceReply {
-    let total = state.store.space();
-    let mut free = free_credit(state, CreditKind::Common);
+pub fn space_of_all(store: &Store, sessions: &SessionTable, id: Option<SessionId>) -> SpaceReply {
+    let total = store.space();
+    let mut free = free_credit(store, sessions, CreditKind::Common);
     free.blocks += total.blocks_pinned;
     // Other sessions use one chunk soon. They lose all beyond that when it is needed.
-    for other in state.sessions.values().filter(|session| Some(session.id) != id) {
+    for other in sessions.values().filter(|session| Some(session.id) != id) {
         let held = other.account.outstanding();
         free.blocks += held.blocks.saturating_sub(CHUNK.blocks);
         free.metadata_bytes += held.metadata_bytes.saturating_sub(CHUNK.metadata_bytes);
     }
-    if let Some(session) = id.and_then(|id| state.sessions.get(&id)) {
+    if let Some(session) = id.and_then(|id| sessions.get(&id)) {
         let own = session.account.outstanding();
         free.blocks += own.blocks;
         free.metadata_bytes += own.metadata_bytes;

@@ -183,10 +183,10 @@ impl Simulation {
     pub(super) fn begin_commit(&mut self) {
         let Some(node) = self.machine.node.as_mut() else { return };
         self.shell.commit = CommitStage::Idle;
-        if !node.commit_wanted {
+        if !node.commits.is_wanted {
             return;
         }
-        node.commit_wanted = false;
+        node.commits.is_wanted = false;
         let Some(job) = begin_commit(node) else {
             node.effects.push(NodeEffect::WakeDigests);
             return;
@@ -241,12 +241,13 @@ impl Simulation {
         match &finished {
             Err(_) => {
                 node.counters.commits_failed += 1;
-                node.commit_wanted = true;
+                node.commits.is_wanted = true;
                 pause = RETRY_US;
             }
             Ok(()) => {
                 self.counts.commits += 1;
-                node.commit_wanted |= can_commit(node) && is_much_uncommitted(node, node.sessions.values());
+                node.commits.is_wanted |=
+                    can_commit(&node.store, &node.commits) && is_much_uncommitted(&node.store, node.sessions.values());
                 if self.options.plant == Some(SimBug::EarlyCommitted) {
                     for session in node.sessions.values() {
                         session.set_committed(node.store.applied(session.id));
@@ -255,7 +256,7 @@ impl Simulation {
             }
         }
         node.effects.push(NodeEffect::WakeDigests);
-        let is_wanted = node.commit_wanted;
+        let is_wanted = node.commits.is_wanted;
         self.trace("SharedFS", || if finished.is_ok() { "has committed" } else { "could not commit" }.to_owned());
         if is_wanted {
             self.shell.commit = CommitStage::Scheduled;

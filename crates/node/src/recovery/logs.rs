@@ -12,15 +12,19 @@
 
 use std::collections::BTreeMap;
 
-use ashlar_store::StoreError;
+use ashlar_store::{Store, StoreError};
 use ashlar_types::{LogPosition, SessionId};
 
 use crate::blame;
-use crate::digest::commit::{commit, release_blocks, take_unreleased_blocks};
+use crate::digest::commit::commit;
+use crate::digest::freed_blocks::{release_blocks, take_unreleased_blocks};
 use crate::digest::orphans::free_orphans;
-use crate::node::{Node, RecoveryPhase, UnmetDependency};
-use crate::records::apply::Slice;
+use crate::node_core::NodeCore;
+use crate::records::apply::{Slice, apply_log};
+use crate::records::logs::{cut_log, fence_session, find_settled};
 use crate::records::validate::Violation;
+use crate::recovery::state::{RecoveryPhase, UnmetDependency};
+use crate::sessions::session_table::SessionTable;
 
 /// Why logs can't be recovered.
 #[derive(Debug)]
@@ -45,35 +49,29 @@ fn guard_session<T>(id: SessionId, step: impl FnOnce() -> T) -> Result<T, Recove
     blame::contain(step).map_err(|_| RecoveryFailure::Panic(id))
 }
 
-impl Node {
-    /// Begins recovery: the sessions are taken up next.
-    pub fn begin_recovery(&mut self) {
-        self.phase = RecoveryPhase::Recovering;
-    }
-}
-
 /// Applies what all sessions have logged, and commits it.
 ///
 /// # Errors
 /// [`RecoveryFailure`].
-pub fn recover_logs(state: &mut Node) -> Result<(), RecoveryFailure> {
+pub fn recover_logs(state: &mut NodeCore) -> Result<(), RecoveryFailure> {
     let mut bounds = Vec::new();
     for id in state.live_ids() {
         let end = guard_session(id, || seal_log(state, id))?;
-        bounds.extend(end.map(|end| (id, applicable_end(state, id, end))));
+        bounds.extend(end.map(|end| (id, applicable_end(&state.sessions, id, end))));
     }
     // First the records that were validated before, then the rest under the leases that stand: the leases describe the
     // state between the two.
-    let validated: Vec<_> = bounds.iter().map(|&(id, end)| (id, validated_end(state, id, end))).collect();
+    let validated: Vec<_> = bounds.iter().map(|&(id, end)| (id, validated_end(&mut state.sessions, id, end))).collect();
     apply_in_order(state, &validated)?;
-    restore_leases(state);
+    let NodeCore { store, leasing, sessions, .. } = &mut *state;
+    leasing.restore(store, sessions.all_live().filter(|session| session.is_whole));
     apply_in_order(state, &bounds)?;
     while make_room(state)? {
         apply_in_order(state, &bounds)?;
     }
     cut_unmet(state, &bounds)?;
     fence_barred(state);
-    state.phase = RecoveryPhase::Running;
+    state.recovery.phase = RecoveryPhase::Running;
     Ok(commit(state)?)
 }
 
@@ -82,14 +80,14 @@ pub fn recover_logs(state: &mut Node) -> Result<(), RecoveryFailure> {
 /// The seal voids records that are half done. A dead process has left them so, and a living one appends them again. The
 /// living process checks its leases before that, as before all later appends. SharedFS may have been killed between
 /// taking a lease and sealing the log. A process that had checked before that could still append.
-fn seal_log(state: &mut Node, id: SessionId) -> Option<LogPosition> {
+fn seal_log(state: &mut NodeCore, id: SessionId) -> Option<LogPosition> {
     let sealed = state.live(id)?.log.seal();
     state.counters.seals += 1;
     match sealed {
         // Whether the log is truncated, or goes backwards.
-        Ok((_, end)) => state.settled(id).map(|_| end),
+        Ok((_, end)) => find_settled(state, id).map(|_| end),
         Err(damaged) => {
-            state.fence(id, &Violation::Log(damaged.to_string()));
+            fence_session(state, id, &Violation::Log(damaged.to_string()));
             None
         }
     }
@@ -98,16 +96,16 @@ fn seal_log(state: &mut Node, id: SessionId) -> Option<LogPosition> {
 /// Returns the end of the records that may be applied.
 ///
 /// An earlier SharedFS has panicked at those behind it, or at a request of the session.
-fn applicable_end(state: &Node, id: SessionId, end: LogPosition) -> LogPosition {
-    let barred = state.live(id).and_then(|session| session.page.barred());
+fn applicable_end(sessions: &SessionTable, id: SessionId, end: LogPosition) -> LogPosition {
+    let barred = sessions.live(id).and_then(|session| session.page.barred());
     barred.map_or(end, |barred| barred.min(end))
 }
 
 /// Fences the sessions that made an earlier SharedFS panic.
-fn fence_barred(state: &mut Node) {
+fn fence_barred(state: &mut NodeCore) {
     for id in state.live_ids() {
         if state.live(id).is_some_and(|session| session.page.barred().is_some()) {
-            state.fence(id, &Violation::Panicked);
+            fence_session(state, id, &Violation::Panicked);
         }
     }
 }
@@ -117,8 +115,8 @@ fn fence_barred(state: &mut Node) {
 /// If SharedFS was killed while it took one of the session's leases, all present records were written before the
 /// session could know. The ones not validated yet are applied under the leases that stand. Their inodes and moves
 /// change these leases, but the leases do not decide on them.
-fn validated_end(state: &mut Node, id: SessionId, end: LogPosition) -> LogPosition {
-    let Some(session) = state.sessions.get_mut(&id) else { return end };
+fn validated_end(sessions: &mut SessionTable, id: SessionId, end: LogPosition) -> LogPosition {
+    let Some(session) = sessions.get_mut(&id) else { return end };
     if session.page.is_revoking() {
         session.trusted = end;
     }
@@ -128,30 +126,30 @@ fn validated_end(state: &mut Node, id: SessionId, end: LogPosition) -> LogPositi
 
 /// Applies logs up to their bounds, those of ordinary users last.
 ///
-/// Each log is applied only as far as its dependencies are. [`Node::unmet`] then holds the conditions that are
+/// Each log is applied only as far as its dependencies are. `RecoveryState::unmet` then holds the conditions that are
 /// missing.
-fn apply_in_order(state: &mut Node, bounds: &[(SessionId, LogPosition)]) -> Result<(), RecoveryFailure> {
+fn apply_in_order(state: &mut NodeCore, bounds: &[(SessionId, LogPosition)]) -> Result<(), RecoveryFailure> {
     // As much of each log as is applied now: at first all of the privileged ones, and what these depend on.
     let is_privileged = |id: &SessionId| state.sessions.get(id).is_some_and(|s| s.credentials.is_privileged());
     let mut enough: BTreeMap<SessionId, LogPosition> =
         bounds.iter().filter(|(id, _)| is_privileged(id)).copied().collect();
     loop {
         let before: Vec<_> = bounds.iter().map(|(id, _)| state.store.applied(*id)).collect();
-        state.unmet.clear();
+        state.recovery.unmet.clear();
         for &(id, end) in bounds {
             if let Some(&enough) = enough.get(&id) {
-                guard_session(id, || state.apply(id, end, Slice::Through(enough)))?;
+                guard_session(id, || apply_log(state, id, end, Slice::Through(enough)))?;
             }
         }
         let mut is_more = bounds.iter().zip(before).any(|((id, _), before)| state.store.applied(*id) != before);
-        for unmet in state.unmet.values() {
+        for unmet in state.recovery.unmet.values() {
             if let UnmetDependency::Session(other, position) = *unmet {
                 let enough = enough.entry(other).or_default();
                 is_more |= position > *enough;
                 *enough = position.max(*enough);
             }
         }
-        if !is_more || state.unmet.is_empty() {
+        if !is_more || state.recovery.unmet.is_empty() {
             if bounds.iter().all(|(id, end)| enough.get(id).is_some_and(|enough| enough >= end)) {
                 return Ok(());
             }
@@ -164,26 +162,26 @@ fn apply_in_order(state: &mut Node, bounds: &[(SessionId, LogPosition)]) -> Resu
 ///
 /// Nothing else lets them go on. It frees inodes that have no link and are open in no session, and commits what has
 /// been freed. Returns whether there is more room now.
-fn make_room(state: &mut Node) -> Result<bool, StoreError> {
-    if !state.unmet.values().any(|unmet| *unmet == UnmetDependency::Room) {
+fn make_room(state: &mut NodeCore) -> Result<bool, StoreError> {
+    if !state.recovery.unmet.values().any(|unmet| *unmet == UnmetDependency::Room) {
         return Ok(false);
     }
-    let room = |state: &Node| (state.store.space().blocks_free, state.store.space().metadata_bytes_used);
-    let (free, used) = room(state);
+    let room = |store: &Store| (store.space().blocks_free, store.space().metadata_bytes_used);
+    let (free, used) = room(&state.store);
     free_orphans(state);
     commit(state)?;
     // Extents from before the start are void, so no session reads freed blocks by them.
-    release_blocks(state);
-    take_unreleased_blocks(state);
-    let (free_now, used_now) = room(state);
+    release_blocks(&mut state.store, &state.sessions);
+    take_unreleased_blocks(&mut state.store, &state.sessions);
+    let (free_now, used_now) = room(&state.store);
     Ok(free_now > free || used_now < used)
 }
 
 /// Gives up missing dependencies of logs.
 ///
 /// It cuts the depending logs, unless the other log is at fault.
-fn cut_unmet(state: &mut Node, bounds: &[(SessionId, LogPosition)]) -> Result<(), RecoveryFailure> {
-    let unmet = std::mem::take(&mut state.unmet);
+fn cut_unmet(state: &mut NodeCore, bounds: &[(SessionId, LogPosition)]) -> Result<(), RecoveryFailure> {
+    let unmet = std::mem::take(&mut state.recovery.unmet);
     for (id, unmet) in unmet {
         let UnmetDependency::Session(other, _) = unmet else { continue };
         let position = state.store.applied(id);
@@ -193,25 +191,20 @@ fn cut_unmet(state: &mut Node, bounds: &[(SessionId, LogPosition)]) -> Result<()
             // Memory has lost nothing: the other session has destroyed its own log, and this one must not suffer for
             // that.
             tracing::error!(session = id.0, other = other.0, %position, "a log that this one depends on is damaged");
-            state.lost.insert(other);
+            state.recovery.lost.insert(other);
         } else {
             tracing::warn!(session = id.0, other = other.0, %position, "the log is cut: its further records depend on lost updates");
-            state.cut(id);
+            cut_log(state, id);
         }
     }
     let rest: Vec<_> =
         bounds.iter().copied().filter(|(id, _)| state.sessions.get(id).is_some_and(|s| !s.is_ending)).collect();
     if rest.iter().any(|&(id, end)| state.live(id).is_some() && state.store.applied(id) < end) {
-        state.phase = RecoveryPhase::Salvaging;
+        state.recovery.phase = RecoveryPhase::Salvaging;
         for (id, end) in rest {
-            guard_session(id, || state.apply(id, end, Slice::All))?;
+            guard_session(id, || apply_log(state, id, end, Slice::All))?;
         }
-        state.phase = RecoveryPhase::Recovering;
+        state.recovery.phase = RecoveryPhase::Recovering;
     }
     Ok(())
-}
-
-fn restore_leases(state: &mut Node) {
-    let Node { store, leasing, sessions, .. } = state;
-    leasing.restore(store, sessions.values().filter(|s| s.fenced.is_none() && s.is_whole));
 }
