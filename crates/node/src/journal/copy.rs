@@ -19,7 +19,7 @@ pub struct CopyState {
     pub end: JournalPosition,
 }
 
-/// Where a copy goes on. What it has behind that is cut.
+/// Where a copy goes on. The rest of it is cut.
 #[derive(Clone, Debug)]
 pub struct CopyPlan {
     /// The epochs of the writing node's frames.
