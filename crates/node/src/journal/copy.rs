@@ -1,4 +1,4 @@
-//! What a writing node and its replica tell each other about the replica's copy of the journal.
+//! The messages between a writing node and its replica, for the copy of the journal.
 //!
 //! A replica that connects says what it has ([`CopyState`]). The writing node says where the copy goes on
 //! ([`CopyPlan`]) and then sends frames ([`CopyPart`]). The replica acknowledges a position up to which its copy is
