@@ -27,7 +27,7 @@ LAYERS = {
     "node": ["types", "pmem", "log", "journal", "update", "wire", "lease", "store"],
     # Tests alone use it.
     "sim": ["types", "pmem", "log", "update", "wire", "store", "node"],
-    "daemon": ["types", "pmem", "log", "update", "wire", "store", "helper", "node"],
+    "daemon": ["types", "pmem", "log", "journal", "update", "wire", "store", "helper", "node"],
     "fuse": ["types", "update", "wire", "libfs", "helper"],
     "preload": ["types", "wire", "libfs"],
     "capi": ["types", "wire", "libfs"],

@@ -46,6 +46,8 @@ pub struct Config {
     ///
     /// A mount has its own ([`ashlar_wire::MountTerms`]).
     pub sessions: Admission,
+    /// The directory of the shadow, if there is one: a replica in this process, to test that two digests agree.
+    pub shadow: Option<PathBuf>,
     /// The command of the process that does the work that may have to wait for a mount.
     ///
     /// It runs [`ashlar_helper::run`] on its standard input. If it's empty, sessions get no descriptors.
@@ -66,6 +68,7 @@ impl Config {
             lease_ttl_us: LEASE_TTL_US,
             linger_seconds: None,
             sessions: Admission::default(),
+            shadow: None,
             helper: Vec::new(),
         }
     }

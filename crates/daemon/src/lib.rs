@@ -31,6 +31,7 @@ mod file_guard;
 mod grant_cache_tests;
 mod grant_memory;
 mod huge_pages;
+mod journal_file;
 mod length_check;
 mod log_check;
 mod materialise;
@@ -50,6 +51,8 @@ mod serve;
 mod session_files;
 mod session_pool;
 mod sessions;
+mod shadow;
+mod shadow_service;
 mod shared_state;
 mod slot_service;
 mod status;
@@ -111,6 +114,10 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     threads.push(std::thread::spawn(move || sessions::end_thread(&ender, &dead)));
     let filler = Arc::clone(&shared);
     threads.push(std::thread::spawn(move || pool_filling::fill_thread(&filler)));
+    if shared.shadow.is_some() {
+        let shadowed = Arc::clone(&shared);
+        threads.push(std::thread::spawn(move || shadow_service::shadow_thread(&shadowed)));
+    }
     let guard = Arc::clone(&shared);
     threads.push(std::thread::spawn(move || length_check::check_lengths_thread(&guard)));
     threads.push(std::thread::spawn(move || {

@@ -19,18 +19,18 @@ use ashlar_wire::SessionKind;
 
 use ashlar_node::access::open_rights::is_mount;
 use ashlar_node::blame::{self, Blame};
-use ashlar_node::digest::commit::commit;
 use ashlar_node::leases::decisions::end_leases;
 use ashlar_node::leases::grant_cache::GrantPublisher;
 use ashlar_node::leases::kernel_notifier::KernelNotifier;
 use ashlar_node::pending::NodeRequest;
-use ashlar_node::recovery::{RecoveryFailure, recover_logs as recover_logs_of};
+use ashlar_node::recovery::{RecoveryFailure, recover_logs_with as recover_logs_of};
 use ashlar_node::sessions::session::ServedSession;
 use ashlar_node::space::quota_recall::invalidate_quota_balances;
 use ashlar_node::{Node, NodeCore, NodeLimits};
 
 use crate::clock;
 use crate::grant_memory::make_grant_memory;
+use crate::journal_file::{forget_journal, open_journal};
 use crate::mount_notifier::{Notifier, abort_dead_mount, notifier_of};
 use crate::process::{MachineProcesses, open_process};
 use crate::process_watcher::ProcessWatcher;
@@ -38,6 +38,7 @@ use crate::quarantine::quarantine_session;
 use crate::retired_files;
 use crate::session_files::{SessionError, SessionFiles, open_mapped_table, remove_owner, take_up_session};
 use crate::sessions;
+use crate::shadow::Shadow;
 use crate::shared_state::SharedState;
 use crate::{Config, DaemonError};
 
@@ -53,7 +54,7 @@ pub fn recover(config: Config) -> Result<SharedState, DaemonError> {
     ashlar_pmem::sigbus::install().map_err(system("cannot guard against truncated files"))?;
     let arena = Arc::new(open_arena(&config)?);
     let watcher = ProcessWatcher::new().map_err(system("cannot watch processes"))?;
-    let (mut state, left) = recover_logs(&config, &arena)?;
+    let (mut state, left, shadow) = recover_logs(&config, &arena)?;
     state.store.show_lagging();
     let holder = state.store.next_session_id()?;
     let grant_cache = make_grant_memory()
@@ -65,7 +66,7 @@ pub fn recover(config: Config) -> Result<SharedState, DaemonError> {
         state.grant_cache = GrantPublisher::new(holder, memory);
         state.grant_cache.is_some().then_some(file)
     });
-    let shared = SharedState::new(config, arena, watcher, state, left.files, grant_cache);
+    let shared = SharedState::new(config, arena, watcher, state, left.files, grant_cache, shadow);
     settle_sessions(&shared)?;
     // Not before the logs that depend on them are given up.
     left.damaged.into_iter().try_for_each(|id| quarantine_damaged(&shared.arena, id))?;
@@ -77,7 +78,7 @@ pub fn recover(config: Config) -> Result<SharedState, DaemonError> {
 ///
 /// A log at which SharedFS panics may have been applied in part. So everything begins again at the committed state,
 /// without that log.
-fn recover_logs(config: &Config, arena: &Arc<Arena>) -> Result<(Node, FoundSessions), DaemonError> {
+fn recover_logs(config: &Config, arena: &Arc<Arena>) -> Result<(Node, FoundSessions, Option<Shadow>), DaemonError> {
     let mut set_aside = BTreeSet::new();
     loop {
         match try_recover_logs(config, arena, &set_aside) {
@@ -134,25 +135,45 @@ fn try_recover_logs(
     config: &Config,
     arena: &Arc<Arena>,
     set_aside: &BTreeSet<SessionId>,
-) -> Result<(Node, FoundSessions), StartFailure> {
-    let mut state = make_node(config, arena)?;
+) -> Result<(Node, FoundSessions, Option<Shadow>), StartFailure> {
+    let mut store = Store::open(Arc::clone(arena))?;
+    let mut journal = None;
+    let mut costs = BTreeMap::new();
+    if config.shadow.is_some() {
+        let (opened, applied) = open_journal(arena, &mut store)?;
+        journal = Some(opened);
+        costs = applied.into_costs();
+    } else {
+        forget_journal(arena, &mut store)?;
+    }
+    let mut state = make_node(config, arena, store)?;
+    state.journal = journal;
+    let mut shadow =
+        config.shadow.as_ref().map(|path| Shadow::open(path, arena, &state)).transpose().map_err(StartFailure::from)?;
     state.begin_recovery();
     let left = take_up_sessions(arena, &mut state, set_aside)?;
-    recover_logs_of(&mut state)?;
-    Ok((state, left))
+    for (id, cost) in costs {
+        // The records of the journal were admitted: a session that has not paid would have been refused.
+        state.sessions.get_mut(&id).map(|session| session.account.spend(cost));
+    }
+    recover_logs_of(&mut state, &mut |state, _| match (&mut shadow, &mut state.journal) {
+        (Some(shadow), Some(journal)) => shadow.catch_up(journal),
+        _ => Ok(()),
+    })?;
+    Ok((state, left, shadow))
 }
 
 /// Makes a node with an arena's store, and without sessions.
 ///
 /// # Errors
 /// Those of the store.
-pub fn make_node(config: &Config, arena: &Arc<Arena>) -> Result<Node, StoreError> {
+pub fn make_node(config: &Config, arena: &Arena, store: Store) -> Result<Node, StoreError> {
     let limits = NodeLimits {
         lease_hold_us: config.lease_hold_us,
         lease_ttl_us: config.lease_ttl_us,
         medium: arena.medium().kind,
     };
-    Node::new(Store::open(Arc::clone(arena))?, limits, Arc::new(MachineProcesses), clock::now())
+    Node::new(store, limits, Arc::new(MachineProcesses), clock::now())
 }
 
 /// The files of sessions.
@@ -349,7 +370,7 @@ fn settle_sessions(shared: &SharedState) -> Result<(), DaemonError> {
     if dead > 0 {
         tracing::info!(sessions = dead, "the logs of sessions that are gone were digested");
     }
-    Ok(commit(&mut state)?)
+    Ok(shared.commit(&mut state)?)
 }
 
 #[cfg(test)]

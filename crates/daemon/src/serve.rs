@@ -356,7 +356,8 @@ fn answer_request(
             | Request::Resize { .. }
             | Request::Shutdown
             | Request::SetQuota { .. }
-            | Request::Quotas,
+            | Request::Quotas
+            | Request::CompareShadow { .. },
             _,
         ) => {
             return status::answer_command(shared, connection.socket(), &request).map(ReplyWithFiles::from);

@@ -315,6 +315,12 @@ impl Store {
         self.changed_journals.insert(node);
     }
 
+    /// Forgets a node's journal. The next commit does so too.
+    pub fn remove_journal_mark(&mut self, node: NodeNumber) {
+        self.journals.remove(&node);
+        self.changed_journals.insert(node);
+    }
+
     /// Moves a session's applied position without an update, past records that say nothing.
     pub fn advance(&mut self, session: SessionId, end: LogPosition) {
         if session == SessionId::SHARED_FS {

@@ -82,8 +82,9 @@ fn append_frame(state: &mut NodeCore, body: &FrameBody<'_>) {
     note_journalled(state, appended);
 }
 
-/// Ends SharedFS if the journal failed: a replica would lack the frame.
+/// Asks for the frame to be sent. Ends SharedFS if the journal failed: the replica would lack the frame.
 fn note_journalled(state: &mut NodeCore, appended: Result<(), JournalError>) {
+    state.effects.push(NodeEffect::Replicate);
     if let Err(error) = appended {
         tracing::error!(%error, "the journal can't be written");
         state.failure.get_or_insert(journal_failure(error));

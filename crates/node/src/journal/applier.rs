@@ -88,8 +88,8 @@ impl FrameApplier {
 
     /// Returns the cost of the records that were applied, by session.
     #[must_use]
-    pub fn costs(&self) -> &BTreeMap<SessionId, Credit> {
-        &self.costs
+    pub fn into_costs(self) -> BTreeMap<SessionId, Credit> {
+        self.costs
     }
 
     /// Returns the sessions with records that have no verdict yet, and where these begin.

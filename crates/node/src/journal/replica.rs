@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ashlar_journal::{JournalCursor, JournalIdentity, JournalRing};
-use ashlar_pmem::SharedMemory;
+use ashlar_pmem::{SegmentInfo, SharedMemory};
 use ashlar_store::{CommitDone, CommitJob, JournalMark, Store, StoreError};
 use ashlar_types::JournalPosition;
 
@@ -123,6 +123,14 @@ impl Replica {
             self.cursor = frame.next();
         }
         Ok(self.cursor.position < bound)
+    }
+
+    /// Takes into use a segment that was added to its arena.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn add_segment(&mut self, segment: SegmentInfo) -> Result<(), StoreError> {
+        self.store.add_segment(segment)
     }
 
     /// Freezes the applied state for a commit; `None` if there is nothing to commit.

@@ -79,7 +79,7 @@ impl NodeJournal {
 
     /// Opens a journal, applies the frames that a store's commits lack, and takes the journal.
     ///
-    /// `has_lost_power`: the machine may have lost power since a frame was appended.
+    /// It begins an epoch: the machine may have lost power since a frame was appended.
     ///
     /// Records without a verdict are left to their sessions' logs: a verdict says that none of them counts. The result
     /// has the cost of what was applied, by session.
@@ -90,15 +90,10 @@ impl NodeJournal {
         store: &mut Store,
         memory: Arc<SharedMemory>,
         identity: JournalIdentity,
-        has_lost_power: bool,
     ) -> Result<(Self, FrameApplier), ReplayError> {
         let (node, mut ring) = (identity.node, JournalRing::open(memory, identity)?);
-        if has_lost_power {
-            let number = ring.lineage().last().epoch.number + 1;
-            ring.begin_epoch(Epoch { number, node })?;
-        } else {
-            ring.resume_epoch();
-        }
+        let number = ring.lineage().last().epoch.number + 1;
+        ring.begin_epoch(Epoch { number, node })?;
         let mut applier = FrameApplier::new(store, node);
         let committed = applier.mark().position;
         let (mut cursor, mut buffer) = (ring.cursor_at(committed)?, Vec::new());
