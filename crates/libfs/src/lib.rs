@@ -77,9 +77,9 @@ use cache::dirty_list::DirtyList;
 use cache::node::NodeTable;
 use client::own_descriptors::OwnDescriptor;
 use client::sharedfs_client::SharedFsClient;
-use files::dax::MappingNumbers;
-use files::file_locks::HeldLocks;
-use files::record_locks::RecordLocks;
+use files::held_locks::HeldLocks;
+use files::mapping_numbers::MappingNumbers;
+use files::record_lock_state::RecordLockState;
 use files::segments::{MappedSegment, Segments};
 use leases::grant_cache::{FirstReads, GrantCacheReader};
 use log::append::LOG_STEP_LEAST;
@@ -159,7 +159,7 @@ pub struct LibFs {
     held_locks: HeldLocks,
     /// The inodes that a mount has reserved for its kernel. A restarted SharedFS is sent them again.
     reserved: Mutex<BTreeSet<(InodeId, ReserveReason)>>,
-    record_locks: RecordLocks,
+    record_locks: RecordLockState,
     /// Serialises writers of the control page's handle table.
     handles: Mutex<()>,
     /// Held while a directory moves, from the check of its ancestors until it has moved. Threads of one session share
@@ -266,7 +266,7 @@ impl LibFs {
             mapping_numbers: Mutex::default(),
             held_locks: HeldLocks::default(),
             reserved: Mutex::default(),
-            record_locks: RecordLocks::default(),
+            record_locks: RecordLockState::default(),
             handles: Mutex::new(()),
             moving: Mutex::default(),
             inodes: Mutex::new((welcome.inodes.0.0, welcome.inodes.1)),
