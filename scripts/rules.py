@@ -63,7 +63,6 @@ CIRCLES_LEFT = {
     "preload": "a call may begin a session, and a session may end in the middle of a call",
     "daemon": "its state and what serves it name each other",
     "node": "its state and what works on it name each other",
-    "libfs": "LibFs holds what log/, leases/, files/ and names/ define beside methods of LibFs",
 }
 UNSAFE_ALLOWED = {"pmem", "log", "libfs", "preload", "capi"}
 # One exception each, named in the code: LMDB's environment can't be opened otherwise, a ring shares memory with the

@@ -6,14 +6,14 @@ use ashlar_types::{InodeId, LockAction, LockKind};
 use ashlar_wire::Request;
 use rustix_futex_sync::Mutex;
 
+/// Requests to keep for one owner and file. Later requests beyond this number are not kept.
+const HISTORY_MAX: usize = 4096;
+
 /// The granted lock requests of each owner, in order.
 ///
 /// Sent again to a restarted SharedFS, they restore the same locks.
 #[derive(Debug, Default)]
 pub(crate) struct HeldLocks(Mutex<HashMap<(InodeId, u64, LockKind), Vec<Request>>>);
-
-/// Requests to keep for one owner and file. Later requests beyond this number are not kept.
-const HISTORY_MAX: usize = 4096;
 
 impl HeldLocks {
     /// Returns whether an owner may have locks on a file.
@@ -35,7 +35,7 @@ impl HeldLocks {
         }
     }
 
-    /// Records a lock request that SharedFS has granted.
+    /// Records a lock request that SharedFS has granted, or may have granted.
     pub(crate) fn record_request(&self, request: &Request) {
         let Request::Lock { inode, kind, owner, range, action, .. } = request else { return };
         let key = (*inode, *owner, *kind);

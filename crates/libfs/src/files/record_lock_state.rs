@@ -47,12 +47,14 @@ impl RecordLockState {
         self.doubtful.lock().contains(&inode)
     }
 
-    /// Records that SharedFS has removed all locks on a file; returns whether there may have been unknown ones.
+    /// Forgets that there may be unknown locks on a file; returns whether there may have been some.
+    ///
+    /// The caller then asks SharedFS to remove them.
     pub(crate) fn take_doubtful(&self, inode: InodeId) -> bool {
         self.doubtful.lock().remove(&inode)
     }
 
-    /// Starts a search for a slot. Only one thread at a time searches.
+    /// Begins a search for a slot, up to the drop of the result. Only one thread searches at a time.
     pub(crate) fn begin_claim(&self) -> MutexGuard<'_, ()> {
         self.claiming.lock()
     }

@@ -14,7 +14,7 @@ use crate::LibFs;
 use crate::api::{Outcome, check_name};
 use crate::cache::children::CachedEntry;
 use crate::cache::node::{GrantContext, Lease, NodeReadGuard, NodeState, NodeWriteGuard};
-use crate::log::update_log::{LeasesChecked, MissingGrant, SealRead};
+use crate::log::update_log::leased_append::{LeasesChecked, MissingGrant, SealRead};
 
 /// An operation's needs of one inode.
 #[derive(Clone, Copy, Debug)]
@@ -131,9 +131,6 @@ impl From<Errno> for Stop {
         Self::Errno(errno)
     }
 }
-
-/// Locks for requests. Threads request different inodes at the same time, unless the inodes share a lock.
-pub(crate) const REQUEST_LOCKS: usize = 64;
 
 /// The most claims of an operation. A rename claims two directories, the rename lease, the moved and the replaced
 /// inode, and creates a whiteout.
@@ -392,7 +389,7 @@ impl LibFs {
     ///
     /// A request for a directory also brings its entries, so one request serves all threads that wait here.
     fn acquire_missing(&self, claim: &Claim) -> Outcome<()> {
-        let _one_at_a_time = self.request_locks[claim.id.0 as usize % REQUEST_LOCKS].lock();
+        let _one_at_a_time = self.request_locks.lock_inode(claim.id);
         let (want, revision) = {
             let guard = self.nodes.read(claim.id);
             if guard.is_gone {
@@ -578,7 +575,7 @@ impl LibFs {
                 }
                 Some(_) => {
                     // Another thread may just have made this request; it also brings the directory's entries.
-                    let _one_at_a_time = self.request_locks[claim.id.0 as usize % REQUEST_LOCKS].lock();
+                    let _one_at_a_time = self.request_locks.lock_inode(claim.id);
                     let (want, revision) = {
                         let guard = self.nodes.read(claim.id);
                         (self.find_missing(&guard, &claim), guard.revision)
