@@ -1,5 +1,6 @@
 //! Leases: requesting grants, reading published ones, reserving inodes.
 
+pub(crate) mod claim;
 pub(crate) mod first_reads;
 pub(crate) mod grant_cache;
 pub(crate) mod grant_cache_reader;

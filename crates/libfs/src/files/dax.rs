@@ -7,7 +7,7 @@ use ashlar_wire::{Reply, Request};
 
 use crate::LibFs;
 use crate::api::Outcome;
-use crate::leases::grants::Claim;
+use crate::leases::claim::Claim;
 
 /// Bytes of a mapping up to which its checksums are verified at once.
 ///

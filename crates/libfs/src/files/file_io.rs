@@ -17,7 +17,8 @@ use crate::cache::file_map::FileMap;
 use crate::cache::node::NodeState;
 use crate::cache::pieces::PieceSource;
 use crate::files::segments::MappedSegment;
-use crate::leases::grants::{Claim, Stop};
+use crate::leases::claim::Claim;
+use crate::leases::grants::Stop;
 
 /// The most data in one record: short enough for a small log to hold several records.
 const RECORD_DATA_MAX: usize = 1 << 20;

@@ -12,7 +12,7 @@ use ashlar_wire::LeaseRequest;
 
 use crate::LibFs;
 use crate::cache::node::{GrantContext, Lease};
-use crate::leases::grants::Claim;
+use crate::leases::claim::Claim;
 
 impl LibFs {
     /// Installs a wanted grant from the grant cache, if it holds all of it. The caller checks the node again.

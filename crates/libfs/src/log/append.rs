@@ -13,7 +13,8 @@ use crate::api::Outcome;
 use crate::cache::children::{CachedEntry, Children};
 use crate::cache::file_map::{DataChange, FileMap};
 use crate::cache::node::{NodeChange, NodeState, NodeWriteGuard};
-use crate::leases::grants::{FoundNames, LockedNodes, Nodes, Stop};
+use crate::leases::claim::Nodes;
+use crate::leases::grants::{FoundNames, LockedNodes, Stop};
 use crate::log::update_log::LOG_STEP_LEAST;
 
 /// The part of the log, as a divisor, that may fill with committed records before they are forgotten.

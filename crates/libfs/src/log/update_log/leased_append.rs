@@ -16,14 +16,10 @@
 
 use ashlar_log::{AppendError, Appended, Pin};
 use ashlar_types::{InodeId, QuotaVersion, SealCount};
-use ashlar_wire::LeaseRequest;
 
 use crate::LibFs;
 use crate::cache::node::{NodeState, NodeWriteGuard};
-use crate::leases::grants::{Claim, Nodes};
-
-/// A request for what a claim lacks, and the revision of the node that lacks it.
-pub(crate) type MissingGrant = (LeaseRequest, u64);
+use crate::leases::claim::{Claim, MissingGrant, Nodes};
 
 /// The log's seal count, read before the leases are checked under which a record is appended.
 #[derive(Debug)]
