@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ashlar_journal::{JournalIdentity, JournalRing};
+use ashlar_journal::{FrameBody, JournalIdentity, JournalRing, OwnAct};
 use ashlar_log::Log;
 use ashlar_node::digest::commit::{await_no_copy, commit_with};
 use ashlar_node::journal::{CopySender, NodeJournal, Replica};
@@ -23,8 +23,8 @@ use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory};
 use ashlar_store::{MemoryArena, MemoryArenaOptions, Store, compare_dumps};
 use ashlar_tests::random::Random;
 use ashlar_types::{
-    Epoch, FileKind, FileSystemId, InodeId, JournalPosition, LeaseMode, LeaseScope, LogPosition, NodeNumber, QuotaKey,
-    QuotaLimits, SessionId, Timestamp, WantedLease,
+    Access, Epoch, FileKind, FileSystemId, InodeId, JournalPosition, LeaseMode, LeaseScope, LogPosition, NodeNumber,
+    QuotaKey, QuotaLimits, SessionId, Timestamp, WantedLease,
 };
 use ashlar_update::{Create, Rename, SetAttributes, Update};
 use ashlar_wire::{ControlPage, Credit, CreditKind, LeaseRequest, LeaseTable, Need, Request, SessionKind};
@@ -427,4 +427,33 @@ fn run(seed: u64) {
 #[test]
 fn replica_of_random_updates_has_the_same_tree() {
     (1..40).for_each(run);
+}
+
+#[test]
+fn right_that_a_handle_keeps_stands_before_its_verdict() {
+    let Pair { mut node, mut link, .. } = Pair::start();
+    let mut files = Files { files: Vec::new(), next: 0 };
+    let at = Timestamp { seconds: 1000, nanoseconds: 0 };
+    files.create(b"open".to_vec(), 0o644, at, &mut |update| assert!(append(&node, WRITER, update)));
+    apply_all(&mut node, &mut link);
+    let inode = files.files[0].0;
+    let reader = node.sessions.get_mut(&READER).expect("a session");
+    reader.control.open_handle(inode);
+    reader.rights.note_opened(inode, Access::READ, |_| Vec::new());
+    let (mode, uid, gid, accessed, modified) = (Some(0o600), None, None, None, None);
+    let narrow = Update::SetAttributes(SetAttributes { inode, mode, uid, gid, accessed, modified, at });
+    assert!(append(&node, WRITER, &narrow));
+    let ring = node.journal.as_ref().expect("a journal").ring();
+    let (mut cursor, mut buffer, mut kept) = (ring.end_cursor(), Vec::new(), None);
+    apply_all(&mut node, &mut link);
+    let ring = node.journal.as_ref().expect("a journal").ring();
+    while let Some(frame) = ring.read_frame(cursor, &mut buffer).expect("a sound journal") {
+        match frame.decode().expect("a frame") {
+            FrameBody::Own(OwnAct::Right { session, inode, access }) => kept = Some((session, inode, access)),
+            FrameBody::Verdict(verdict) if verdict.session == WRITER => break,
+            _ => {}
+        }
+        cursor = frame.next();
+    }
+    assert_eq!(kept, Some((READER, inode, Access::READ.0 as u8)));
 }

@@ -12,7 +12,7 @@ use ashlar_journal::{
 use ashlar_log::RecordAt;
 use ashlar_pmem::SharedMemory;
 use ashlar_store::{JournalMark, Store, StoreError};
-use ashlar_types::{Epoch, InodeId, JournalPosition, LogPosition, NodeNumber, SessionId};
+use ashlar_types::{Access, Epoch, InodeId, JournalPosition, LogPosition, NodeNumber, SessionId};
 
 use crate::journal::applier::{FrameApplier, ReplayError};
 
@@ -26,6 +26,8 @@ pub struct BatchNotes {
     ignored: Vec<LogPosition>,
     /// Whether inodes that lost their last name may be freed. The first answer holds for the whole batch.
     may_free: RefCell<BTreeMap<InodeId, bool>>,
+    /// The rights to open inodes that sessions keep.
+    rights: Vec<(SessionId, InodeId, Access)>,
 }
 
 impl BatchNotes {
@@ -33,6 +35,17 @@ impl BatchNotes {
     pub fn clear(&mut self) {
         self.ignored.clear();
         self.may_free.get_mut().clear();
+        self.rights.clear();
+    }
+
+    /// Notes that a session keeps a right to an inode that it has open.
+    pub fn keep_right(&mut self, session: SessionId, inode: InodeId, access: Access) {
+        self.rights.push((session, inode, access));
+    }
+
+    /// Takes the rights that sessions keep.
+    pub(super) fn take_rights(&mut self) -> Vec<(SessionId, InodeId, Access)> {
+        std::mem::take(&mut self.rights)
     }
 
     /// Notes a record that has no effect.
