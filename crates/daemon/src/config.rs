@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use ashlar_node::journal::ReplicaFault;
 use ashlar_wire::Admission;
 
 /// Bytes of a log on a large arena.
@@ -48,6 +49,8 @@ pub struct Config {
     pub sessions: Admission,
     /// The directory of the shadow, if there is one: a replica in this process, to test that two digests agree.
     pub shadow: Option<PathBuf>,
+    /// A fault to plant in the shadow, which the comparison must find.
+    pub shadow_fault: Option<ReplicaFault>,
     /// The command of the process that does the work that may have to wait for a mount.
     ///
     /// It runs [`ashlar_helper::run`] on its standard input. If it's empty, sessions get no descriptors.
@@ -69,6 +72,7 @@ impl Config {
             linger_seconds: None,
             sessions: Admission::default(),
             shadow: None,
+            shadow_fault: None,
             helper: Vec::new(),
         }
     }

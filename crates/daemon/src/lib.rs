@@ -61,6 +61,7 @@ mod supervisor;
 mod test_sessions;
 mod user_shares;
 
+pub use ashlar_node::journal::ReplicaFault;
 pub use config::Config;
 pub use error::{DaemonError, SupervisorError};
 pub use log_check::{LogFindings, check_logs};

@@ -150,6 +150,10 @@ fn try_recover_logs(
     state.journal = journal;
     let mut shadow =
         config.shadow.as_ref().map(|path| Shadow::open(path, arena, &state)).transpose().map_err(StartFailure::from)?;
+    if let (Some(shadow), Some(fault)) = (&mut shadow, config.shadow_fault) {
+        tracing::warn!(?fault, "the shadow has a planted fault");
+        shadow.plant(fault);
+    }
     state.begin_recovery();
     let left = take_up_sessions(arena, &mut state, set_aside)?;
     for (id, cost) in costs {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ashlar_node::NodeCore;
-use ashlar_node::journal::{CopySender, NodeJournal, ReplayError, Replica};
+use ashlar_node::journal::{CopySender, NodeJournal, ReplayError, Replica, ReplicaFault};
 use ashlar_pmem::{Arena, ArenaError, ArenaOptions};
 use ashlar_store::{DumpComparison, DumpError, Store, StoreError, compare_dumps};
 use ashlar_types::{InodeId, JournalPosition};
@@ -69,6 +69,11 @@ impl Shadow {
             return Err(failed("a shadow begins with an empty file system, and this one has files".into()));
         }
         Ok(shadow)
+    }
+
+    /// Plants a fault, which a comparison must find.
+    pub fn plant(&mut self, fault: ReplicaFault) {
+        self.replica.plant(fault);
     }
 
     /// Takes what is new in the journal, and makes it durable; returns whether there was anything.

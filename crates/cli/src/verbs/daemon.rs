@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use ashlar_daemon::{Config, DaemonError, RESTART_EXIT, RETRY_EXIT};
+use ashlar_daemon::{Config, DaemonError, RESTART_EXIT, RETRY_EXIT, ReplicaFault};
 use ashlar_pmem::ArenaSummary;
 use ashlar_wire::Admission;
 use tracing_subscriber::EnvFilter;
@@ -21,6 +21,8 @@ use crate::system::mounts::has_mounts;
 
 /// Names the directory in which each daemon has its shadow.
 const SHADOWS: &str = "ASHLAR_SHADOWS";
+/// Names a fault that is planted in the shadow.
+const SHADOW_FAULT: &str = "ASHLAR_SHADOW_FAULT";
 
 /// Runs the supervisor, and SharedFS under it.
 pub fn run(arguments: &DaemonArguments) -> Result<ExitCode, CliError> {
@@ -76,6 +78,7 @@ pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError
     config.linger_seconds = arguments.linger_seconds;
     config.sessions = arguments.sessions.clone();
     config.shadow = arguments.shadow.clone();
+    config.shadow_fault = std::env::var(SHADOW_FAULT).ok().and_then(|name| ReplicaFault::named(&name));
     config.helper = helper_command(&arguments.arena);
     match ashlar_daemon::run(config) {
         Err(error @ DaemonError::Failed(_)) => {

@@ -7,7 +7,7 @@ use ashlar_pmem::{SegmentInfo, SharedMemory};
 use ashlar_store::{CommitDone, CommitJob, JournalMark, Store, StoreError};
 use ashlar_types::JournalPosition;
 
-use crate::journal::applier::{FrameApplier, ReplayError};
+use crate::journal::applier::{FrameApplier, ReplayError, ReplicaFault};
 use crate::journal::copy::{CopyPart, CopyPlan, CopyState};
 use crate::journal::writer::journal_failure;
 
@@ -39,6 +39,11 @@ impl Replica {
         let committed = applier.mark().position;
         let cursor = ring.cursor_at(committed)?;
         Ok(Self { store, applier, ring, cursor, durable_there: committed, frozen: committed, committed })
+    }
+
+    /// Plants a fault, which a comparison of trees must find.
+    pub fn plant(&mut self, fault: ReplicaFault) {
+        self.applier.plant(fault);
     }
 
     /// Returns the store.
