@@ -43,8 +43,10 @@ const SKIPPED: i32 = 77;
 /// The argument that gives each daemon a shadow, with which it is compared at the end of a test.
 const WITH_SHADOWS: &str = "--shadow";
 
-/// The main function of a program of tests: `[--list] [--shadow] [WORD…]`. Runs the tests whose names contain one of the
-/// words. If the kernel has FUSE over io_uring, tests whose names begin with one of `io_uring_groups` run with that, too.
+/// The main function of a program of tests: `[--list] [--shadow] [WORD…]`.
+///
+/// Runs the tests whose names contain one of the words. If the kernel has FUSE over io_uring, tests whose names begin
+/// with one of `io_uring_groups` run with that, too.
 pub fn main(tests: &[Test], io_uring_groups: &[&str]) -> ExitCode {
     let words: Vec<_> = std::env::args().skip(1).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use ashlar_journal::{FrameBody, JournalIdentity, JournalRing, OwnAct};
 use ashlar_log::Log;
 use ashlar_node::digest::commit::{await_no_copy, commit_with};
-use ashlar_node::journal::{CopySender, NodeJournal, Replica};
+use ashlar_node::journal::{CopySender, NodeJournal, Replica, ReplicaFault};
 use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_node::records::apply::Slice;
@@ -20,7 +20,7 @@ use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionMemory};
 use ashlar_node::sessions::session_page::SessionPage;
 use ashlar_node::{Node, NodeCore, NodeLimits, NodeTime};
 use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory};
-use ashlar_store::{MemoryArena, MemoryArenaOptions, Store, compare_dumps};
+use ashlar_store::{DumpComparison, MemoryArena, MemoryArenaOptions, Store, compare_dumps};
 use ashlar_tests::random::Random;
 use ashlar_types::{
     Access, Epoch, FileKind, FileSystemId, InodeId, JournalPosition, LeaseMode, LeaseScope, LogPosition, NodeNumber,
@@ -333,15 +333,19 @@ fn connect(node: &NodeCore, mut replica: Replica) -> (Replica, CopySender) {
     (replica, sender)
 }
 
-fn compare(pair: &mut Pair) {
+fn assert_equal(pair: &mut Pair) {
+    let comparison = compare(pair);
+    assert!(comparison.is_equal(), "{comparison:#?}");
+}
+
+fn compare(pair: &mut Pair) -> DumpComparison {
     commit(&mut pair.node, &mut pair.link);
     pair.link.follow(&mut pair.node);
     let Pair { node, link: Link { replica, .. }, .. } = pair;
     let journal = node.journal.as_ref().expect("a journal");
     assert_eq!(journal.mark(), replica.mark(), "all frames are applied");
     let (one, two) = (node.store.dump_lines().expect("lines"), replica.store().dump_lines().expect("lines"));
-    let comparison = compare_dumps(one, two, 5).expect("sound dumps");
-    assert!(comparison.is_equal(), "{comparison:#?}");
+    compare_dumps(one, two, 5).expect("sound dumps")
 }
 
 /// The writing node, its machine, and the link to its replica.
@@ -417,11 +421,11 @@ fn run(seed: u64) {
         }
         pair = pair.step(random);
         if step % 20 == 0 {
-            compare(&mut pair);
+            assert_equal(&mut pair);
         }
     }
     apply_all(&mut pair.node, &mut pair.link);
-    compare(&mut pair);
+    assert_equal(&mut pair);
 }
 
 #[test]
@@ -456,4 +460,46 @@ fn right_that_a_handle_keeps_stands_before_its_verdict() {
         cursor = frame.next();
     }
     assert_eq!(kept, Some((READER, inode, Access::READ.0 as u8)));
+}
+
+/// Runs updates that show a fault, which is planted in the replica or not.
+fn run_with(fault: Option<ReplicaFault>, shown: ReplicaFault) -> DumpComparison {
+    let mut pair = Pair::start();
+    let Pair { node, link, .. } = &mut pair;
+    if let Some(fault) = fault {
+        link.replica.plant(fault);
+    }
+    let mut files = Files { files: Vec::new(), next: 0 };
+    let at = Timestamp { seconds: 1000, nanoseconds: 0 };
+    files.create(b"file".to_vec(), 0o644, at, &mut |update| assert!(append(node, WRITER, update)));
+    let (inode, parent) = (files.files[0].0, InodeId::ROOT);
+    apply_all(node, link);
+    let later = Timestamp { seconds: 1001, nanoseconds: 0 };
+    let (by, update) = match shown {
+        ReplicaFault::KeptInode => {
+            node.sessions[&HOLDER].control.open_handle(inode);
+            (WRITER, Update::Unlink { inode, parent, name: b"file", release: true, at })
+        }
+        ReplicaFault::BatchBorder => (WRITER, Update::Write { inode, offset: 0, at, strip: true, data: b"data" }),
+        ReplicaFault::AccessTime => (WRITER, Update::Accessed { inode, at: later }),
+        ReplicaFault::RefusedRecord => {
+            let (mode, uid, gid, accessed, modified) = (Some(0o666), None, None, None, None);
+            (READER, Update::SetAttributes(SetAttributes { inode, mode, uid, gid, accessed, modified, at }))
+        }
+    };
+    assert!(append(node, by, &update));
+    let settled = node.settled(by).expect("settled");
+    while !node.apply(by, settled, Slice::Batch) {}
+    assert_eq!(node.sessions[&by].fenced.is_some(), shown == ReplicaFault::RefusedRecord);
+    compare(&mut pair)
+}
+
+#[test]
+fn each_planted_fault_of_a_replica_is_found() {
+    use ReplicaFault::{AccessTime, BatchBorder, KeptInode, RefusedRecord};
+    for fault in [KeptInode, BatchBorder, AccessTime, RefusedRecord] {
+        let sound = run_with(None, fault);
+        assert!(sound.is_equal(), "{fault:?}: {sound:#?}");
+        assert!(!run_with(Some(fault), fault).is_equal(), "{fault:?} is not found");
+    }
 }
