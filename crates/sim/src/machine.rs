@@ -12,18 +12,18 @@ use ashlar_log::Log;
 use ashlar_node::digest::commit::commit;
 use ashlar_node::leases::decisions::end_leases;
 use ashlar_node::pending::progress::Progress;
-use ashlar_node::pending::{FIRST_RANGE, NodeRequest, RequestTerms};
+use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_node::recovery::{RecoveryFailure, recover_logs};
+use ashlar_node::sessions::beginning::begin_session;
 use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
 use ashlar_node::sessions::noted_locks::LEASES_FILE_BYTES;
 use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionMemory};
 use ashlar_node::sessions::session_page::SessionPage;
-use ashlar_node::space::credit;
 use ashlar_node::{Node, NodeCore, NodeLimits, NodeTime};
 use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory};
 use ashlar_store::{CommitFault, MemoryArena, MemoryArenaOptions, Store, StoreError};
 use ashlar_types::{InodeId, LogGeneration, LogPosition, SessionId, Timestamp};
-use ashlar_wire::{CONTROL_BYTES, ControlPage, CreditKind, LEASE_SLOTS_FIRST, LeaseTable, SessionKind};
+use ashlar_wire::{CONTROL_BYTES, ControlPage, LEASE_SLOTS_FIRST, LeaseTable, SessionKind};
 
 use crate::random::SimRandom;
 
@@ -221,27 +221,12 @@ impl Machine {
         identity.store(page.memory()).map_err(|error| text(&error))?;
         let log_room = LogRoom { bytes: log_bytes, allocated: log_bytes };
         let memory = SessionMemory { log, log_memory: Arc::clone(&twins.log), log_room, control, leases, page };
-        let mut session =
+        let session =
             ServedSession::new(id, identity, secret, memory, node.now.since_boot).map_err(|error| text(&error))?;
-        node.store.set_session(id, session.log.generation(), LogPosition(0));
-        node.counters.sessions_opened += 1;
-        session.grant_credit(credit::initial_credit(&node.store, &node.sessions), CreditKind::Common);
-        let range = node.store.allocate_inodes(FIRST_RANGE).map_err(|error| text(&error))?;
-        let first = InodeId(range.start);
-        session.ranges.add(&session.page, first, FIRST_RANGE);
-        if !session.credentials.is_privileged() {
-            node.ways.add_user(&session.credentials);
-        }
-        session.ways_from = node.ways.version();
-        if node.sessions.is_empty() {
-            node.request_digest();
-        }
-        node.leasing.take_up(&session);
-        node.leasing.manager.admit_to_reserved(id);
-        node.sessions.insert(id, ServedSession { is_connected: true, ..session });
-        node.publish_sharing();
+        let begun = begin_session(node, session, false).map_err(|refused| format!("{refused:?}"))?;
         self.twins.insert(id, twins);
-        Ok((id, first, FIRST_RANGE))
+        let (first, count) = begun.inodes;
+        Ok((id, first, count))
     }
 
     /// Removes the ended sessions that are committed as a whole; returns their numbers.

@@ -1,6 +1,7 @@
-//! Sessions: what the node knows of each, and their ends.
+//! Sessions: what the node knows of each, their beginnings and their ends.
 
 pub mod admission;
+pub mod beginning;
 pub mod ending;
 pub mod identity;
 pub mod kept_rights;
