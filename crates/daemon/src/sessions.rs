@@ -12,6 +12,7 @@ use ashlar_node::pending::NodeRequest;
 use ashlar_node::sessions::admission::{Refused, check_admission, check_room, find_session, user_of};
 use ashlar_node::sessions::beginning::{BegunSession, begin_session, resume_session};
 use ashlar_node::sessions::identity::SessionIdentity;
+use ashlar_node::sessions::removal::{RemovedSession, remove_ended_sessions};
 use ashlar_node::sessions::session::{Control, LogRoom, ServedSession};
 use ashlar_node::{Node, NodeEffect};
 use ashlar_pmem::{Arena, MediumKind};
@@ -329,35 +330,24 @@ fn begin_end<'a>(
     state
 }
 
-/// Removes the ended sessions that are committed as a whole.
+/// Removes the ended sessions that are committed as a whole, and their files.
 pub fn remove_ended(shared: &SharedState, state: &mut Node) {
     quarantine_fenced(&shared.arena, state);
-    for id in state.ended_sessions() {
-        remove_session(shared, state, id);
+    for RemovedSession { session, end, is_reusable } in remove_ended_sessions(state) {
+        let id = session.id;
+        shared.session_files.lock().remove(&id);
+        match session.identity.kind {
+            SessionKind::Mount => tracing::info!(session = id.0, records = session.records, "unmounted"),
+            SessionKind::Process => tracing::debug!(session = id.0, records = session.records, "session ended"),
+        }
+        if session.fenced.is_some() {
+            // Its files are quarantined.
+            state.remove_session_row(id);
+        } else if !is_reusable || shared.pool.keep(RetiredSession::of(session, end)).is_some() {
+            retired_files::remove_with(shared, state, id);
+        }
+        shared.watcher.remove(id);
     }
-}
-
-/// Removes a session that is committed as a whole.
-fn remove_session(shared: &SharedState, state: &mut Node, id: SessionId) {
-    let Some(session) = state.sessions.remove(&id) else { return };
-    shared.session_files.lock().remove(&id);
-    match session.identity.kind {
-        SessionKind::Mount => tracing::info!(session = id.0, records = session.records, "unmounted"),
-        SessionKind::Process => tracing::debug!(session = id.0, records = session.records, "session ended"),
-    }
-    let end = state.store.applied(id);
-    // It no longer reads blocks freed so far; the session that has its number next may read those that are freed later.
-    state.store.release(id, end);
-    state.store.unmap_blocks(id, None);
-    let (is_fit, is_quarantined) = (RetiredSession::is_fit(state, &session), session.fenced.is_some());
-    if is_quarantined {
-        state.remove_session_row(id);
-    } else if !is_fit || shared.pool.keep(RetiredSession::of(session, end)).is_some() {
-        retired_files::remove_with(shared, state, id);
-    }
-    state.publish_sharing();
-    state.counters.sessions_ended += 1;
-    shared.watcher.remove(id);
 }
 
 /// Cuts off the mounts of sessions whose processes have died.

@@ -17,6 +17,7 @@ use ashlar_node::recovery::{RecoveryFailure, recover_logs};
 use ashlar_node::sessions::beginning::begin_session;
 use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
 use ashlar_node::sessions::noted_locks::LEASES_FILE_BYTES;
+use ashlar_node::sessions::removal::remove_ended_sessions;
 use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionMemory};
 use ashlar_node::sessions::session_page::SessionPage;
 use ashlar_node::{Node, NodeCore, NodeLimits, NodeTime};
@@ -416,20 +417,12 @@ impl Machine {
     }
 }
 
-/// Removes the ended sessions that are committed as a whole.
-///
-/// The files are removed before the row: files without a row would look like a new session's.
+/// Removes the ended sessions that are committed as a whole, with their memory; returns their numbers.
 fn remove_ended(node: &mut Node, twins: &mut BTreeMap<SessionId, SessionTwins>) -> Vec<SessionId> {
-    let ended = node.ended_sessions();
+    let ended: Vec<_> = remove_ended_sessions(node).into_iter().map(|removed| removed.session.id).collect();
     for &id in &ended {
-        node.sessions.remove(&id);
-        let end = node.store.applied(id);
-        node.store.release(id, end);
-        node.store.unmap_blocks(id, None);
         twins.remove(&id);
-        node.store.remove_session(id);
-        node.publish_sharing();
-        node.counters.sessions_ended += 1;
+        node.remove_session_row(id);
     }
     ended
 }

@@ -8,6 +8,7 @@ pub mod kept_rights;
 pub mod mapped_table;
 pub mod mapping;
 pub mod noted_locks;
+pub mod removal;
 pub mod session;
 pub mod session_page;
 pub mod session_table;
