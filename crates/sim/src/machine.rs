@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use ashlar_log::Log;
 use ashlar_node::digest::commit::commit;
-use ashlar_node::leases::decisions::end_leases;
 use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
+use ashlar_node::recovery::settling::SessionSettling;
+use ashlar_node::recovery::take_up::{FoundSession, take_up_sessions};
 use ashlar_node::recovery::{RecoveryFailure, recover_logs};
 use ashlar_node::sessions::beginning::begin_session;
 use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
@@ -20,7 +21,7 @@ use ashlar_node::sessions::noted_locks::LEASES_FILE_BYTES;
 use ashlar_node::sessions::removal::remove_ended_sessions;
 use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionMemory};
 use ashlar_node::sessions::session_page::SessionPage;
-use ashlar_node::{Node, NodeCore, NodeLimits, NodeTime};
+use ashlar_node::{Node, NodeLimits, NodeTime};
 use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory};
 use ashlar_store::{CommitFault, MemoryArena, MemoryArenaOptions, Store, StoreError};
 use ashlar_types::{InodeId, LogGeneration, LogPosition, SessionId, Timestamp};
@@ -253,7 +254,7 @@ impl Machine {
         let store = Store::open_in_memory(Arc::clone(&self.arena))?;
         let mut node = Node::new(store, limits, processes, node_time(now_us))?;
         node.begin_recovery();
-        self.take_up_sessions(&mut node)?;
+        self.take_up_sessions(&mut node);
         recover_logs(&mut node).map_err(|failure| match failure {
             RecoveryFailure::Store(error) => error,
             RecoveryFailure::Panic(id) => panic!("SharedFS panics at the log of session {id}"),
@@ -277,27 +278,14 @@ impl Machine {
         Ok(report)
     }
 
-    fn take_up_sessions(&self, node: &mut Node) -> Result<(), StoreError> {
-        let rows = node.store.sessions();
-        for (id, _) in &rows {
-            if *id != SessionId::SHARED_FS && !self.twins.contains_key(id) {
-                node.store.remove_session(*id);
-            }
-        }
-        for (&id, twins) in &self.twins {
-            let committed = node.store.committed(id);
-            let Some(session) = self.take_up_session(id, twins, committed, node.now.since_boot) else {
-                node.recovery.lost.insert(id);
-                continue;
-            };
-            session.control.raise_segment_version();
-            if !rows.iter().any(|(row, _)| *row == id) {
-                node.store.set_session(id, session.log.generation(), LogPosition(0));
-            }
-            node.ways.add_user(&session.credentials);
-            node.sessions.insert(id, session);
-        }
-        Ok(())
+    fn take_up_sessions(&self, node: &mut Node) {
+        let take_up = |(&id, twins): (&SessionId, &SessionTwins)| {
+            let session = self.take_up_session(id, twins, node.store.committed(id), node.now.since_boot);
+            let sound = |session| FoundSession::Sound { session: Box::new(session), mapped: None };
+            (id, session.map_or(FoundSession::Lost, sound))
+        };
+        let found = self.twins.iter().map(take_up).collect();
+        take_up_sessions(node, found);
     }
 
     /// Takes up a session's memory; `None` if it has no owner.
@@ -337,32 +325,13 @@ impl Machine {
             let _ = SessionIdentity::wipe(memory);
             let _ = memory.sync_range(0, LEASES_FILE_BYTES);
         }
-        let mut running = Vec::new();
+        let mut settling = SessionSettling::default();
         for id in node.sessions.keys().copied().collect::<Vec<_>>() {
-            let Some(session) = node.sessions.get_mut(&id) else { continue };
-            let process = &session.identity.process;
-            let is_alive = process.boot == [self.boots; 16] && self.processes.contains(&process.pid);
-            if is_alive && session.fenced.is_none() && !session.is_ending {
-                if session.page.has_other_locks() {
-                    let now = node.now.since_boot;
-                    node.locking.expect_reclaim(id, now);
-                }
-                running.push(id);
-            } else {
-                session.is_ending = true;
-                end_leases(node, id);
-                node.store.release_all(id);
-            }
+            let process = node.sessions[&id].identity.process;
+            let is_alive = process.boot == self.boot() && self.processes.contains(&process.pid);
+            settling.settle_session(node, id, is_alive, Duration::ZERO);
         }
-        {
-            let NodeCore { locking, sessions, .. } = &mut **node;
-            locking.take_up(&running, sessions);
-        }
-        node.note_handles_found();
-        for session in node.sessions.values_mut() {
-            session.is_quota_validated = true;
-        }
-        node.decide_all();
+        settling.finish(node);
         remove_ended(node, &mut self.twins);
         let sweep = node.begin_request(NodeRequest::SweepOrphans, RequestTerms::OWN);
         while !matches!(node.advance(sweep), Progress::Done(_)) {}
@@ -370,7 +339,7 @@ impl Machine {
         let lost: Vec<_> = self.twins.keys().filter(|id| !node.sessions.contains_key(id)).copied().collect();
         for id in lost {
             self.twins.remove(&id);
-            node.store.remove_session(id);
+            node.remove_session_row(id);
         }
         commit(node)
     }
