@@ -278,6 +278,12 @@ impl Store {
         sessions
     }
 
+    /// Returns whether a session has a row.
+    #[must_use]
+    pub fn has_session(&self, session: SessionId) -> bool {
+        self.sessions.contains_key(&session)
+    }
+
     /// The end of the part of the session's log that is applied; 0 for a session that is not known.
     #[must_use]
     pub fn applied(&self, session: SessionId) -> LogPosition {
