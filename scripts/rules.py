@@ -25,9 +25,10 @@ LAYERS = {
     "libfs": ["types", "pmem", "log", "update", "wire"],
     "helper": ["types", "pmem", "wire"],
     "node": ["types", "pmem", "log", "journal", "update", "wire", "lease", "store"],
+    "replica": ["types", "pmem", "journal", "store", "node"],
     # Tests alone use it.
     "sim": ["types", "pmem", "log", "update", "wire", "store", "node"],
-    "daemon": ["types", "pmem", "log", "journal", "update", "wire", "store", "helper", "node"],
+    "daemon": ["types", "pmem", "log", "update", "wire", "store", "helper", "node", "replica"],
     "fuse": ["types", "update", "wire", "libfs", "helper"],
     "preload": ["types", "wire", "libfs"],
     "capi": ["types", "wire", "libfs"],

@@ -19,17 +19,9 @@ pub enum DaemonError {
     /// Recovery may mend that, so the supervisor restarts SharedFS.
     #[error("the shared area failed: {0}")]
     Failed(ashlar_store::StoreError),
-    /// The journal can't be opened, or its frames can't be applied.
-    #[error("the journal can't be used: {0}")]
-    Journal(ashlar_node::journal::ReplayError),
-    /// The shadow can't follow.
-    #[error("the shadow in {path} can't be used: {problem}; remove the directory, or leave out --shadow")]
-    Shadow {
-        /// The shadow's directory.
-        path: PathBuf,
-        /// The problem.
-        problem: String,
-    },
+    /// The journal or the shadow can't be used.
+    #[error(transparent)]
+    Replica(#[from] ashlar_replica::ReplicaError),
     /// The socket can't be made.
     #[error("cannot listen at {path}: {error}; give another place with --socket")]
     Socket {
@@ -60,7 +52,7 @@ impl DaemonError {
             Self::Arena(ashlar_pmem::ArenaError::Io { source: error, .. })
             | Self::Socket { error, .. }
             | Self::System { error, .. } => is_lack(error),
-            Self::Arena(_) | Self::Store(_) | Self::Failed(_) | Self::Journal(_) | Self::Shadow { .. } => false,
+            Self::Arena(_) | Self::Store(_) | Self::Failed(_) | Self::Replica(_) => false,
         }
     }
 }

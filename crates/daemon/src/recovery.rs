@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_pmem::{Arena, ArenaError};
+use ashlar_replica::{Shadow, forget_journal, open_journal};
 use ashlar_store::{MappedRun, Store, StoreError};
 use ashlar_types::SessionId;
 
@@ -29,7 +30,6 @@ use ashlar_node::{Node, NodeLimits};
 
 use crate::clock;
 use crate::grant_memory::make_grant_memory;
-use crate::journal_file::{forget_journal, open_journal};
 use crate::mount_notifier::{Notifier, abort_dead_mount, notifier_of};
 use crate::process::{MachineProcesses, open_process};
 use crate::process_watcher::ProcessWatcher;
@@ -37,7 +37,6 @@ use crate::quarantine::quarantine_session;
 use crate::retired_files;
 use crate::session_files::{SessionError, SessionFiles, open_mapped_table, remove_owner, take_up_session};
 use crate::sessions;
-use crate::shadow::Shadow;
 use crate::shared_state::SharedState;
 use crate::{Config, DaemonError};
 

@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use ashlar_node::pending::NodeRequest;
+use ashlar_replica::Shadow;
 use ashlar_store::{DumpSummary, StoreError};
 use ashlar_types::Errno;
 use ashlar_wire::{ComparedTree, ComparisonReply, TreeDifference};
 use parking_lot::Mutex;
 
 use crate::digest::apply_all;
-use crate::shadow::Shadow;
 use crate::shared_state::SharedState;
 
 /// Compares SharedFS's tree with the shadow's, both at the journal's end.

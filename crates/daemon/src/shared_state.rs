@@ -15,6 +15,7 @@ use ashlar_node::pending::progress::{Progress, WaitFor};
 use ashlar_node::pending::{NodeAnswer, NodeRequest, RequestTerms, RequestTicket};
 use ashlar_node::{Node, NodeCore, NodeEffect};
 use ashlar_pmem::Arena;
+use ashlar_replica::Shadow;
 use ashlar_store::StoreError;
 use ashlar_types::{Errno, JournalPosition, SessionId};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -27,7 +28,6 @@ use crate::process_watcher::ProcessWatcher;
 use crate::request_slots::RequestSlots;
 use crate::session_files::SessionFiles;
 use crate::session_pool::SessionPool;
-use crate::shadow::Shadow;
 use crate::user_shares::{self, UserShares};
 
 /// How often a thread that waits for a lock checks whether its peer has hung up.

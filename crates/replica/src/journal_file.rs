@@ -8,7 +8,7 @@ use ashlar_pmem::{Arena, Mapping, MappingAccess, SharedMemory};
 use ashlar_store::Store;
 use ashlar_types::Epoch;
 
-use crate::DaemonError;
+use crate::error::ReplicaError;
 
 /// The journal takes this part of a small arena, and no more than so many bytes of a large one.
 const ARENA_PART: u64 = 8;
@@ -31,9 +31,9 @@ pub fn ring_bytes(arena: &Arena) -> u64 {
 ///
 /// # Errors
 /// Those of the system.
-pub fn open_memory(arena: &Arena) -> Result<Option<Arc<SharedMemory>>, DaemonError> {
+pub fn open_memory(arena: &Arena) -> Result<Option<Arc<SharedMemory>>, ReplicaError> {
     let Some(file) = arena.open_journal()? else { return Ok(None) };
-    let bytes = file.metadata().map_err(|error| DaemonError::System { what: "reading the journal's size", error })?;
+    let bytes = file.metadata().map_err(|error| ReplicaError::System { what: "reading the journal's size", error })?;
     map(arena, &file, bytes.len()).map(Some)
 }
 
@@ -45,19 +45,21 @@ pub fn make_memory(
     arena: &Arena,
     identity: JournalIdentity,
     ring_bytes: u64,
-) -> Result<Arc<SharedMemory>, DaemonError> {
+) -> Result<Arc<SharedMemory>, ReplicaError> {
     let bytes = JournalRing::<SharedMemory>::bytes_for(ring_bytes);
     let file = arena.make_journal(bytes, |file| {
         let ring = JournalRing::format(map(arena, file, bytes)?, identity, Epoch::default());
-        ring.map(drop).map_err(|error| DaemonError::Journal(ReplayError::Open(error)))
+        ring.map(drop).map_err(|error| ReplicaError::Journal(ReplayError::Open(error)))
     })?;
     map(arena, &file, bytes)
 }
 
-fn map(arena: &Arena, file: &std::fs::File, bytes: u64) -> Result<Arc<SharedMemory>, DaemonError> {
+fn map(arena: &Arena, file: &std::fs::File, bytes: u64) -> Result<Arc<SharedMemory>, ReplicaError> {
     let mapping = Mapping::map(file, bytes, MappingAccess::ReadWrite, arena.medium());
-    let mapping = mapping
-        .map_err(|error| DaemonError::System { what: "cannot map the journal", error: std::io::Error::other(error) })?;
+    let mapping = mapping.map_err(|error| ReplicaError::System {
+        what: "cannot map the journal",
+        error: std::io::Error::other(error),
+    })?;
     Ok(Arc::new(SharedMemory::Mapped(mapping)))
 }
 
@@ -67,7 +69,7 @@ fn map(arena: &Arena, file: &std::fs::File, bytes: u64) -> Result<Arc<SharedMemo
 ///
 /// # Errors
 /// Those of the journal and of the system.
-pub fn open_journal(arena: &Arena, store: &mut Store) -> Result<(NodeJournal, FrameApplier), DaemonError> {
+pub fn open_journal(arena: &Arena, store: &mut Store) -> Result<(NodeJournal, FrameApplier), ReplicaError> {
     let identity = identity_of(arena);
     let memory = match open_memory(arena)? {
         Some(memory) => memory,
@@ -77,7 +79,7 @@ pub fn open_journal(arena: &Arena, store: &mut Store) -> Result<(NodeJournal, Fr
             make_memory(arena, identity, ring_bytes(arena))?
         }
     };
-    NodeJournal::open(store, memory, identity).map_err(DaemonError::Journal)
+    NodeJournal::open(store, memory, identity).map_err(ReplicaError::Journal)
 }
 
 /// Removes the journal of a node that has no replica any more.
@@ -86,7 +88,7 @@ pub fn open_journal(arena: &Arena, store: &mut Store) -> Result<(NodeJournal, Fr
 ///
 /// # Errors
 /// Those of the system.
-pub fn forget_journal(arena: &Arena, store: &mut Store) -> Result<(), DaemonError> {
+pub fn forget_journal(arena: &Arena, store: &mut Store) -> Result<(), ReplicaError> {
     forget_mark(arena, store);
     if arena.open_journal()?.is_some() {
         arena.remove_journal()?;

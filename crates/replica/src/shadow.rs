@@ -14,7 +14,7 @@ use ashlar_pmem::{Arena, ArenaError, ArenaOptions};
 use ashlar_store::{DumpComparison, DumpError, Store, StoreError, compare_dumps};
 use ashlar_types::{InodeId, JournalPosition};
 
-use crate::DaemonError;
+use crate::error::ReplicaError;
 use crate::journal_file::{identity_of, make_memory, open_memory, ring_bytes};
 
 /// Bytes of frames that are sent at a time.
@@ -40,10 +40,10 @@ impl Shadow {
     /// Opens the shadow in a directory, or makes it, and connects it.
     ///
     /// # Errors
-    /// [`DaemonError::Shadow`]; those of the arena and the store.
-    pub fn open(path: &Path, main: &Arena, state: &NodeCore) -> Result<Self, DaemonError> {
-        let journal = state.journal.as_ref().ok_or(DaemonError::Journal(ReplayError::OtherCopy))?;
-        let failed = |problem: String| DaemonError::Shadow { path: path.to_owned(), problem };
+    /// [`ReplicaError::Shadow`]; those of the arena and the store.
+    pub fn open(path: &Path, main: &Arena, state: &NodeCore) -> Result<Self, ReplicaError> {
+        let journal = state.journal.as_ref().ok_or(ReplicaError::Journal(ReplayError::OtherCopy))?;
+        let failed = |problem: String| ReplicaError::Shadow { path: path.to_owned(), problem };
         let arena = Arc::new(match Arena::open(path) {
             Err(ArenaError::NotAnArena) => make_arena(path, main)?,
             opened => opened?,
@@ -171,7 +171,7 @@ fn size_beside(main: &Arena) -> u64 {
     (bytes + bytes / SPARE_PART + SPARE_BYTES) / 4096 * 4096
 }
 
-fn make_arena(path: &Path, main: &Arena) -> Result<Arena, DaemonError> {
+fn make_arena(path: &Path, main: &Arena) -> Result<Arena, ReplicaError> {
     let summary = main.summary();
     let options = ArenaOptions {
         emulate_pmem: summary.emulated,
