@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_pmem::{Arena, ArenaError};
-use ashlar_replica::{Shadow, forget_journal, open_journal};
+use ashlar_replica::{ReplicaError, Shadow, forget_journal, open_journal};
 use ashlar_store::{MappedRun, Store, StoreError};
 use ashlar_types::SessionId;
 
@@ -135,15 +135,13 @@ fn try_recover_logs(
     set_aside: &BTreeSet<SessionId>,
 ) -> Result<(Node, FoundSessions, Option<Shadow>), StartFailure> {
     let mut store = Store::open(Arc::clone(arena))?;
-    let mut journal = None;
-    let mut costs = BTreeMap::new();
-    if config.shadow.is_some() {
-        let (opened, applied) = open_journal(arena, &mut store)?;
-        journal = Some(opened);
-        costs = applied.into_costs();
-    } else {
-        forget_journal(arena, &mut store)?;
-    }
+    let journal = match config.shadow {
+        Some(_) => Some(open_journal(arena, &mut store)?),
+        None => {
+            forget_journal(arena, &mut store)?;
+            None
+        }
+    };
     let mut state = make_node(config, arena, store)?;
     state.journal = journal;
     let mut shadow =
@@ -154,10 +152,6 @@ fn try_recover_logs(
     }
     state.begin_recovery();
     let left = take_up_sessions(arena, &mut state, set_aside)?;
-    for (id, cost) in costs {
-        // The records of the journal were admitted: a session that has not paid would have been refused.
-        state.sessions.get_mut(&id).map(|session| session.account.spend(cost));
-    }
     recover_logs_of(&mut state, &mut |state, _| match (&mut shadow, &mut state.journal) {
         (Some(shadow), Some(journal)) => shadow.catch_up(journal),
         _ => Ok(()),
@@ -249,7 +243,7 @@ fn take_up_sessions(
         };
         found.insert(id, taken_up);
     }
-    take_up::take_up_sessions(state, found);
+    take_up::take_up_sessions(state, found).map_err(ReplicaError::from)?;
     Ok(left)
 }
 

@@ -76,7 +76,8 @@ fn take_up_removes_rows_without_memory() {
     let (version, generation) = (session.control.segment_version(), session.log.generation());
     node.store.set_session(SessionId(9), generation, LogPosition(64));
     let sound = FoundSession::Sound { session: Box::new(session), mapped: None };
-    take_up_sessions(&mut node, [(SessionId(1), sound), (SessionId(2), FoundSession::Lost)].into());
+    take_up_sessions(&mut node, [(SessionId(1), sound), (SessionId(2), FoundSession::Lost)].into())
+        .expect("no journal");
     assert!(!node.store.has_session(SessionId(9)) && node.store.has_session(SessionId(1)));
     assert_eq!(node.recovery.lost, [SessionId(2)].into());
     assert_ne!(node.sessions[&SessionId(1)].control.segment_version(), version);

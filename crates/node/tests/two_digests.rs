@@ -86,8 +86,8 @@ fn identity() -> JournalIdentity {
 
 impl Machine {
     fn make_node(&self) -> Node {
-        let mut store = Store::open_in_memory(Arc::clone(&self.arena)).expect("a sound store");
-        let (journal, _) = NodeJournal::open(&mut store, Arc::clone(&self.ring), identity()).expect("a sound journal");
+        let store = Store::open_in_memory(Arc::clone(&self.arena)).expect("a sound store");
+        let journal = NodeJournal::open(&store, Arc::clone(&self.ring), identity()).expect("a sound journal");
         let limits = NodeLimits { lease_hold_us: 0, lease_ttl_us: 0, medium: MediumKind::Pmem };
         let mut node = Node::new(store, limits, Arc::new(OneProcess), self.now).expect("a sound store");
         node.journal = Some(journal);
@@ -99,6 +99,7 @@ impl Machine {
         let now = NodeTime { since_boot: Duration::from_secs(5), wall };
         let mut machine = Self { arena: make_arena(), ring: make_ring(), sessions: Vec::new(), now };
         let mut node = machine.make_node();
+        take_up_sessions(&mut node, BTreeMap::new()).expect("nothing to replay");
         for (id, uid) in [(WRITER, 0), (HOLDER, 0), (READER, 7)] {
             machine.add_session(&mut node, id, uid);
         }
@@ -144,7 +145,7 @@ impl Machine {
             let session = ServedSession::take_up(*id, owner, 1, memory, state, self.now.since_boot).expect("taken up");
             found.insert(*id, FoundSession::Sound { session: Box::new(session), mapped: None });
         }
-        take_up_sessions(&mut node, found);
+        take_up_sessions(&mut node, found).expect("replayed");
         let mut link = link.reconnect(&node);
         let mut await_copy = |state: &mut NodeCore, upto: JournalPosition| {
             link.follow(state);

@@ -285,7 +285,7 @@ impl Machine {
             (id, session.map_or(FoundSession::Lost, sound))
         };
         let found = self.twins.iter().map(take_up).collect();
-        take_up_sessions(node, found);
+        take_up_sessions(node, found).expect("there is no journal");
     }
 
     /// Takes up a session's memory; `None` if it has no owner.

@@ -54,7 +54,11 @@ impl CopySender {
     pub fn begin(journal: &NodeJournal, copy: &CopyState) -> Result<(CopyPlan, Self), ReplayError> {
         let ring = journal.ring();
         let common = ring.lineage().last_common(ring.end(), &copy.lineage, copy.end);
-        let from = common.filter(|from| *from >= ring.head()).ok_or(ReplayError::OtherCopy)?;
+        let Some(from) = common.filter(|from| *from >= ring.head()) else {
+            let (head, end) = (ring.head(), ring.end());
+            tracing::warn!(?common, %head, %end, lineage = ?ring.lineage(), ?copy, "a copy does not fit");
+            return Err(ReplayError::OtherCopy);
+        };
         let sender = Self { cursor: ring.cursor_at(from)?, durable: JournalPosition(0) };
         Ok((CopyPlan { lineage: ring.lineage().clone(), from }, sender))
     }
