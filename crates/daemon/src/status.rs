@@ -10,7 +10,7 @@ use ashlar_node::pending::{NodeAnswer, NodeRequest, RequestTerms};
 use ashlar_node::space::credit::space_of_all;
 use ashlar_store::StoreError;
 use ashlar_types::{BLOCK_BYTES, Errno};
-use ashlar_wire::{FsckReply, Reply, Request, SessionStatus, StatusReply};
+use ashlar_wire::{FsckReply, Reply, Request, StatusReply};
 
 use crate::shared_state::{SharedState, StateGuard};
 
@@ -60,22 +60,7 @@ fn report_status(shared: &SharedState) -> StatusReply {
     let mut counters = state.counters.list();
     counters.extend(state.leasing.counters());
     counters.push(("huge_pages_waiting".to_owned(), crate::huge_pages::count_waiting(&state)));
-    let sessions = state.sessions.values().map(|session| SessionStatus {
-        session: session.id,
-        kind: session.identity.kind,
-        pid: session.identity.process.pid,
-        uid: session.identity.uid,
-        label: session.identity.label.clone(),
-        log_used_bytes: session.log.tail().0.saturating_sub(state.store.committed(session.id).0),
-        log_bytes: session.log.capacity(),
-        records: session.records,
-        digested_bytes: session.digested_bytes,
-        leases_granted: session.leases_granted,
-        leases_revoked: session.leases_revoked,
-        operations: session.control.operations(),
-        fenced: session.fenced.clone(),
-        terms: (session.mount_device != 0).then(|| session.mount_terms.clone()),
-    });
+    let sessions = state.sessions.values().map(|session| session.status(state.store.committed(session.id)));
     StatusReply {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
