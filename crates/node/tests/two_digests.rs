@@ -4,6 +4,7 @@
 //! replica applies the journal's frames, in a store of its own with its own commits. At equal positions the canonical
 //! dumps must be equal.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_node::records::apply::Slice;
 use ashlar_node::recovery::recover_logs;
+use ashlar_node::recovery::take_up::{FoundSession, take_up_sessions};
 use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
 use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionMemory};
 use ashlar_node::sessions::session_page::SessionPage;
@@ -124,6 +126,7 @@ impl Machine {
         self.arena = Arc::new(self.arena.after_process_death());
         let mut node = self.make_node();
         node.begin_recovery();
+        let mut found = BTreeMap::new();
         for KeptMemory { id, log, control, page } in &self.sessions {
             let owner = SessionIdentity::load(page).expect("it has an owner");
             let page = SessionPage::new(Arc::clone(page)).expect("long enough");
@@ -137,9 +140,9 @@ impl Machine {
             };
             let state = (node.store.committed(*id), true);
             let session = ServedSession::take_up(*id, owner, 1, memory, state, self.now.since_boot).expect("taken up");
-            node.ways.add_user(&session.credentials);
-            node.sessions.insert(*id, session);
+            found.insert(*id, FoundSession::Sound { session: Box::new(session), mapped: None });
         }
+        take_up_sessions(&mut node, found);
         recover_logs(&mut node).expect("recovered");
         node
     }
