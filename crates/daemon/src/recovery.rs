@@ -144,8 +144,12 @@ fn try_recover_logs(
     };
     let mut state = make_node(config, arena, store)?;
     state.journal = journal;
-    let mut shadow =
-        config.shadow.as_ref().map(|path| Shadow::open(path, arena, &state)).transpose().map_err(StartFailure::from)?;
+    let mut shadow = config
+        .shadow
+        .as_ref()
+        .map(|path| Shadow::open(path, arena, &mut state))
+        .transpose()
+        .map_err(StartFailure::from)?;
     if let (Some(shadow), Some(fault)) = (&mut shadow, config.shadow_fault) {
         tracing::warn!(?fault, "the shadow has a planted fault");
         shadow.plant(fault);

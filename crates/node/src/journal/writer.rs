@@ -230,11 +230,14 @@ impl NodeJournal {
         self.ring.truncate(bound).map(drop).map_err(journal_failure)
     }
 
-    /// Takes the position up to which the replica's copy is durable, for the first time too.
-    ///
-    /// From the first time on, nothing is committed here that the replica has not made durable.
+    /// Waits for a replica from now on, whose copy is durable up to this position.
+    pub(super) fn admit_replica(&mut self, durable: JournalPosition) {
+        self.acknowledged = Some(durable);
+    }
+
+    /// Takes the position up to which the replica's copy is durable.
     pub fn handle_ack(&mut self, durable: JournalPosition) {
-        self.acknowledged = self.acknowledged.max(Some(durable));
+        self.acknowledged = self.acknowledged.map(|acknowledged| acknowledged.max(durable));
     }
 
     /// Returns whether the replica, if there is one, has made the journal durable up to this position.
