@@ -22,7 +22,7 @@ use ashlar_node::leases::grant_cache::GrantPublisher;
 use ashlar_node::leases::kernel_notifier::KernelNotifier;
 use ashlar_node::pending::NodeRequest;
 use ashlar_node::recovery::settling::SessionSettling;
-use ashlar_node::recovery::take_up::{self, FoundSession};
+use ashlar_node::recovery::take_up::{self, FoundSession, SoundSession};
 use ashlar_node::recovery::{RecoveryFailure, recover_logs_with as recover_logs_of};
 use ashlar_node::sessions::mapped_table::MappedTable;
 use ashlar_node::sessions::session::ServedSession;
@@ -233,7 +233,7 @@ fn take_up_sessions(
                     tracing::error!(session = id.0, %error, "the table of its process's mapped files can't be read");
                     None
                 });
-                FoundSession::Sound { session: Box::new(session), mapped }
+                FoundSession::Sound(Box::new(SoundSession { session, mapped }))
             }
             Err(SessionError::Unfinished) => {
                 left.unfinished.push(id);

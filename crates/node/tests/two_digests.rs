@@ -16,7 +16,7 @@ use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_node::records::apply::Slice;
 use ashlar_node::recovery::recover_logs_with;
-use ashlar_node::recovery::take_up::{FoundSession, take_up_sessions};
+use ashlar_node::recovery::take_up::{FoundSession, SoundSession, take_up_sessions};
 use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
 use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionMemory};
 use ashlar_node::sessions::session_page::SessionPage;
@@ -143,7 +143,7 @@ impl Machine {
             };
             let state = (node.store.committed(*id), true);
             let session = ServedSession::take_up(*id, owner, 1, memory, state, self.now.since_boot).expect("taken up");
-            found.insert(*id, FoundSession::Sound { session: Box::new(session), mapped: None });
+            found.insert(*id, FoundSession::Sound(Box::new(SoundSession { session, mapped: None })));
         }
         take_up_sessions(&mut node, found).expect("replayed");
         let mut link = link.reconnect(&mut node);

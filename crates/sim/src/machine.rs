@@ -13,7 +13,7 @@ use ashlar_node::digest::commit::commit;
 use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_node::recovery::settling::SessionSettling;
-use ashlar_node::recovery::take_up::{FoundSession, take_up_sessions};
+use ashlar_node::recovery::take_up::{FoundSession, SoundSession, take_up_sessions};
 use ashlar_node::recovery::{RecoveryFailure, recover_logs};
 use ashlar_node::sessions::beginning::begin_session;
 use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
@@ -281,7 +281,7 @@ impl Machine {
     fn take_up_sessions(&self, node: &mut Node) {
         let take_up = |(&id, twins): (&SessionId, &SessionTwins)| {
             let session = self.take_up_session(id, twins, node.store.committed(id), node.now.since_boot);
-            let sound = |session| FoundSession::Sound { session: Box::new(session), mapped: None };
+            let sound = |session| FoundSession::Sound(Box::new(SoundSession { session, mapped: None }));
             (id, session.map_or(FoundSession::Lost, sound))
         };
         let found = self.twins.iter().map(take_up).collect();

@@ -11,15 +11,18 @@ use crate::node_core::NodeCore;
 use crate::sessions::mapped_table::MappedTable;
 use crate::sessions::session::ServedSession;
 
+/// A session whose memory can be used.
+pub struct SoundSession {
+    /// The session.
+    pub session: ServedSession,
+    /// The files that its process has mapped, if it lives and has mapped any.
+    pub mapped: Option<(MappedTable, Vec<MappedRun>)>,
+}
+
 /// A session's memory as the shell has found it.
 pub enum FoundSession {
     /// It can be used.
-    Sound {
-        /// The session.
-        session: Box<ServedSession>,
-        /// The files that its process has mapped, if it lives and has mapped any.
-        mapped: Option<(MappedTable, Vec<MappedRun>)>,
-    },
+    Sound(Box<SoundSession>),
     /// The session has no owner, or its memory is damaged.
     ///
     /// On a disk, a session without an owner may still have had a process that made nothing persistent. Updates that
@@ -36,7 +39,7 @@ pub fn take_up_sessions(state: &mut NodeCore, found: BTreeMap<SessionId, FoundSe
     // is given out.
     for (id, found) in found {
         match found {
-            FoundSession::Sound { session, mapped } => take_up_session(state, *session, mapped),
+            FoundSession::Sound(sound) => take_up_session(state, *sound),
             FoundSession::Lost => _ = state.recovery.lost.insert(id),
         }
     }
@@ -71,7 +74,7 @@ fn replay_journal(state: &mut NodeCore) -> Result<(), ReplayError> {
     Ok(())
 }
 
-fn take_up_session(state: &mut NodeCore, mut session: ServedSession, mapped: Option<(MappedTable, Vec<MappedRun>)>) {
+fn take_up_session(state: &mut NodeCore, SoundSession { mut session, mapped }: SoundSession) {
     let id = session.id;
     session.control.raise_segment_version();
     state.ways.add_user(&session.credentials);
