@@ -106,11 +106,17 @@ pub enum SimBug {
     EarlyCommitted,
     /// A request that waits is never advanced again.
     ForgottenRequest,
+    /// A session gets twice the quota balance that was decided.
+    DoubleQuotaGrant,
+    /// Limits are reported as set, and SharedFS was not asked.
+    UnsetLimits,
+    /// The medium holds another use of an account than the tree has.
+    MiscountedUse,
 }
 
 impl SimBug {
     /// All bugs.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::UnsyncedLog,
         Self::UnsyncedDependencies,
         Self::UnloggedDependencies,
@@ -122,6 +128,9 @@ impl SimBug {
         Self::EarlyReuse,
         Self::EarlyCommitted,
         Self::ForgottenRequest,
+        Self::DoubleQuotaGrant,
+        Self::UnsetLimits,
+        Self::MiscountedUse,
     ];
 
     /// Returns its name.
@@ -139,6 +148,9 @@ impl SimBug {
             Self::EarlyReuse => "early-reuse",
             Self::EarlyCommitted => "early-committed",
             Self::ForgottenRequest => "forgotten-request",
+            Self::DoubleQuotaGrant => "double-quota-grant",
+            Self::UnsetLimits => "unset-limits",
+            Self::MiscountedUse => "miscounted-use",
         }
     }
 

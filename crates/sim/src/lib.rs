@@ -22,6 +22,7 @@ pub mod history;
 pub mod intent;
 pub mod machine;
 pub mod minimize;
+pub mod quota_balances;
 pub mod random;
 pub mod simulation;
 pub mod tree_picture;

@@ -19,6 +19,7 @@ use ashlar_node::sessions::noted_locks::LEASES_FILE_BYTES;
 use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionMemory};
 use ashlar_node::sessions::session_page::SessionPage;
 use ashlar_node::space::credit;
+use ashlar_node::space::quota_recall::invalidate_quota_balances;
 use ashlar_node::{Node, NodeCore, NodeLimits, NodeTime};
 use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory};
 use ashlar_store::{CommitFault, MemoryArena, MemoryArenaOptions, Store, StoreError};
@@ -223,6 +224,9 @@ impl Machine {
         let memory = SessionMemory { log, log_memory: Arc::clone(&twins.log), log_room, control, leases, page };
         let mut session =
             ServedSession::new(id, identity, secret, memory, node.now.since_boot).map_err(|error| text(&error))?;
+        if node.store.has_quota_limits() {
+            session.raise_quota_version(true);
+        }
         node.store.set_session(id, session.log.generation(), LogPosition(0));
         node.counters.sessions_opened += 1;
         session.grant_credit(credit::initial_credit(&node.store, &node.sessions), CreditKind::Common);
@@ -373,9 +377,14 @@ impl Machine {
             locking.take_up(&running, sessions);
         }
         node.note_handles_found();
-        for session in node.sessions.values_mut() {
-            session.is_quota_validated = true;
+        // Grants of an earlier SharedFS are over.
+        let has_limits = node.store.has_quota_limits();
+        for id in node.live_ids() {
+            if node.live(id).is_some_and(|of| !of.is_ending && (has_limits || of.quota_version.has_limits())) {
+                invalidate_quota_balances(node, id, has_limits);
+            }
         }
+        node.sessions.values_mut().for_each(|session| session.is_quota_validated = true);
         node.decide_all();
         remove_ended(node, &mut self.twins);
         let sweep = node.begin_request(NodeRequest::SweepOrphans, RequestTerms::OWN);

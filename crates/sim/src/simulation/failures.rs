@@ -155,6 +155,10 @@ impl Simulation {
         if let Some(node) = &mut self.machine.node {
             node.request_digest();
         }
+        if self.administrator.is_active {
+            let pause = self.limits.between(1, 3_000);
+            self.schedule(pause, SimEvent::Administer);
+        }
         for slot in 0..self.slots.len() {
             let pause = self.pace.between(1, 3_000);
             self.schedule_client(slot, pause);

@@ -88,13 +88,21 @@ impl Simulation {
                     return;
                 }
                 let Asked::Pending(request, _) = std::mem::replace(&mut client.asked, Asked::Nothing) else { return };
-                let reply = answer.and_then(|answer| match answer {
+                let mut reply = answer.and_then(|answer| match answer {
                     NodeAnswer::Reply(gated) => Ok(gated.reply),
                     NodeAnswer::MayOpen { .. } | NodeAnswer::Done => Err(Errno::EPROTO),
                 });
+                let session = client.session;
+                if let Ok(reply) = &mut reply
+                    && self.has_plant(SimBug::DoubleQuotaGrant)
+                {
+                    self.plant_double_grant(session, reply);
+                }
+                let Some(client) = &mut self.slots[slot].client else { return };
                 client.asked = Asked::Answered(request, Box::new(reply));
                 self.schedule_client(slot, pause);
             }
+            Waiter::Administrator => self.take_limits(answer.map(drop)),
             Waiter::Ending(EndStage::Digest) => {
                 self.begin_request(NodeRequest::Commit, RequestTerms::OWN, Waiter::Ending(EndStage::Commit));
             }
@@ -268,5 +276,6 @@ impl Simulation {
     pub(super) fn reset_shell(&mut self) {
         self.life += 1;
         self.shell = ShellState::default();
+        self.administrator.reset();
     }
 }

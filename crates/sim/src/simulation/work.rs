@@ -14,6 +14,7 @@ use crate::faults::SimBug;
 use crate::history::LoggedUpdate;
 use crate::intent::Intent;
 use crate::machine::wall_time;
+use crate::quota_balances::quota_wants;
 
 /// How often a client tries for a goal before it gives up.
 const TRIES_MAX: u32 = 300;
@@ -209,6 +210,10 @@ impl Simulation {
                 }
                 None
             }
+            (_, Ok(Reply::Quota { version, grants })) => {
+                client.balances.fill(version, &grants);
+                None
+            }
             (_, Ok(_)) => None,
             (_, Err(Errno::EAGAIN)) => None,
             (Request::Acquire(wants), Err(Errno::ESTALE))
@@ -310,8 +315,17 @@ impl Simulation {
         let update = intent.update(&tree.model, &client.user, &is_open, made, wall_time(now), &mut data);
         let fits = |update: &Update<'_>| tree.clone().apply(update).is_ok();
         let Some(update) = update.filter(fits) else { return self.end_goal(slot, "may not do that") };
+        let version = client.control.quota_version();
+        let wants = match version.has_limits() {
+            true => quota_wants(&tree.model, &update, client.user.is_privileged()),
+            false => Vec::new(),
+        };
+        if !client.balances.pay(version, &wants) {
+            return self.ask(slot, Request::Quota(wants));
+        }
         let credit = Credit::from(update.cost());
         let Some(taken) = client.control.take_credit(credit, CreditKind::Common) else {
+            client.balances.give_back(version, &wants);
             return self.ask(slot, Request::Credit { want: credit, replaces: false });
         };
         let makes = intent.makes_inode() && update_makes(&update);
@@ -324,7 +338,8 @@ impl Simulation {
             client.control.open_handle(made);
         }
         let (kind, body) = (update.kind() as u8, update.encode().parts().concat());
-        client.prepared = Some(PreparedUpdate { kind, body, taken, made: makes.then_some(made) });
+        client.prepared =
+            Some(PreparedUpdate { kind, body, taken, paid: (version, wants), made: makes.then_some(made) });
         if has_late_seal {
             client.seal = None;
         }
@@ -352,19 +367,22 @@ impl Simulation {
                     client.handles.retain(|open| open != inode);
                 }
                 let (session, end, kind) = (client.session, appended.end, prepared.kind);
+                let is_root = client.user.is_privileged();
                 let is_durable = !self.machine.is_disk();
                 let logged = LoggedUpdate { session, end, kind, body: prepared.body, is_durable };
                 self.counts.updates += 1;
                 let number = self.history.updates.len();
                 self.trace(&format!("client {slot}"), || format!("logs update {number} up to {end}"));
+                let used_before = self.use_of_names();
                 if let Err(invalid) = self.history.push(logged) {
                     return self
                         .break_check("one writer", format!("session {session} logs what does not fit: {invalid}"));
                 }
+                self.check_use(session, is_root, &used_before);
                 self.end_goal(slot, "is done");
             }
             Err(error) => {
-                client.control.give_back(&prepared.taken);
+                client.give_back(&prepared);
                 if let Some(made) = prepared.made {
                     client.inodes.start = made.0;
                     if client.control.has_open(made) && !client.handles.contains(&made) {
