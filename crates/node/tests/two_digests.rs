@@ -9,22 +9,22 @@ use std::time::Duration;
 
 use ashlar_journal::{JournalIdentity, JournalRing};
 use ashlar_log::Log;
-use ashlar_node::digest::commit::{begin_commit, finish_commit};
-use ashlar_node::journal::{NodeJournal, Replica};
+use ashlar_node::digest::commit::{await_no_copy, commit_with};
+use ashlar_node::journal::{CopySender, NodeJournal, Replica};
 use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_node::records::apply::Slice;
-use ashlar_node::recovery::recover_logs;
+use ashlar_node::recovery::recover_logs_with;
 use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
 use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionMemory};
 use ashlar_node::sessions::session_page::SessionPage;
-use ashlar_node::{Node, NodeLimits, NodeTime};
+use ashlar_node::{Node, NodeCore, NodeLimits, NodeTime};
 use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory};
 use ashlar_store::{MemoryArena, MemoryArenaOptions, Store, compare_dumps};
 use ashlar_tests::random::Random;
 use ashlar_types::{
-    Epoch, FileKind, FileSystemId, InodeId, LeaseMode, LeaseScope, LogPosition, NodeNumber, QuotaKey, QuotaLimits,
-    SessionId, Timestamp, WantedLease,
+    Epoch, FileKind, FileSystemId, InodeId, JournalPosition, LeaseMode, LeaseScope, LogPosition, NodeNumber, QuotaKey,
+    QuotaLimits, SessionId, Timestamp, WantedLease,
 };
 use ashlar_update::{Create, Rename, SetAttributes, Update};
 use ashlar_wire::{ControlPage, Credit, CreditKind, LeaseRequest, LeaseTable, Need, Request, SessionKind};
@@ -36,8 +36,8 @@ const HOLDER: SessionId = SessionId(2);
 /// An ordinary user, which reads.
 const READER: SessionId = SessionId(3);
 const PROCESS: Process = Process { pid: 1, start_ticks: 1, boot: [0; 16] };
-/// It has room for all frames of a run: the replica may be behind.
-const RING_BYTES: u64 = 4 << 20;
+/// Short enough to be reused several times.
+const RING_BYTES: u64 = 1 << 20;
 const STEPS: u32 = 300;
 
 struct OneProcess;
@@ -71,6 +71,13 @@ fn make_arena() -> Arc<MemoryArena> {
     arena
 }
 
+fn make_ring() -> Arc<SharedMemory> {
+    let bytes = JournalRing::<SharedMemory>::bytes_for(RING_BYTES) as usize;
+    let ring = Arc::new(SharedMemory::Twin(CrashTwin::new(CrashMedium::Words, bytes)));
+    JournalRing::format(Arc::clone(&ring), identity(), Epoch::default()).expect("formatted");
+    ring
+}
+
 fn identity() -> JournalIdentity {
     JournalIdentity { file_system: FileSystemId(1), node: NODE }
 }
@@ -78,9 +85,8 @@ fn identity() -> JournalIdentity {
 impl Machine {
     fn make_node(&self) -> Node {
         let mut store = Store::open_in_memory(Arc::clone(&self.arena)).expect("a sound store");
-        let mut ring = JournalRing::open(Arc::clone(&self.ring), identity()).expect("a sound journal");
-        ring.resume_epoch();
-        let (journal, _) = NodeJournal::replay(&mut store, NODE, ring).expect("replayed");
+        let (journal, _) =
+            NodeJournal::open(&mut store, Arc::clone(&self.ring), identity(), false).expect("a sound journal");
         let limits = NodeLimits { lease_hold_us: 0, lease_ttl_us: 0, medium: MediumKind::Pmem };
         let mut node = Node::new(store, limits, Arc::new(OneProcess), self.now).expect("a sound store");
         node.journal = Some(journal);
@@ -88,12 +94,9 @@ impl Machine {
     }
 
     fn start() -> (Self, Node) {
-        let bytes = JournalRing::<SharedMemory>::bytes_for(RING_BYTES) as usize;
-        let ring = Arc::new(SharedMemory::Twin(CrashTwin::new(CrashMedium::Words, bytes)));
-        JournalRing::format(Arc::clone(&ring), identity(), Epoch::default()).expect("formatted");
         let wall = Timestamp { seconds: 1000, nanoseconds: 0 };
         let now = NodeTime { since_boot: Duration::from_secs(5), wall };
-        let mut machine = Self { arena: make_arena(), ring, sessions: Vec::new(), now };
+        let mut machine = Self { arena: make_arena(), ring: make_ring(), sessions: Vec::new(), now };
         let mut node = machine.make_node();
         for (id, uid) in [(WRITER, 0), (HOLDER, 0), (READER, 7)] {
             machine.add_session(&mut node, id, uid);
@@ -119,7 +122,7 @@ impl Machine {
     }
 
     /// SharedFS dies, and starts again.
-    fn restart(&mut self, node: Node) -> Node {
+    fn restart(&mut self, node: Node, link: Link) -> (Node, Link) {
         drop(node);
         self.arena = Arc::new(self.arena.after_process_death());
         let mut node = self.make_node();
@@ -140,28 +143,36 @@ impl Machine {
             node.ways.add_user(&session.credentials);
             node.sessions.insert(*id, session);
         }
-        recover_logs(&mut node).expect("recovered");
-        node
+        let mut link = link.reconnect(&node);
+        let mut await_copy = |state: &mut NodeCore, upto: JournalPosition| {
+            link.follow(state);
+            await_no_copy(state, upto)
+        };
+        recover_logs_with(&mut node, &mut await_copy).expect("recovered");
+        (node, link)
     }
 }
 
 /// Serves a request, with commits whenever it waits.
-fn serve(node: &mut Node, request: NodeRequest) {
+fn serve(node: &mut Node, link: &mut Link, request: NodeRequest) {
     let ticket = node.begin_request(request, RequestTerms::OWN);
     for _ in 0..1000 {
         match node.advance(ticket) {
             Progress::Done(answer) => return drop(answer.expect("granted")),
             Progress::More => {}
-            Progress::Wait(..) => commit(node),
+            Progress::Wait(..) => commit(node, link),
         }
     }
     panic!("the request waits for ever");
 }
 
-fn commit(node: &mut Node) {
-    while let Some(job) = begin_commit(node) {
-        finish_commit(node, job.run()).expect("committed");
-    }
+/// Commits; the replica has the frames first.
+fn commit(node: &mut Node, link: &mut Link) {
+    let mut await_copy = |state: &mut NodeCore, upto: JournalPosition| {
+        link.follow(state);
+        await_no_copy(state, upto)
+    };
+    commit_with(node, &mut await_copy).expect("committed");
     // As LibFS does before it appends.
     for session in node.sessions.values() {
         session.log.release(session.control.committed());
@@ -241,11 +252,11 @@ fn append(node: &Node, id: SessionId, update: &Update<'_>) -> bool {
     log.append(log.seal_count(), update.kind() as u8, &update.encode().parts()).is_ok()
 }
 
-fn apply_all(node: &mut Node) {
+fn apply_all(node: &mut Node, link: &mut Link) {
     for id in node.live_ids() {
         if let Some(settled) = node.settled(id) {
             while !node.apply(id, settled, Slice::Batch) {
-                commit(node);
+                commit(node, link);
             }
         }
     }
@@ -254,19 +265,79 @@ fn apply_all(node: &mut Node) {
     assert!(node.failure.is_none(), "{:?}", node.failure);
 }
 
-fn take_leases(node: &mut Node) {
+fn take_leases(node: &mut Node, link: &mut Link) {
     let lease = WantedLease { inode: InodeId::ROOT, mode: LeaseMode::Write, scope: LeaseScope::Subtree };
     let request = Request::Acquire(vec![LeaseRequest { lease, need: Need::default() }]);
-    serve(node, NodeRequest::Session(WRITER, request));
+    serve(node, link, NodeRequest::Session(WRITER, request));
 }
 
-fn follow(node: &mut Node, replica: &mut Replica) {
-    let journal = node.journal.as_mut().expect("a journal");
-    while replica.apply_frames(journal.ring(), 3).expect("applied") {}
-    journal.handle_replicated(replica.committed()).expect("reused");
+/// A replica, its memory, and its connection to the writing node.
+struct Link {
+    arena: Arc<MemoryArena>,
+    ring: Arc<SharedMemory>,
+    replica: Replica,
+    sender: CopySender,
 }
 
-fn compare(node: &Node, replica: &Replica) {
+impl Link {
+    fn start(node: &NodeCore) -> Self {
+        let (arena, ring) = (make_arena(), make_ring());
+        let (replica, sender) = connect(node, open_replica(&arena, &ring));
+        Self { arena, ring, replica, sender }
+    }
+
+    /// The replica's process dies, and starts again.
+    fn restart(self, node: &NodeCore) -> Self {
+        let Self { arena, ring, replica, .. } = self;
+        drop(replica);
+        let arena = Arc::new(arena.after_process_death());
+        let (replica, sender) = connect(node, open_replica(&arena, &ring));
+        Self { arena, ring, replica, sender }
+    }
+
+    /// The writing node has started again.
+    fn reconnect(self, node: &NodeCore) -> Self {
+        let (replica, sender) = connect(node, self.replica);
+        Self { replica, sender, ..self }
+    }
+
+    /// Sends the journal to the replica, which makes it durable and applies it.
+    fn follow(&mut self, node: &mut NodeCore) {
+        let journal = node.journal.as_mut().expect("a journal");
+        while let Some(part) = self.sender.next_part(journal, 1000).expect("frames") {
+            if self.replica.room() < part.bytes.len() as u64 {
+                self.commit();
+            }
+            self.replica.take_frames(&part).expect("the next frames");
+            self.replica.flush().expect("durable");
+            while self.replica.apply_frames(3).expect("applied") {}
+        }
+        journal.handle_ack(self.replica.durable());
+    }
+
+    fn commit(&mut self) {
+        if let Some(job) = self.replica.begin_commit() {
+            self.replica.finish_commit(job.run()).expect("committed");
+        }
+    }
+}
+
+fn open_replica(arena: &Arc<MemoryArena>, ring: &Arc<SharedMemory>) -> Replica {
+    let store = Store::open_in_memory(Arc::clone(arena)).expect("a sound store");
+    Replica::open(store, Arc::clone(ring), identity()).expect("a sound copy")
+}
+
+fn connect(node: &NodeCore, mut replica: Replica) -> (Replica, CopySender) {
+    let journal = node.journal.as_ref().expect("a journal");
+    let (plan, sender) = CopySender::begin(journal, &replica.copy_state()).expect("a copy of this journal");
+    replica.follow(plan).expect("followed");
+    (replica, sender)
+}
+
+fn compare(pair: &mut Pair) {
+    commit(&mut pair.node, &mut pair.link);
+    pair.link.follow(&mut pair.node);
+    let Pair { node, link: Link { replica, .. }, .. } = pair;
     let journal = node.journal.as_ref().expect("a journal");
     assert_eq!(journal.mark(), replica.mark(), "all frames are applied");
     let (one, two) = (node.store.dump_lines().expect("lines"), replica.store().dump_lines().expect("lines"));
@@ -274,56 +345,46 @@ fn compare(node: &Node, replica: &Replica) {
     assert!(comparison.is_equal(), "{comparison:#?}");
 }
 
-/// The writing node, its machine and a replica.
+/// The writing node, its machine, and the link to its replica.
 struct Pair {
     machine: Machine,
     node: Node,
-    copy: Arc<MemoryArena>,
-    replica: Replica,
+    link: Link,
 }
 
 impl Pair {
     fn start() -> Self {
         let (machine, mut node) = Machine::start();
-        let copy = make_arena();
-        let replica = Replica::new(Store::open_in_memory(Arc::clone(&copy)).expect("a sound store"), NODE);
-        take_leases(&mut node);
-        Self { machine, node, copy, replica }
+        let mut link = Link::start(&node);
+        take_leases(&mut node, &mut link);
+        Self { machine, node, link }
     }
 
     fn step(self, random: &mut Random) -> Self {
-        let Self { mut machine, mut node, mut copy, mut replica } = self;
+        let Self { mut machine, mut node, mut link } = self;
         match random.below(12) {
-            0..=3 => apply_all(&mut node),
-            4 => commit(&mut node),
+            0..=3 => apply_all(&mut node, &mut link),
+            4 => commit(&mut node, &mut link),
             5 => {
-                serve(&mut node, NodeRequest::Session(WRITER, Request::InodeRange));
-                serve(&mut node, NodeRequest::Session(WRITER, Request::SyncAll));
+                serve(&mut node, &mut link, NodeRequest::Session(WRITER, Request::InodeRange));
+                serve(&mut node, &mut link, NodeRequest::Session(WRITER, Request::SyncAll));
             }
-            6 => serve(&mut node, NodeRequest::SweepOrphans),
+            6 => serve(&mut node, &mut link, NodeRequest::SweepOrphans),
             7 => {
                 let limits = QuotaLimits { blocks: Some(100_000 + random.below(9)), inodes: None };
-                serve(&mut node, NodeRequest::SetQuota(QuotaKey::User(10 + random.below(9) as u32), limits));
+                let key = QuotaKey::User(10 + random.below(9) as u32);
+                serve(&mut node, &mut link, NodeRequest::SetQuota(key, limits));
             }
-            8 => follow(&mut node, &mut replica),
-            9 => {
-                if let Some(job) = replica.begin_commit() {
-                    replica.finish_commit(job.run()).expect("committed");
-                }
-            }
+            8 => link.follow(&mut node),
+            9 => link.commit(),
             10 if random.one_in(3) => {
-                node = machine.restart(node);
-                take_leases(&mut node);
+                (node, link) = machine.restart(node, link);
+                take_leases(&mut node, &mut link);
             }
-            11 if random.one_in(3) => {
-                // The replica's process dies.
-                drop(replica);
-                copy = Arc::new(copy.after_process_death());
-                replica = Replica::new(Store::open_in_memory(Arc::clone(&copy)).expect("a sound store"), NODE);
-            }
+            11 if random.one_in(3) => link = link.restart(&node),
             _ => {}
         }
-        Self { machine, node, copy, replica }
+        Self { machine, node, link }
     }
 }
 
@@ -336,11 +397,11 @@ fn run(seed: u64) {
         pair.machine.now.since_boot += Duration::from_millis(10);
         pair.node.handle_time(pair.machine.now);
         let at = Timestamp { nanoseconds: step, ..pair.machine.now.wall };
-        let node = &mut pair.node;
+        let (node, link) = (&mut pair.node, &mut pair.link);
         files.random_update(random, at, &mut |update| {
             if !append(node, WRITER, update) {
-                apply_all(node);
-                commit(node);
+                apply_all(node, link);
+                commit(node, link);
                 assert!(append(node, WRITER, update), "there is room");
             }
         });
@@ -357,13 +418,11 @@ fn run(seed: u64) {
         }
         pair = pair.step(random);
         if step % 20 == 0 {
-            follow(&mut pair.node, &mut pair.replica);
-            compare(&pair.node, &pair.replica);
+            compare(&mut pair);
         }
     }
-    apply_all(&mut pair.node);
-    follow(&mut pair.node, &mut pair.replica);
-    compare(&pair.node, &pair.replica);
+    apply_all(&mut pair.node, &mut pair.link);
+    compare(&mut pair);
 }
 
 #[test]

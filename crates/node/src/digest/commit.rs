@@ -7,7 +7,7 @@ use std::time::Duration;
 use ashlar_journal::FlushJob;
 use ashlar_pmem::SharedMemory;
 use ashlar_store::{CommitDone, CommitJob, Committed, Store, StoreError};
-use ashlar_types::{LogPosition, SessionId};
+use ashlar_types::{JournalPosition, LogPosition, SessionId};
 
 use crate::digest::commit_state::CommitState;
 use crate::effects::NodeEffect;
@@ -88,17 +88,23 @@ pub fn begin_commit(state: &mut NodeCore) -> Option<NodeCommit> {
         state.commits.record_begin();
     }
     state.commits.is_running = true;
-    let flush = state.journal.as_mut().and_then(NodeJournal::begin_commit);
-    Some(NodeCommit { job, flush })
+    let (awaited, flush) = state.journal.as_mut().map(NodeJournal::begin_commit).unzip();
+    Some(NodeCommit { job, awaited, flush: flush.flatten(), flushed: None })
 }
 
 /// A commit that waits to be run, without the node.
+///
+/// The shell makes the journal durable ([`Self::flush`]), waits until the replica has done so too
+/// ([`NodeJournal::is_acknowledged`]), and runs the commit.
 #[derive(Debug)]
 #[must_use = "a commit that is not run commits nothing"]
 pub struct NodeCommit {
     job: CommitJob,
+    /// The position up to which the replica must have the journal.
+    awaited: Option<JournalPosition>,
     /// The frames of the commit's updates must be durable before the commit.
     flush: Option<(FlushJob, Arc<SharedMemory>)>,
+    flushed: Option<(FlushJob, io::Result<()>)>,
 }
 
 /// A commit that was run, for [`finish_commit`].
@@ -110,15 +116,34 @@ pub struct NodeCommitDone {
 }
 
 impl NodeCommit {
-    /// Makes the journal durable, then commits.
-    pub fn run(self) -> NodeCommitDone {
-        let flushed = self.flush.map(|(job, memory)| {
+    /// Returns the position up to which the replica must have made the journal durable before this runs.
+    ///
+    /// It is `None` for a node without a journal.
+    #[must_use]
+    pub fn awaited(&self) -> Option<JournalPosition> {
+        self.awaited
+    }
+
+    /// Makes the journal durable here.
+    pub fn flush(&mut self) {
+        if let Some((job, memory)) = self.flush.take() {
             let result = job.run(&*memory);
-            (job, result)
-        });
-        let is_flushed = flushed.as_ref().is_none_or(|(_, result)| result.is_ok());
+            self.flushed = Some((job, result));
+        }
+    }
+
+    /// Gives the commit up: the replica is lost.
+    pub fn give_up(self) -> NodeCommitDone {
+        let done = self.job.give_up("the replica has not made the journal durable");
+        NodeCommitDone { done, flushed: self.flushed }
+    }
+
+    /// Makes the journal durable here, then commits.
+    pub fn run(mut self) -> NodeCommitDone {
+        self.flush();
+        let is_flushed = self.flushed.as_ref().is_none_or(|(_, result)| result.is_ok());
         let done = if is_flushed { self.job.run() } else { self.job.give_up("the journal could not be made durable") };
-        NodeCommitDone { done, flushed }
+        NodeCommitDone { done, flushed: self.flushed }
     }
 }
 
@@ -145,19 +170,42 @@ pub fn finish_commit(state: &mut NodeCore, done: NodeCommitDone) -> Result<(), S
     Ok(())
 }
 
+/// Waits until the replica has made the journal durable up to a position.
+///
+/// The shell lends it to steps that commit by themselves.
+pub type AwaitCopy<'a> = dyn FnMut(&mut NodeCore, JournalPosition) -> Result<(), StoreError> + 'a;
+
+/// Commits everything without the commit thread, in a node that has no replica.
+///
+/// # Errors
+/// As [`commit_with`]; [`StoreError::CommitUnderWay`] if there is a replica, which lacks a part of the journal.
+pub fn commit(state: &mut NodeCore) -> Result<(), StoreError> {
+    commit_with(state, &mut await_no_copy)
+}
+
 /// Commits everything without the commit thread.
 ///
 /// # Errors
-/// Those of a commit, and [`StoreError::CommitUnderWay`].
-pub fn commit(state: &mut NodeCore) -> Result<(), StoreError> {
+/// Those of a commit and of `await_copy`, and [`StoreError::CommitUnderWay`].
+pub fn commit_with(state: &mut NodeCore, await_copy: &mut AwaitCopy<'_>) -> Result<(), StoreError> {
     while state.store.is_dirty() {
-        let Some(job) = begin_commit(state) else {
+        let Some(mut job) = begin_commit(state) else {
             state.store.check_sound()?;
             return Err(StoreError::CommitUnderWay);
         };
-        finish_commit(state, job.run())?;
+        job.flush();
+        let awaited = job.awaited().map_or(Ok(()), |upto| await_copy(state, upto));
+        let done = if awaited.is_ok() { job.run() } else { job.give_up() };
+        let finished = finish_commit(state, done);
+        awaited.and(finished)?;
     }
     Ok(())
+}
+
+/// Does not wait for a replica.
+pub fn await_no_copy(state: &mut NodeCore, upto: JournalPosition) -> Result<(), StoreError> {
+    let is_acknowledged = state.journal.as_ref().is_none_or(|journal| journal.is_acknowledged(upto));
+    if is_acknowledged { Ok(()) } else { Err(StoreError::CommitUnderWay) }
 }
 
 /// Notes the cost of all records that the coming commit takes.

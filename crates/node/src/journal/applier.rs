@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use ashlar_journal::{
-    BatchRecord, BatchVerdict, FrameBody, FrameError, JournalError, LogRecords, OwnAct, SessionBegan, StoredFrame,
-    read_records,
+    BatchRecord, BatchVerdict, CopyError, FrameBody, FrameError, JournalError, JournalOpenError, LogRecords, OwnAct,
+    SessionBegan, StoredFrame, read_records,
 };
 use ashlar_store::{JournalMark, Store, StoreError};
 use ashlar_types::{Errno, InodeId, LogPosition, NodeNumber, SessionId, Timestamp};
@@ -17,9 +17,18 @@ use crate::records::batch::for_each_stretch;
 /// Why a frame can't be applied.
 #[derive(Debug, Error)]
 pub enum ReplayError {
+    /// The memory holds no journal that this node may read.
+    #[error(transparent)]
+    Open(#[from] JournalOpenError),
     /// The journal can't be read.
     #[error(transparent)]
     Journal(#[from] JournalError),
+    /// Bytes from another copy are not the next frames.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// A copy has applied frames that the journal does not have, or lacks frames that it no longer has.
+    #[error("the copy does not belong to this journal; it must be made anew")]
+    OtherCopy,
     /// A frame is none that this program writes.
     #[error("a frame of the journal can't be read: {0}")]
     Frame(#[from] FrameError),

@@ -1,7 +1,8 @@
 //! The node's journal: what sessions logged, with the node's verdicts, for replicas.
 //!
 //! The writing node appends to it ([`NodeJournal`]) under the lock of its state, before any session sees the effect.
-//! A replica applies it ([`FrameApplier`]) and judges nothing. So does a start, for frames that the store lacks.
+//! A replica applies it ([`Replica`], [`FrameApplier`]) and judges nothing. So does a start, for frames that the store
+//! lacks.
 //!
 //! A machine by itself has no journal.
 //!
@@ -9,9 +10,11 @@
 
 pub mod acts;
 pub mod applier;
+pub mod copy;
 pub mod replica;
 pub mod writer;
 
 pub use applier::{FrameApplier, ReplayError};
+pub use copy::{CopyPart, CopyPlan, CopySender, CopyState};
 pub use replica::Replica;
 pub use writer::{BatchNotes, NodeJournal};

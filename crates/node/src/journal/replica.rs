@@ -1,32 +1,44 @@
-//! A replica of another node: its store follows the frames of the node's journal.
+//! A replica of another node: a copy of the node's journal, and a store that follows it.
 
 use std::sync::Arc;
 
-use ashlar_journal::{JournalCursor, JournalRing};
+use ashlar_journal::{JournalCursor, JournalIdentity, JournalRing};
 use ashlar_pmem::SharedMemory;
 use ashlar_store::{CommitDone, CommitJob, JournalMark, Store, StoreError};
-use ashlar_types::{JournalPosition, NodeNumber};
+use ashlar_types::JournalPosition;
 
 use crate::journal::applier::{FrameApplier, ReplayError};
+use crate::journal::copy::{CopyPart, CopyPlan, CopyState};
+use crate::journal::writer::journal_failure;
 
 /// A replica of another node.
+///
+/// It applies, and so commits, nothing that is not durable in its own copy and at the writing node. So a commit never
+/// has to be taken back.
 pub struct Replica {
     store: Store,
     applier: FrameApplier,
-    /// Where the next frame is read; `None` before the first.
-    cursor: Option<JournalCursor>,
-    /// The mark that the commit under way makes durable.
+    ring: JournalRing<Arc<SharedMemory>>,
+    /// Where the next frame is applied.
+    cursor: JournalCursor,
+    /// The position up to which the writing node says that its journal is durable.
+    durable_there: JournalPosition,
+    /// The position that the commit under way makes durable, and that of the last commit.
     frozen: JournalPosition,
     committed: JournalPosition,
 }
 
 impl Replica {
-    /// Takes a store that holds a node's journal up to the store's mark.
-    #[must_use]
-    pub fn new(store: Store, node: NodeNumber) -> Self {
+    /// Takes a store, and the copy of the journal of this identity's node that the store follows.
+    ///
+    /// # Errors
+    /// [`ReplayError::Open`]; [`ReplayError::Journal`] if the store's frames are not in the copy.
+    pub fn open(store: Store, memory: Arc<SharedMemory>, identity: JournalIdentity) -> Result<Self, ReplayError> {
+        let (node, ring) = (identity.node, JournalRing::open(memory, identity)?);
         let applier = FrameApplier::new(&store, node);
         let committed = applier.mark().position;
-        Self { store, applier, cursor: None, frozen: committed, committed }
+        let cursor = ring.cursor_at(committed)?;
+        Ok(Self { store, applier, ring, cursor, durable_there: committed, frozen: committed, committed })
     }
 
     /// Returns the store.
@@ -41,38 +53,76 @@ impl Replica {
         self.applier.mark()
     }
 
+    /// Returns what it says when it connects to the writing node.
+    #[must_use]
+    pub fn copy_state(&self) -> CopyState {
+        CopyState { lineage: self.ring.lineage().clone(), end: self.ring.end() }
+    }
+
+    /// Returns the position that it acknowledges: its copy is durable up to there.
+    #[must_use]
+    pub fn durable(&self) -> JournalPosition {
+        self.ring.flushed()
+    }
+
     /// Returns how far the journal is applied and committed.
     #[must_use]
     pub fn committed(&self) -> JournalPosition {
         self.committed
     }
 
-    /// Applies the frames of a journal, or of a copy, up to its end; at most so many.
+    /// Cuts the copy where it parts from the writing node's journal, and takes over its epochs.
     ///
-    /// Returns whether there are more.
+    /// # Errors
+    /// [`ReplayError::OtherCopy`] if frames behind that are applied; [`ReplayError::Journal`].
+    pub fn follow(&mut self, plan: CopyPlan) -> Result<(), ReplayError> {
+        if plan.from < self.cursor.position {
+            return Err(ReplayError::OtherCopy);
+        }
+        Ok(self.ring.cut(plan.from, plan.lineage)?)
+    }
+
+    /// Stores frames in the copy.
+    ///
+    /// # Errors
+    /// [`ReplayError::Copy`]: the frames are not the next ones, or there is no room for them before a commit.
+    pub fn take_frames(&mut self, part: &CopyPart) -> Result<(), ReplayError> {
+        self.ring.append_copied(&part.bytes)?;
+        self.durable_there = self.durable_there.max(part.durable);
+        Ok(())
+    }
+
+    /// Returns how many bytes of frames it can take before its next commit.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        self.ring.capacity() - self.ring.used()
+    }
+
+    /// Makes the copy durable.
+    ///
+    /// # Errors
+    /// Those of the medium; the replica must then be opened again.
+    pub fn flush(&mut self) -> Result<(), ReplayError> {
+        self.ring.flush()?;
+        Ok(())
+    }
+
+    /// Applies frames that are durable here and at the writing node, at most so many; returns whether there are more.
     ///
     /// # Errors
     /// [`ReplayError`]; the replica must then be opened again.
-    pub fn apply_frames(
-        &mut self,
-        ring: &JournalRing<Arc<SharedMemory>>,
-        frames_max: usize,
-    ) -> Result<bool, ReplayError> {
-        let mut cursor = match self.cursor {
-            Some(cursor) => cursor,
-            None => ring.cursor_at(self.applier.mark().position)?,
-        };
+    pub fn apply_frames(&mut self, frames_max: usize) -> Result<bool, ReplayError> {
+        let bound = self.durable_there.min(self.ring.flushed());
         let mut buffer = Vec::new();
         for _ in 0..frames_max {
-            let Some(frame) = ring.read_frame(cursor, &mut buffer)? else {
-                self.cursor = Some(cursor);
+            if self.cursor.position >= bound {
                 return Ok(false);
-            };
+            }
+            let Some(frame) = self.ring.read_frame(self.cursor, &mut buffer)? else { return Ok(false) };
             self.applier.apply_frame(&mut self.store, &frame)?;
-            cursor = frame.next();
+            self.cursor = frame.next();
         }
-        self.cursor = Some(cursor);
-        Ok(true)
+        Ok(self.cursor.position < bound)
     }
 
     /// Freezes the applied state for a commit; `None` if there is nothing to commit.
@@ -82,15 +132,15 @@ impl Replica {
         Some(job)
     }
 
-    /// Records the outcome of a commit.
+    /// Records the outcome of a commit, and reuses the frames before it.
     ///
     /// # Errors
-    /// Those of the commit, which must be tried again.
+    /// Those of the commit, which must be tried again, and of the medium.
     pub fn finish_commit(&mut self, done: CommitDone) -> Result<(), StoreError> {
         self.store.finish_commit(done)?;
         // No reader of the replica's blocks is there that could release them.
         self.store.sessions().iter().for_each(|(id, _)| self.store.release_all(*id));
         self.committed = self.frozen;
-        Ok(())
+        self.ring.truncate(self.committed).map(drop).map_err(journal_failure)
     }
 }

@@ -6,12 +6,13 @@ use std::io;
 use std::sync::Arc;
 
 use ashlar_journal::{
-    BatchRecord, BatchVerdict, FlushJob, FrameBody, JournalError, JournalRing, push_record, split_batch,
+    BatchRecord, BatchVerdict, FlushJob, FrameBody, JournalError, JournalIdentity, JournalRing, push_record,
+    split_batch,
 };
 use ashlar_log::RecordAt;
 use ashlar_pmem::SharedMemory;
 use ashlar_store::{JournalMark, Store, StoreError};
-use ashlar_types::{InodeId, JournalPosition, LogPosition, NodeNumber, SessionId};
+use ashlar_types::{Epoch, InodeId, JournalPosition, LogPosition, NodeNumber, SessionId};
 
 use crate::journal::applier::{FrameApplier, ReplayError};
 
@@ -64,30 +65,40 @@ pub struct NodeJournal {
     /// The position that the commit under way makes durable, and that of the last commit.
     frozen: JournalPosition,
     committed: JournalPosition,
-    /// How far all replicas have committed.
-    replicated: JournalPosition,
+    /// The position that the replica has acknowledged; `None` while the node has no replica.
+    acknowledged: Option<JournalPosition>,
     bytes: Vec<u8>,
 }
 
 impl NodeJournal {
     /// Takes a journal whose frames are all applied to the store.
     fn new(node: NodeNumber, ring: JournalRing<Arc<SharedMemory>>, mark: JournalMark) -> Self {
-        let (committed, head) = (mark.position, ring.head());
-        Self { node, ring, order: mark.order, frozen: committed, committed, replicated: head, bytes: Vec::new() }
+        let committed = mark.position;
+        Self { node, ring, order: mark.order, frozen: committed, committed, acknowledged: None, bytes: Vec::new() }
     }
 
-    /// Applies the frames that a store's commits lack, and takes the journal.
+    /// Opens a journal, applies the frames that a store's commits lack, and takes the journal.
+    ///
+    /// `has_lost_power`: the machine may have lost power since a frame was appended.
     ///
     /// Records without a verdict are left to their sessions' logs: a verdict says that none of them counts. The result
     /// has the cost of what was applied, by session.
     ///
     /// # Errors
     /// [`ReplayError`]; the store is then half changed.
-    pub fn replay(
+    pub fn open(
         store: &mut Store,
-        node: NodeNumber,
-        ring: JournalRing<Arc<SharedMemory>>,
+        memory: Arc<SharedMemory>,
+        identity: JournalIdentity,
+        has_lost_power: bool,
     ) -> Result<(Self, FrameApplier), ReplayError> {
+        let (node, mut ring) = (identity.node, JournalRing::open(memory, identity)?);
+        if has_lost_power {
+            let number = ring.lineage().last().epoch.number + 1;
+            ring.begin_epoch(Epoch { number, node })?;
+        } else {
+            ring.resume_epoch();
+        }
         let mut applier = FrameApplier::new(store, node);
         let committed = applier.mark().position;
         let (mut cursor, mut buffer) = (ring.cursor_at(committed)?, Vec::new());
@@ -183,10 +194,10 @@ impl NodeJournal {
         self.append(store, &FrameBody::Verdict(verdict))
     }
 
-    /// Begins a commit: the frames before it must be durable first.
-    pub fn begin_commit(&mut self) -> Option<(FlushJob, Arc<SharedMemory>)> {
+    /// Begins a commit. The frames before the position must be durable first, here and at the replica.
+    pub fn begin_commit(&mut self) -> (JournalPosition, Option<(FlushJob, Arc<SharedMemory>)>) {
         self.frozen = self.ring.end();
-        self.ring.begin_flush().map(|job| (job, Arc::clone(self.ring.memory())))
+        (self.frozen, self.ring.begin_flush().map(|job| (job, Arc::clone(self.ring.memory()))))
     }
 
     /// Notes the result of that flush.
@@ -197,27 +208,27 @@ impl NodeJournal {
         self.ring.finish_flush(job, result).map(drop).map_err(journal_failure)
     }
 
-    /// Frees the frames that the commit and all replicas have no more need of.
+    /// Reuses the frames of the commit: no start has need of them, and the replica has made them durable.
     ///
     /// # Errors
     /// Those of the medium.
     pub fn finish_commit(&mut self) -> Result<(), StoreError> {
         self.committed = self.frozen;
-        self.reuse()
-    }
-
-    /// Takes the position up to which all replicas have committed.
-    ///
-    /// # Errors
-    /// Those of the medium.
-    pub fn handle_replicated(&mut self, position: JournalPosition) -> Result<(), StoreError> {
-        self.replicated = self.replicated.max(position);
-        self.reuse()
-    }
-
-    fn reuse(&mut self) -> Result<(), StoreError> {
-        let bound = self.committed.min(self.replicated).min(self.ring.flushed());
+        let bound = self.committed.min(self.ring.flushed());
         self.ring.truncate(bound).map(drop).map_err(journal_failure)
+    }
+
+    /// Takes the position up to which the replica's copy is durable, for the first time too.
+    ///
+    /// From the first time on, nothing is committed here that the replica has not made durable.
+    pub fn handle_ack(&mut self, durable: JournalPosition) {
+        self.acknowledged = self.acknowledged.max(Some(durable));
+    }
+
+    /// Returns whether the replica, if there is one, has made the journal durable up to this position.
+    #[must_use]
+    pub fn is_acknowledged(&self, upto: JournalPosition) -> bool {
+        self.acknowledged.is_none_or(|acknowledged| acknowledged >= upto)
     }
 }
 

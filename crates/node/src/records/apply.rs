@@ -46,8 +46,8 @@ pub enum Slice {
     Batch,
     /// All of the log: a lease can't move before its holder's log is applied.
     All,
-    /// No more of the log than reaches this position: at recovery another log depends on that much.
-    Through(LogPosition),
+    /// One batch that ends behind this position: at recovery another log depends on that much.
+    BatchThrough(LogPosition),
 }
 
 /// Records of a log, in a copy that no process changes any more.
@@ -140,10 +140,10 @@ fn weight(update: &Update<'_>) -> usize {
 /// Returns whether `to` was reached. A session that forged a record is fenced, and then nothing more is left to
 /// reach.
 pub fn apply_log(state: &mut NodeCore, id: SessionId, to: LogPosition, slice: Slice) -> bool {
-    let enough = if let Slice::Through(enough) = slice { enough } else { to };
+    let enough = if let Slice::BatchThrough(enough) = slice { enough } else { to };
     loop {
         let reached = apply_batch(state, id, to, enough, slice == Slice::Batch);
-        if reached || slice == Slice::Batch || state.store.applied(id) >= enough {
+        if reached || slice != Slice::All {
             return reached;
         }
     }

@@ -16,7 +16,7 @@ use ashlar_store::{Store, StoreError};
 use ashlar_types::{LogPosition, SessionId};
 
 use crate::blame;
-use crate::digest::commit::commit;
+use crate::digest::commit::{AwaitCopy, await_no_copy, commit_with};
 use crate::digest::freed_blocks::{release_blocks, take_unreleased_blocks};
 use crate::digest::orphans::free_orphans;
 use crate::node_core::NodeCore;
@@ -49,11 +49,19 @@ fn guard_session<T>(id: SessionId, step: impl FnOnce() -> T) -> Result<T, Recove
     blame::contain(step).map_err(|_| RecoveryFailure::Panic(id))
 }
 
-/// Applies what all sessions have logged, and commits it.
+/// Applies what all sessions have logged, and commits it, in a node that has no replica.
 ///
 /// # Errors
 /// [`RecoveryFailure`].
 pub fn recover_logs(state: &mut NodeCore) -> Result<(), RecoveryFailure> {
+    recover_logs_with(state, &mut await_no_copy)
+}
+
+/// Applies what all sessions have logged, and commits it.
+///
+/// # Errors
+/// [`RecoveryFailure`].
+pub fn recover_logs_with(state: &mut NodeCore, await_copy: &mut AwaitCopy<'_>) -> Result<(), RecoveryFailure> {
     let mut bounds = Vec::new();
     for id in state.live_ids() {
         let end = guard_session(id, || seal_log(state, id))?;
@@ -62,17 +70,17 @@ pub fn recover_logs(state: &mut NodeCore) -> Result<(), RecoveryFailure> {
     // First the records that were validated before, then the rest under the leases that stand: the leases describe the
     // state between the two.
     let validated: Vec<_> = bounds.iter().map(|&(id, end)| (id, validated_end(&mut state.sessions, id, end))).collect();
-    apply_in_order(state, &validated)?;
+    apply_in_order(state, &validated, await_copy)?;
     let NodeCore { store, leasing, sessions, .. } = &mut *state;
     leasing.restore(store, sessions.all_live().filter(|session| session.is_whole));
-    apply_in_order(state, &bounds)?;
-    while make_room(state)? {
-        apply_in_order(state, &bounds)?;
+    apply_in_order(state, &bounds, await_copy)?;
+    while make_room(state, await_copy)? {
+        apply_in_order(state, &bounds, await_copy)?;
     }
-    cut_unmet(state, &bounds)?;
+    cut_unmet(state, &bounds, await_copy)?;
     fence_barred(state);
     state.recovery.phase = RecoveryPhase::Running;
-    Ok(commit(state)?)
+    Ok(commit_with(state, await_copy)?)
 }
 
 /// Seals a session's log and returns the end of its records.
@@ -128,7 +136,11 @@ fn validated_end(sessions: &mut SessionTable, id: SessionId, end: LogPosition) -
 ///
 /// Each log is applied only as far as its dependencies are. `RecoveryState::unmet` then holds the conditions that are
 /// missing.
-fn apply_in_order(state: &mut NodeCore, bounds: &[(SessionId, LogPosition)]) -> Result<(), RecoveryFailure> {
+fn apply_in_order(
+    state: &mut NodeCore,
+    bounds: &[(SessionId, LogPosition)],
+    await_copy: &mut AwaitCopy<'_>,
+) -> Result<(), RecoveryFailure> {
     // As much of each log as is applied now: at first all of the privileged ones, and what these depend on.
     let is_privileged = |id: &SessionId| state.sessions.get(id).is_some_and(|s| s.credentials.is_privileged());
     let mut enough: BTreeMap<SessionId, LogPosition> =
@@ -138,7 +150,7 @@ fn apply_in_order(state: &mut NodeCore, bounds: &[(SessionId, LogPosition)]) -> 
         state.recovery.unmet.clear();
         for &(id, end) in bounds {
             if let Some(&enough) = enough.get(&id) {
-                guard_session(id, || apply_log(state, id, end, Slice::Through(enough)))?;
+                apply_through(state, id, (end, enough), await_copy)?;
             }
         }
         let mut is_more = bounds.iter().zip(before).any(|((id, _), before)| state.store.applied(*id) != before);
@@ -158,18 +170,38 @@ fn apply_in_order(state: &mut NodeCore, bounds: &[(SessionId, LogPosition)]) -> 
     }
 }
 
+/// Applies a log up to `end`, as far as it goes, or until `enough` of it is applied.
+///
+/// Whenever the journal is short of room, it commits what is applied.
+fn apply_through(
+    state: &mut NodeCore,
+    id: SessionId,
+    (end, enough): (LogPosition, LogPosition),
+    await_copy: &mut AwaitCopy<'_>,
+) -> Result<(), RecoveryFailure> {
+    loop {
+        if state.is_journal_short() {
+            commit_with(state, await_copy)?;
+        }
+        let is_over = guard_session(id, || apply_log(state, id, end, Slice::BatchThrough(enough)))?;
+        if is_over || state.store.applied(id) >= enough {
+            return Ok(());
+        }
+    }
+}
+
 /// Makes room for logs that stopped for lack of it.
 ///
 /// Nothing else lets them go on. It frees inodes that have no link and are open in no session, and commits what has
 /// been freed. Returns whether there is more room now.
-fn make_room(state: &mut NodeCore) -> Result<bool, StoreError> {
+fn make_room(state: &mut NodeCore, await_copy: &mut AwaitCopy<'_>) -> Result<bool, StoreError> {
     if !state.recovery.unmet.values().any(|unmet| *unmet == UnmetDependency::Room) {
         return Ok(false);
     }
     let room = |store: &Store| (store.space().blocks_free, store.space().metadata_bytes_used);
     let (free, used) = room(&state.store);
     free_orphans(state);
-    commit(state)?;
+    commit_with(state, await_copy)?;
     // Extents from before the start are void, so no session reads freed blocks by them.
     release_blocks(&mut state.store, &state.sessions);
     take_unreleased_blocks(&mut state.store, &state.sessions);
@@ -180,7 +212,11 @@ fn make_room(state: &mut NodeCore) -> Result<bool, StoreError> {
 /// Gives up missing dependencies of logs.
 ///
 /// It cuts the depending logs, unless the other log is at fault.
-fn cut_unmet(state: &mut NodeCore, bounds: &[(SessionId, LogPosition)]) -> Result<(), RecoveryFailure> {
+fn cut_unmet(
+    state: &mut NodeCore,
+    bounds: &[(SessionId, LogPosition)],
+    await_copy: &mut AwaitCopy<'_>,
+) -> Result<(), RecoveryFailure> {
     let unmet = std::mem::take(&mut state.recovery.unmet);
     for (id, unmet) in unmet {
         let UnmetDependency::Session(other, _) = unmet else { continue };
@@ -202,7 +238,7 @@ fn cut_unmet(state: &mut NodeCore, bounds: &[(SessionId, LogPosition)]) -> Resul
     if rest.iter().any(|&(id, end)| state.live(id).is_some() && state.store.applied(id) < end) {
         state.recovery.phase = RecoveryPhase::Salvaging;
         for (id, end) in rest {
-            guard_session(id, || apply_log(state, id, end, Slice::All))?;
+            apply_through(state, id, (end, end), await_copy)?;
         }
         state.recovery.phase = RecoveryPhase::Recovering;
     }

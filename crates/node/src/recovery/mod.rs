@@ -3,4 +3,4 @@
 mod logs;
 pub mod state;
 
-pub use logs::{RecoveryFailure, recover_logs};
+pub use logs::{RecoveryFailure, recover_logs, recover_logs_with};
