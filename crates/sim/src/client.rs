@@ -10,6 +10,7 @@ use ashlar_pmem::{Readable, SharedMemory};
 use ashlar_types::{Credentials, Errno, InodeId, LogPosition, QuotaVersion, SealCount, SessionId};
 use ashlar_wire::{ControlPage, LeaseTable, LeaseWord, QuotaRequest, Reply, Request, TakenCredit};
 
+use crate::client_locks::{ClientLocks, WantedLock};
 use crate::intent::Intent;
 use crate::machine::SessionTwins;
 use crate::quota_balances::ClientBalances;
@@ -29,6 +30,14 @@ pub enum Goal {
     SyncAll,
     /// Have all of the log digested and committed.
     Digest,
+    /// Set or remove a lock.
+    Lock(WantedLock),
+    /// Ask which lock conflicts.
+    QueryLock(WantedLock),
+    /// Ask which locks the process itself has on a file.
+    ProbeLocks(InodeId),
+    /// Remove all locks on a file.
+    ReleaseLocks(InodeId),
     /// End the session in order.
     End,
 }
@@ -108,6 +117,10 @@ pub struct SimClient {
     pub unsynced: BTreeMap<SessionId, LogPosition>,
     /// Files that it has open.
     pub handles: Vec<InodeId>,
+    /// Its file locks.
+    pub locks: ClientLocks,
+    /// Whether a restarted SharedFS does not know all its locks yet.
+    pub must_resume: bool,
     /// Its quota balances.
     pub balances: ClientBalances,
     /// Its aim.
@@ -149,6 +162,8 @@ impl SimClient {
             logged: BTreeMap::new(),
             unsynced: BTreeMap::new(),
             handles: Vec::new(),
+            locks: ClientLocks::default(),
+            must_resume: false,
             balances: ClientBalances::default(),
             goal: None,
             asked: Asked::Nothing,
@@ -199,6 +214,6 @@ impl SimClient {
         if let Some(prepared) = self.prepared.take() {
             self.give_back(&prepared);
         }
-        (self.goal, self.seal, self.sync, self.tries) = (None, None, None, 0);
+        (self.goal, self.seal, self.sync, self.tries, self.locks.underway) = (None, None, None, 0, None);
     }
 }

@@ -112,11 +112,17 @@ pub enum SimBug {
     UnsetLimits,
     /// The medium holds another use of an account than the tree has.
     MiscountedUse,
+    /// A session does not tell a restarted SharedFS of its locks.
+    UnreclaimedLock,
+    /// SharedFS forgets the locks that it has noted.
+    LostLockNotes,
+    /// SharedFS does not learn of the end of processes.
+    UnnoticedDeath,
 }
 
 impl SimBug {
     /// All bugs.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::UnsyncedLog,
         Self::UnsyncedDependencies,
         Self::UnloggedDependencies,
@@ -131,6 +137,9 @@ impl SimBug {
         Self::DoubleQuotaGrant,
         Self::UnsetLimits,
         Self::MiscountedUse,
+        Self::UnreclaimedLock,
+        Self::LostLockNotes,
+        Self::UnnoticedDeath,
     ];
 
     /// Returns its name.
@@ -151,6 +160,9 @@ impl SimBug {
             Self::DoubleQuotaGrant => "double-quota-grant",
             Self::UnsetLimits => "unset-limits",
             Self::MiscountedUse => "miscounted-use",
+            Self::UnreclaimedLock => "unreclaimed-lock",
+            Self::LostLockNotes => "lost-lock-notes",
+            Self::UnnoticedDeath => "unnoticed-death",
         }
     }
 

@@ -186,7 +186,7 @@ impl Intent {
                 claims
             }
             Self::Accessed(id) => vec![(*id, false)],
-            Self::Release(_) => Vec::new(),
+            Self::Release(id) => vec![(*id, true)],
         })
     }
 

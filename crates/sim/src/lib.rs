@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod client_locks;
 pub mod faults;
 pub mod history;
 pub mod intent;

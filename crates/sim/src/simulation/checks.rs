@@ -16,10 +16,11 @@ const SAMPLE: u64 = 150;
 impl Simulation {
     /// Checks what is true at any time.
     pub(super) fn check_event(&mut self) {
-        let Some(node) = &self.machine.node else { return };
         if self.broken.is_some() {
             return;
         }
+        self.observe_locks();
+        let Some(node) = &self.machine.node else { return };
         self.counts.checks += 1;
         let found = check_sessions(node, &mut self.committed).and_then(|()| check_words(node));
         if let Err((check, detail)) = found {

@@ -59,6 +59,13 @@ impl Simulation {
         if how == "dies" {
             self.count_fault(FaultKind::ProcessDeath);
         }
+        if self.has_plant(SimBug::UnnoticedDeath) {
+            return self.schedule_client(slot, 1_000);
+        }
+        if let Asked::Pending(_, ticket) = client.asked {
+            let pause = self.fault.between(10, 3_000);
+            self.schedule(pause, SimEvent::HungUp(ticket));
+        }
         self.machine.end_process(client.pid);
         self.trace(&format!("client {slot}"), || {
             format!("{how}; session {}, log up to {}", client.session, client.end)
@@ -78,6 +85,7 @@ impl Simulation {
         for slot in 0..self.slots.len() {
             let is_lost = self.fault.one_in(2);
             let Some(client) = &mut self.slots[slot].client else { continue };
+            (client.must_resume, client.locks.reclaims) = (true, None);
             client.asked = match std::mem::replace(&mut client.asked, Asked::Nothing) {
                 Asked::Pending(request, _) => Asked::Unsent(request),
                 Asked::Answered(request, _) if is_lost => Asked::Unsent(request),

@@ -2,6 +2,7 @@
 
 mod checks;
 mod failures;
+mod locking;
 mod plants;
 mod quotas;
 mod shell;
@@ -148,6 +149,8 @@ enum SimEvent {
     CommitEnds,
     /// SharedFS learns of a process's end.
     ProcessEnded(SessionId),
+    /// SharedFS learns that the process behind a request is gone.
+    HungUp(RequestTicket),
     SharedFsStarts,
     Fault,
     /// The administrator comes.
@@ -162,6 +165,8 @@ type Scheduled = Reverse<(u64, u64, u64, SimEvent)>;
 enum Waiter {
     Client(usize),
     Administrator,
+    /// The answer is ignored.
+    Unwanted,
     /// Sessions end.
     Ending(EndStage),
 }
@@ -345,6 +350,7 @@ impl Simulation {
             SimEvent::CommitRuns => self.run_commit(),
             SimEvent::CommitEnds => self.end_commit(),
             SimEvent::ProcessEnded(session) => self.end_session(session),
+            SimEvent::HungUp(ticket) => self.hang_up(ticket),
             SimEvent::SharedFsStarts => self.start_shared_fs(),
             SimEvent::Fault => self.draw_fault(),
             SimEvent::Administer => self.administer(),

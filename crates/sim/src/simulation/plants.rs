@@ -19,6 +19,9 @@ impl Simulation {
         if self.has_plant(SimBug::EarlyReuse) {
             self.plant_early_reuse();
         }
+        if self.has_plant(SimBug::LostLockNotes) {
+            self.plant_lost_notes();
+        }
         if self.has_plant(SimBug::MiscountedUse) {
             self.plant_miscounted_use();
         }

@@ -102,6 +102,7 @@ impl Simulation {
                 client.asked = Asked::Answered(request, Box::new(reply));
                 self.schedule_client(slot, pause);
             }
+            Waiter::Unwanted => {}
             Waiter::Administrator => self.take_limits(answer.map(drop)),
             Waiter::Ending(EndStage::Digest) => {
                 self.begin_request(NodeRequest::Commit, RequestTerms::OWN, Waiter::Ending(EndStage::Commit));
@@ -127,6 +128,17 @@ impl Simulation {
         self.trace("SharedFS", || format!("ends session {id}"));
         let request = NodeRequest::EndSessions(vec![id]);
         self.begin_request(request, RequestTerms::OWN, Waiter::Ending(EndStage::Digest));
+    }
+
+    /// The process behind a request is gone: SharedFS gives the request up.
+    pub(super) fn hang_up(&mut self, ticket: RequestTicket) {
+        let Some(node) = self.machine.node.as_mut() else { return };
+        if self.shell.waiters.contains_key(&ticket) && node.cancel_request(ticket) {
+            self.shell.waiters.remove(&ticket);
+        } else {
+            // A lock that has just come must be taken.
+            self.advance_request(ticket);
+        }
     }
 
     pub(super) fn remove_ended(&mut self) {

@@ -10,6 +10,7 @@ use ashlar_wire::{Credit, CreditKind, LeaseRequest, Need, Reply, Request};
 
 use super::{SimEvent, Simulation, Waiter};
 use crate::client::{Asked, Goal, PreparedUpdate, SimClient, SyncProgress, SyncStage};
+use crate::client_locks::{LockPlace, cells_of};
 use crate::faults::SimBug;
 use crate::history::LoggedUpdate;
 use crate::intent::Intent;
@@ -28,11 +29,11 @@ impl Simulation {
         self.slots[slot].wake = self.scheduled;
     }
 
-    fn client(&mut self, slot: usize) -> &mut SimClient {
+    pub(super) fn client(&mut self, slot: usize) -> &mut SimClient {
         self.slots[slot].client.as_mut().expect("a client")
     }
 
-    fn schedule_soon(&mut self, slot: usize) {
+    pub(super) fn schedule_soon(&mut self, slot: usize) {
         let pause = if self.work.one_in(40) { self.work.between(1_000, 20_000) } else { self.work.between(1, 30) };
         self.schedule_client(slot, pause);
     }
@@ -44,8 +45,20 @@ impl Simulation {
             let pause = client.stopped_until - now;
             return self.schedule_client(slot, pause);
         }
+        if self.resume(slot) {
+            return self.schedule_soon(slot);
+        }
+        let client = self.client(slot);
         match std::mem::replace(&mut client.asked, Asked::Nothing) {
-            Asked::Pending(request, ticket) => client.asked = Asked::Pending(request, ticket),
+            Asked::Pending(request, ticket) => {
+                client.asked = Asked::Pending(request, ticket);
+                self.cancel_wait_if_due(slot);
+            }
+            Asked::Unsent(Request::Lock { .. }) if client.locks.underway.is_some_and(|of| of.is_cancelled) => {
+                // A SharedFS that has forgotten the wait has ended it.
+                self.take_lock_reply(slot, Err(Errno::EINTR));
+                self.schedule_soon(slot);
+            }
             Asked::Unsent(request) => self.send(slot, request),
             Asked::Answered(request, reply) => {
                 self.take_reply(slot, &request, *reply);
@@ -88,6 +101,11 @@ impl Simulation {
 
     fn draw_goal(&mut self, slot: usize) {
         if self.steps_left == 0 {
+            // Other clients may wait for its locks.
+            if let Some(inode) = self.client(slot).locks.files().pop_first() {
+                self.client(slot).goal = Some(Goal::ReleaseLocks(inode));
+                self.schedule_soon(slot);
+            }
             return;
         }
         let tree = &self.history.tree.model;
@@ -101,13 +119,14 @@ impl Simulation {
         let has_links = |id: &InodeId| tree.inodes().any(|(found, inode)| found == *id && inode.links > 0);
         // A removed file is written as long as it is open.
         let removed = handles.iter().find(|id| !has_links(id)).copied().filter(|_| self.work.one_in(3));
-        let goal = match self.work.below(40) {
+        let goal = match self.work.below(50) {
             0..=30 if removed.is_some() => removed.map(|inode| Goal::Change(Intent::Write(inode, 100, 300, 7))),
             31 | 32 => self.work.pick(&files).filter(|id| !handles.contains(id)).map(Goal::Open),
             33 | 34 => self.work.pick(&handles).map(Goal::Close),
             35 | 36 => self.work.pick(&files).map(Goal::SyncInode),
             37 => Some(Goal::SyncAll),
             38 => Some(Goal::Digest),
+            40..=49 => self.draw_lock_goal(slot),
             39 => self.work.one_in(2).then_some(Goal::End),
             _ => Intent::draw(tree, &handles, is_root, &mut self.work).map(Goal::Change),
         };
@@ -120,7 +139,7 @@ impl Simulation {
         self.schedule_soon(slot);
     }
 
-    fn end_goal(&mut self, slot: usize, how: &str) {
+    pub(super) fn end_goal(&mut self, slot: usize, how: &str) {
         let client = self.client(slot);
         client.end_goal();
         client.log.release(client.control.committed());
@@ -143,13 +162,17 @@ impl Simulation {
             Goal::SyncInode(inode) => self.sync(slot, Some(*inode)),
             Goal::SyncAll => self.sync(slot, None),
             Goal::Digest => self.ask(slot, Request::Digest),
+            Goal::Lock(wanted) => self.lock(slot, wanted),
+            Goal::QueryLock(wanted) => self.query_lock(slot, wanted),
+            Goal::ProbeLocks(inode) => self.ask(slot, Request::YieldLocks { inode: *inode, moves: false }),
+            Goal::ReleaseLocks(inode) => self.release_file(slot, *inode),
             Goal::End => self.end_client(slot, "ends its session"),
         }
     }
 
     // ---- requests
 
-    fn ask(&mut self, slot: usize, request: Request) {
+    pub(super) fn ask(&mut self, slot: usize, request: Request) {
         let client = self.client(slot);
         client.seal = None;
         if matches!(request, Request::Acquire(_)) && !client.is_using {
@@ -169,12 +192,26 @@ impl Simulation {
         let ticket = self.begin_request(asked, terms, Waiter::Client(slot));
         self.trace(&format!("client {slot}"), || format!("asks {request:?}"));
         self.client(slot).asked = Asked::Pending(request, ticket);
+        self.cancel_wait_if_due(slot);
     }
 
     fn take_reply(&mut self, slot: usize, request: &Request, reply: Result<Reply, Errno>) {
         let goal = self.client(slot).goal.clone();
+        if matches!(request, Request::Lock { .. }) {
+            return self.take_lock_reply(slot, reply);
+        }
         let client = self.client(slot);
         let error = match (request, reply) {
+            (Request::QueryLock { .. }, Ok(Reply::Conflict(found))) => {
+                return self.take_conflict(slot, found.is_some());
+            }
+            (Request::YieldLocks { inode, .. }, Ok(Reply::Locks(found))) => {
+                return self.take_known_locks(slot, *inode, &cells_of(&found));
+            }
+            (Request::ReleaseLocks { inode, owner, kind }, Ok(_)) => {
+                client.locks.finish_release(LockPlace { inode: *inode, kind: *kind, owner: *owner });
+                None
+            }
             (Request::Acquire(wants), Ok(Reply::Granted { grants, dependencies, .. })) => {
                 client.note_dependencies(&dependencies);
                 client.granted.extend(grants.iter().map(|grant| (grant.inode, (grant.slot, grant.word))));
@@ -439,9 +476,14 @@ impl Simulation {
     }
 
     fn close(&mut self, slot: usize, inode: InodeId) {
+        if let Some(place) = self.client(slot).locks.owners_of(inode).first().copied() {
+            return self.release_owner(slot, place);
+        }
         let is_removed = self.history.tree.model.inodes().any(|(found, of)| found == inode && of.links == 0);
+        // Without the lease, SharedFS frees the file later.
+        let is_released = is_removed && self.holds(slot, inode, true);
         let client = self.client(slot);
-        if is_removed {
+        if is_released {
             client.goal = Some(Goal::Change(Intent::Release(inode)));
             return self.schedule_soon(slot);
         }
