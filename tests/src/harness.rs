@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use ashlar_types::RING_SWITCH;
 
 use crate::mount::clear_behind;
+use crate::shadows::{Comparisons, SHADOWS, take_comparisons};
 use crate::{Outcome, command, number, tried};
 
 /// A test: its name, what it may take, and its function.
@@ -39,8 +40,13 @@ const ONE_TEST: &str = "--one-test";
 /// The exit status of a test that can't run here, as in automake.
 const SKIPPED: i32 = 77;
 
-/// The main function of a program of tests: `[--list] [WORD…]`. Runs the tests whose names contain one of the words. If
-/// the kernel has FUSE over io_uring, tests whose names begin with one of `io_uring_groups` run with that, too.
+/// The argument that gives each daemon a shadow, with which it is compared at the end of a test.
+const WITH_SHADOWS: &str = "--shadow";
+
+/// The main function of a program of tests: `[--list] [--shadow] [WORD…]`.
+///
+/// Runs the tests whose names contain one of the words. If the kernel has FUSE over io_uring, tests whose names begin
+/// with one of `io_uring_groups` run with that, too.
 pub fn main(tests: &[Test], io_uring_groups: &[&str]) -> ExitCode {
     let words: Vec<_> = std::env::args().skip(1).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -49,15 +55,25 @@ pub fn main(tests: &[Test], io_uring_groups: &[&str]) -> ExitCode {
             ExitCode::SUCCESS
         }
         [ONE_TEST, name] => tests.iter().find(|test| test.name == name).map_or(ExitCode::from(2), run_here),
-        _ => run(tests, io_uring_groups, &words),
+        [WITH_SHADOWS, ..] => run(tests, io_uring_groups, &words[1..], true),
+        _ => run(tests, io_uring_groups, &words, false),
     }
 }
 
 /// Runs one test in this process. Its words go to standard output; its verdict is the exit status.
 fn run_here(test: &Test) -> ExitCode {
-    match (test.run)() {
+    let result = (test.run)();
+    let Comparisons { equal, problems } = take_comparisons();
+    match result {
+        Ok(Verdict::Passed(_)) if !problems.is_empty() => {
+            print!("{}", problems.join("\n"));
+            ExitCode::FAILURE
+        }
         Ok(Verdict::Passed(words)) => {
             print!("{words}");
+            if equal > 0 {
+                print!("{}{equal} equal shadows", if words.is_empty() { "" } else { "; " });
+            }
             ExitCode::SUCCESS
         }
         Ok(Verdict::Skipped(why)) => {
@@ -72,9 +88,16 @@ fn run_here(test: &Test) -> ExitCode {
 }
 
 /// Runs a test in a process of its own, so that one that hangs in the kernel does not delay the others.
-fn run_in_process(test: &Test) -> Outcome<Verdict> {
+///
+/// If it is to have shadows, they are in memory.
+fn run_in_process(test: &Test, has_shadows: bool) -> Outcome<Verdict> {
     let program = std::env::current_exe().map_err(tried("finding this program"))?;
     let mut command = Command::new(program);
+    let shadows = has_shadows.then(|| tempfile::TempDir::with_prefix_in("ashlar-shadows-", "/dev/shm"));
+    let shadows = shadows.transpose().map_err(tried("making a directory for shadows"))?;
+    if let Some(shadows) = &shadows {
+        command.env(SHADOWS, shadows.path());
+    }
     let child = command.args([ONE_TEST, test.name]).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
     let mut child = child.map_err(tried("starting the test"))?;
     let words = child.stdout.take().map(|mut output| {
@@ -136,11 +159,11 @@ struct Results {
 
 impl Results {
     /// Runs a test, and prints its result. `how` names the way that requests take, if there are several.
-    fn add(&mut self, test: &Test, how: &str) {
+    fn add(&mut self, test: &Test, how: &str, has_shadows: bool) {
         let strict = std::env::var_os("CI").is_some_and(|value| !value.is_empty());
         let name = format!("{}{how}", test.name);
         let start = Instant::now();
-        let outcome = run_in_process(test);
+        let outcome = run_in_process(test, has_shadows);
         let seconds = start.elapsed().as_secs_f64();
         match outcome {
             Ok(Verdict::Passed(words)) => {
@@ -164,14 +187,18 @@ impl Results {
 
 /// Runs the selected tests with requests from the device. If the kernel has FUSE over io_uring, then runs those tests
 /// with that whose names begin with one of `io_uring_groups`.
-fn run(tests: &[Test], io_uring_groups: &[&str], filters: &[String]) -> ExitCode {
+fn run(tests: &[Test], io_uring_groups: &[&str], filters: &[String], has_shadows: bool) -> ExitCode {
     let wanted = |test: &&Test| filters.is_empty() || filters.iter().any(|filter| test.name.contains(filter.as_str()));
     let mut results = Results::default();
     let switch = RingSwitch::find();
-    tests.iter().filter(wanted).for_each(|test| results.add(test, ""));
+    tests.iter().filter(wanted).for_each(|test| results.add(test, "", has_shadows));
     if switch.as_ref().is_some_and(RingSwitch::turn_on) {
         let is_selected = |test: &&Test| io_uring_groups.iter().any(|begin| test.name.starts_with(begin));
-        tests.iter().filter(wanted).filter(is_selected).for_each(|test| results.add(test, " (over io_uring)"));
+        tests
+            .iter()
+            .filter(wanted)
+            .filter(is_selected)
+            .for_each(|test| results.add(test, " (over io_uring)", has_shadows));
     }
     let Results { passed, skipped, failed } = results;
     if !failed.is_empty() {

@@ -22,6 +22,7 @@ pub mod mount;
 pub mod random;
 pub mod ranges;
 pub mod reference;
+pub mod shadows;
 pub mod tree;
 
 /// A test's result: nothing, or a sentence with the expectation and the event.

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 
 use crate::command::{Done, eventually, is_alive, kill, run};
 use crate::reference::unmount;
+use crate::shadows::compare_with_shadow;
 use crate::{Outcome, ensure, open_directory, tried};
 
 /// The longest time that a background process may take to start or to end.
@@ -317,6 +318,7 @@ impl TestArena {
 
 impl Drop for TestArena {
     fn drop(&mut self) {
+        compare_with_shadow(&self.arena);
         // A failed test may leave anything behind: mounts that hang, daemons that run. Processes end first, by their
         // numbers. The following tests report leftovers that can't be ended, when they find them.
         let _ = self.kill_leftovers();

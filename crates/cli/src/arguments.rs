@@ -316,6 +316,10 @@ pub struct DaemonArguments {
     /// End when there was no session for so many seconds; without it, stay
     #[arg(long, value_name = "N")]
     pub linger_seconds: Option<u64>,
+    /// A test: keep a replica of the file system in this directory, and commit nothing that it lacks; the file system
+    /// must be empty when the shadow is made
+    #[arg(long, value_name = "DIR")]
+    pub shadow: Option<PathBuf>,
     /// Become the leader of a session of its own, as background processes do
     #[arg(long, hide = true)]
     pub background: bool,
@@ -365,6 +369,9 @@ pub struct SharedFsArguments {
     /// The users that may have sessions without a mount
     #[arg(long, default_value = "root")]
     pub sessions: Admission,
+    /// The directory of the shadow
+    #[arg(long)]
+    pub shadow: Option<PathBuf>,
 }
 
 /// `ashlar helper`.

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use ashlar_node::journal::ReplicaFault;
 use ashlar_wire::Admission;
 
 /// Bytes of a log on a large arena.
@@ -46,6 +47,10 @@ pub struct Config {
     ///
     /// A mount has its own ([`ashlar_wire::MountTerms`]).
     pub sessions: Admission,
+    /// The directory of the shadow, if there is one: a replica in this process, to test that two digests agree.
+    pub shadow: Option<PathBuf>,
+    /// A fault to plant in the shadow, which the comparison must find.
+    pub shadow_fault: Option<ReplicaFault>,
     /// The command of the process that does the work that may have to wait for a mount.
     ///
     /// It runs [`ashlar_helper::run`] on its standard input. If it's empty, sessions get no descriptors.
@@ -66,6 +71,8 @@ impl Config {
             lease_ttl_us: LEASE_TTL_US,
             linger_seconds: None,
             sessions: Admission::default(),
+            shadow: None,
+            shadow_fault: None,
             helper: Vec::new(),
         }
     }

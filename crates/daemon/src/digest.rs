@@ -6,11 +6,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ashlar_node::NodeEffect;
-use ashlar_node::digest::commit::{begin_commit, can_commit, commit, finish_commit, is_much_uncommitted};
+use ashlar_node::digest::commit::{begin_commit, can_commit, finish_commit, is_much_uncommitted};
 use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::round::{DigestPace, DigestRound, NextRound, RoundStep};
 use ashlar_node::records::apply::Slice;
+use ashlar_node::{Node, NodeEffect};
 use ashlar_store::StoreError;
 
 use crate::huge_pages::{self, huge_thread};
@@ -60,11 +60,17 @@ pub fn commit_thread(shared: &SharedState) {
             state.wait(&shared.commit_wanted);
         }
         state.commits.is_wanted = false;
-        let Some(job) = begin_commit(&mut state) else {
+        let Some(mut job) = begin_commit(&mut state) else {
             state.effects.push(NodeEffect::WakeDigests);
             continue;
         };
-        let done = state.unlocked(move || job.run());
+        let job = state.unlocked(move || {
+            job.flush();
+            job
+        });
+        let upto = job.awaited();
+        let awaited = upto.map_or(Ok(()), |upto| shared.await_shadow(&mut state, upto));
+        let done = state.unlocked(move || if awaited.is_ok() { job.run() } else { job.give_up() });
         if let Err(error) = finish_commit(&mut state, done) {
             state.counters.commits_failed += 1;
             tracing::error!(%error, "a batch can't be committed; it is kept and tried again");
@@ -93,13 +99,29 @@ pub fn digest_all(shared: &SharedState) -> Result<(), StoreError> {
     if let Some(error) = state.failure.take() {
         return Err(error);
     }
+    apply_all(shared, &mut state)?;
+    shared.commit(&mut state)?;
+    match (&shared.shadow, &mut state.journal) {
+        (Some(shadow), Some(journal)) => shadow.lock().catch_up(journal),
+        _ => Ok(()),
+    }
+}
+
+/// Applies all logs.
+///
+/// # Errors
+/// Those of the commits that make room in the journal.
+pub fn apply_all(shared: &SharedState, state: &mut Node) -> Result<(), StoreError> {
     for id in state.live_ids() {
-        if let Some(settled) = state.settled(id) {
-            state.apply(id, settled, Slice::All);
+        let Some(settled) = state.settled(id) else { continue };
+        while !state.apply(id, settled, Slice::Batch) {
+            if state.is_journal_short() {
+                shared.commit(state)?;
+            }
         }
     }
     state.decide_all();
-    commit(&mut state)
+    Ok(())
 }
 
 /// Starts the digest and commit threads, and the one that makes huge pages.

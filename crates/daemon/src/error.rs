@@ -19,6 +19,9 @@ pub enum DaemonError {
     /// Recovery may mend that, so the supervisor restarts SharedFS.
     #[error("the shared area failed: {0}")]
     Failed(ashlar_store::StoreError),
+    /// The journal or the shadow can't be used.
+    #[error(transparent)]
+    Replica(#[from] ashlar_replica::ReplicaError),
     /// The socket can't be made.
     #[error("cannot listen at {path}: {error}; give another place with --socket")]
     Socket {
@@ -49,7 +52,7 @@ impl DaemonError {
             Self::Arena(ashlar_pmem::ArenaError::Io { source: error, .. })
             | Self::Socket { error, .. }
             | Self::System { error, .. } => is_lack(error),
-            Self::Arena(_) | Self::Store(_) | Self::Failed(_) => false,
+            Self::Arena(_) | Self::Store(_) | Self::Failed(_) | Self::Replica(_) => false,
         }
     }
 }

@@ -50,6 +50,7 @@ mod serve;
 mod session_files;
 mod session_pool;
 mod sessions;
+mod shadow_service;
 mod shared_state;
 mod slot_service;
 mod status;
@@ -58,6 +59,7 @@ mod supervisor;
 mod test_sessions;
 mod user_shares;
 
+pub use ashlar_node::journal::ReplicaFault;
 pub use config::Config;
 pub use error::{DaemonError, SupervisorError};
 pub use log_check::{LogFindings, check_logs};
@@ -111,6 +113,10 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     threads.push(std::thread::spawn(move || sessions::end_thread(&ender, &dead)));
     let filler = Arc::clone(&shared);
     threads.push(std::thread::spawn(move || pool_filling::fill_thread(&filler)));
+    if shared.shadow.is_some() {
+        let shadowed = Arc::clone(&shared);
+        threads.push(std::thread::spawn(move || shadow_service::shadow_thread(&shadowed)));
+    }
     let guard = Arc::clone(&shared);
     threads.push(std::thread::spawn(move || length_check::check_lengths_thread(&guard)));
     threads.push(std::thread::spawn(move || {

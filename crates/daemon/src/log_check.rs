@@ -8,11 +8,11 @@ use ashlar_log::Log;
 use ashlar_pmem::{Arena, Mapping, MappingAccess, SessionFile, sigbus};
 use ashlar_store::Store;
 use ashlar_types::{LogPosition, SessionId};
-use ashlar_update::Update;
 
 use crate::DaemonError;
 use crate::process::is_of_this_boot;
 use crate::session_files::{SessionError, open_lease_table};
+use ashlar_node::records::log_check::{self, LogFault};
 use ashlar_node::sessions::identity::SessionIdentity;
 
 /// The records and faults that the logs hold.
@@ -56,39 +56,16 @@ fn check_log(
     let log_file = arena.open_session_file(id, SessionFile::Log)?;
     let log_bytes = log_file.metadata()?.len();
     let log = Log::open(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, arena.medium())?)?;
-    // Records that processes wrote before the machine went down may end anywhere. The next start finds the end in this
-    // way; it is no damage.
-    if !is_of_this_boot(&identity.process) {
-        let mut scanner = log.scanner(committed, committed.plus(log.capacity()));
-        while scanner.next().is_some_and(|record| record.is_ok()) {
-            findings.records += 1;
-        }
-        return Ok(());
-    }
-    let Ok(settled) = log.settled() else {
-        findings.problems.push(format!("the log of session {id} is damaged: its slots contradict each other"));
-        return Ok(());
-    };
-    let mut scanner = log.scanner(committed, settled);
-    while let Some(record) = scanner.next() {
-        let fault = match record {
-            Ok(record) => match Update::decode(record.kind, record.body) {
-                Ok(_) => None,
-                Err(error) => Some((record.position, error.to_string())),
-            },
-            Err(corrupt) => Some((corrupt.position, format!("{:?}", corrupt.fault))),
-        };
-        if let Some((position, fault)) = fault {
-            let left = settled.0.saturating_sub(position.0);
-            findings.problems.push(format!(
-                "the log of session {id} ({}) is damaged at position {position} ({fault}); its last {left} bytes will not be \
-                 digested, but kept aside",
-                identity.label
-            ));
-            return Ok(());
-        }
-        findings.records += 1;
-    }
+    let check = log_check::check_log(&log, committed, is_of_this_boot(&identity.process));
+    findings.records += check.records;
+    findings.problems.extend(check.fault.map(|fault| match fault {
+        LogFault::Slots => format!("the log of session {id} is damaged: its slots contradict each other"),
+        LogFault::Record { position, reason, left } => format!(
+            "the log of session {id} ({}) is damaged at position {position} ({reason}); its last {left} bytes will not be \
+             digested, but kept aside",
+            identity.label
+        ),
+    }));
     Ok(())
 }
 

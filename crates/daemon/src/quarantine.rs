@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use ashlar_node::Node;
+use ashlar_node::sessions::removal::record_quarantine;
 use ashlar_pmem::Arena;
 use ashlar_types::SessionId;
 
@@ -26,11 +27,7 @@ pub fn quarantine_fenced(arena: &Arena, state: &mut Node) {
             continue;
         }
         tracing::warn!(session = id.0, "the fenced session's log is kept as sessions/fenced-{}.log", id.0);
-        // Its positions stay known until its process has ended: other sessions build on what was applied.
-        state.store.release_all(id);
-        if let Some(session) = state.sessions.get_mut(&id) {
-            session.is_quarantined = true;
-        }
+        record_quarantine(state, id);
     }
 }
 

@@ -13,21 +13,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_pmem::{Arena, ArenaError};
-use ashlar_store::{Store, StoreError};
-use ashlar_types::{LogPosition, SessionId};
-use ashlar_wire::SessionKind;
+use ashlar_replica::{Shadow, forget_journal, open_journal};
+use ashlar_store::{MappedRun, Store, StoreError};
+use ashlar_types::SessionId;
 
-use ashlar_node::access::open_rights::is_mount;
 use ashlar_node::blame::{self, Blame};
-use ashlar_node::digest::commit::commit;
-use ashlar_node::leases::decisions::end_leases;
 use ashlar_node::leases::grant_cache::GrantPublisher;
 use ashlar_node::leases::kernel_notifier::KernelNotifier;
 use ashlar_node::pending::NodeRequest;
-use ashlar_node::recovery::{RecoveryFailure, recover_logs as recover_logs_of};
+use ashlar_node::recovery::settling::SessionSettling;
+use ashlar_node::recovery::take_up::{self, FoundSession};
+use ashlar_node::recovery::{RecoveryFailure, recover_logs_with as recover_logs_of};
+use ashlar_node::sessions::mapped_table::MappedTable;
 use ashlar_node::sessions::session::ServedSession;
-use ashlar_node::space::quota_recall::invalidate_quota_balances;
-use ashlar_node::{Node, NodeCore, NodeLimits};
+use ashlar_node::{Node, NodeLimits};
 
 use crate::clock;
 use crate::grant_memory::make_grant_memory;
@@ -53,7 +52,7 @@ pub fn recover(config: Config) -> Result<SharedState, DaemonError> {
     ashlar_pmem::sigbus::install().map_err(system("cannot guard against truncated files"))?;
     let arena = Arc::new(open_arena(&config)?);
     let watcher = ProcessWatcher::new().map_err(system("cannot watch processes"))?;
-    let (mut state, left) = recover_logs(&config, &arena)?;
+    let (mut state, left, shadow) = recover_logs(&config, &arena)?;
     state.store.show_lagging();
     let holder = state.store.next_session_id()?;
     let grant_cache = make_grant_memory()
@@ -65,7 +64,7 @@ pub fn recover(config: Config) -> Result<SharedState, DaemonError> {
         state.grant_cache = GrantPublisher::new(holder, memory);
         state.grant_cache.is_some().then_some(file)
     });
-    let shared = SharedState::new(config, arena, watcher, state, left.files, grant_cache);
+    let shared = SharedState::new(config, arena, watcher, state, left.files, grant_cache, shadow);
     settle_sessions(&shared)?;
     // Not before the logs that depend on them are given up.
     left.damaged.into_iter().try_for_each(|id| quarantine_damaged(&shared.arena, id))?;
@@ -77,7 +76,7 @@ pub fn recover(config: Config) -> Result<SharedState, DaemonError> {
 ///
 /// A log at which SharedFS panics may have been applied in part. So everything begins again at the committed state,
 /// without that log.
-fn recover_logs(config: &Config, arena: &Arc<Arena>) -> Result<(Node, FoundSessions), DaemonError> {
+fn recover_logs(config: &Config, arena: &Arc<Arena>) -> Result<(Node, FoundSessions, Option<Shadow>), DaemonError> {
     let mut set_aside = BTreeSet::new();
     loop {
         match try_recover_logs(config, arena, &set_aside) {
@@ -134,25 +133,49 @@ fn try_recover_logs(
     config: &Config,
     arena: &Arc<Arena>,
     set_aside: &BTreeSet<SessionId>,
-) -> Result<(Node, FoundSessions), StartFailure> {
-    let mut state = make_node(config, arena)?;
+) -> Result<(Node, FoundSessions, Option<Shadow>), StartFailure> {
+    let mut store = Store::open(Arc::clone(arena))?;
+    let mut journal = None;
+    let mut costs = BTreeMap::new();
+    if config.shadow.is_some() {
+        let (opened, applied) = open_journal(arena, &mut store)?;
+        journal = Some(opened);
+        costs = applied.into_costs();
+    } else {
+        forget_journal(arena, &mut store)?;
+    }
+    let mut state = make_node(config, arena, store)?;
+    state.journal = journal;
+    let mut shadow =
+        config.shadow.as_ref().map(|path| Shadow::open(path, arena, &state)).transpose().map_err(StartFailure::from)?;
+    if let (Some(shadow), Some(fault)) = (&mut shadow, config.shadow_fault) {
+        tracing::warn!(?fault, "the shadow has a planted fault");
+        shadow.plant(fault);
+    }
     state.begin_recovery();
     let left = take_up_sessions(arena, &mut state, set_aside)?;
-    recover_logs_of(&mut state)?;
-    Ok((state, left))
+    for (id, cost) in costs {
+        // The records of the journal were admitted: a session that has not paid would have been refused.
+        state.sessions.get_mut(&id).map(|session| session.account.spend(cost));
+    }
+    recover_logs_of(&mut state, &mut |state, _| match (&mut shadow, &mut state.journal) {
+        (Some(shadow), Some(journal)) => shadow.catch_up(journal),
+        _ => Ok(()),
+    })?;
+    Ok((state, left, shadow))
 }
 
 /// Makes a node with an arena's store, and without sessions.
 ///
 /// # Errors
 /// Those of the store.
-pub fn make_node(config: &Config, arena: &Arc<Arena>) -> Result<Node, StoreError> {
+pub fn make_node(config: &Config, arena: &Arena, store: Store) -> Result<Node, StoreError> {
     let limits = NodeLimits {
         lease_hold_us: config.lease_hold_us,
         lease_ttl_us: config.lease_ttl_us,
         medium: arena.medium().kind,
     };
-    Node::new(Store::open(Arc::clone(arena))?, limits, Arc::new(MachineProcesses), clock::now())
+    Node::new(store, limits, Arc::new(MachineProcesses), clock::now())
 }
 
 /// The files of sessions.
@@ -192,79 +215,56 @@ fn open_arena(config: &Config) -> Result<Arena, ArenaError> {
 }
 
 /// Takes up the sessions that have left files, and returns the others.
-///
-/// On a disk, a session without an owner may still have had a process that made nothing persistent. Updates that other
-/// sessions based on it are lost then.
 fn take_up_sessions(
     arena: &Arena,
     state: &mut Node,
     set_aside: &BTreeSet<SessionId>,
 ) -> Result<FoundSessions, StartFailure> {
-    let mut left = FoundSessions::default();
-    let files = arena.sessions()?;
-    let rows = state.store.sessions();
-    for (id, _) in &rows {
-        if *id != SessionId::SHARED_FS && !files.contains(id) {
-            // Its files were removed first when it ended.
-            state.remove_session_row(*id);
-        }
-    }
-    for id in files {
+    let (mut left, mut found) = (FoundSessions::default(), BTreeMap::new());
+    for id in arena.sessions()? {
         if set_aside.contains(&id) {
-            state.recovery.lost.insert(id);
+            found.insert(id, FoundSession::Lost);
             left.damaged.push(id);
             continue;
         }
         let committed = state.store.committed(id);
-        match guard_session(id, || take_up_session(arena, id, committed, state.now.since_boot))? {
+        let taken_up = match guard_session(id, || take_up_session(arena, id, committed, state.now.since_boot))? {
             Ok((session, files)) => {
                 left.files.insert(id, files);
-                // This comes first: from here on its process no longer uses block addresses that an earlier SharedFS
-                // sent.
-                session.control.raise_segment_version();
-                if !rows.iter().any(|(row, _)| *row == id) {
-                    state.store.set_session(id, session.log.generation(), LogPosition(0));
-                }
-                state.ways.add_user(&session.credentials);
-                state.sessions.insert(id, session);
-                // Before any block is given out.
-                if let Err(error) = take_up_mapped(arena, state, id) {
+                let mapped = open_living_table(arena, &session).unwrap_or_else(|error| {
                     tracing::error!(session = id.0, %error, "the table of its process's mapped files can't be read");
-                }
+                    None
+                });
+                FoundSession::Sound { session: Box::new(session), mapped }
             }
             Err(SessionError::Unfinished) => {
-                state.recovery.lost.insert(id);
                 left.unfinished.push(id);
+                FoundSession::Lost
             }
             Err(error) => {
                 tracing::error!(session = id.0, %error, "a session's files are damaged; they are kept as sessions/fenced-*");
-                state.recovery.lost.insert(id);
                 left.damaged.push(id);
+                FoundSession::Lost
             }
-        }
+        };
+        found.insert(id, taken_up);
     }
+    take_up::take_up_sessions(state, found);
     Ok(left)
 }
 
-/// Takes up the mappings of a session whose process lives.
-///
-/// A dead process has nothing mapped any more.
+/// Returns the mappings of a session's process. A dead one has nothing mapped any more.
 ///
 /// # Errors
 /// [`SessionError`].
-fn take_up_mapped(arena: &Arena, state: &mut Node, id: SessionId) -> Result<(), SessionError> {
-    let lives = |session: &ServedSession| open_process(&session.identity.process).is_some();
-    if !state.sessions.get(&id).is_some_and(lives) {
-        return Ok(());
+fn open_living_table(
+    arena: &Arena,
+    session: &ServedSession,
+) -> Result<Option<(MappedTable, Vec<MappedRun>)>, SessionError> {
+    if open_process(&session.identity.process).is_none() {
+        return Ok(None);
     }
-    let Some((table, runs)) = open_mapped_table(arena, id)? else { return Ok(()) };
-    state.sessions.entry(id).and_modify(|session| session.mapped = Some(table));
-    for run in runs {
-        if !state.store.take_up_mapped(id, &run) {
-            tracing::error!(session = id.0, ?run, "the blocks that a session has mapped are not there");
-        }
-    }
-    Ok(())
+    open_mapped_table(arena, session.id)
 }
 
 /// Removes the owners of logs that were cut.
@@ -280,65 +280,26 @@ fn remove_owners_of_cut(state: &Node) -> Result<(), DaemonError> {
 fn settle_sessions(shared: &SharedState) -> Result<(), DaemonError> {
     let mut state = shared.lock();
     remove_owners_of_cut(&state)?;
-    let (mut dead, mut running, mut dead_mounts) = (0, Vec::new(), Vec::new());
+    let (mut settling, ttl) = (SessionSettling::default(), shared.cache_ttl());
     for id in state.sessions.keys().copied().collect::<Vec<_>>() {
-        let Some(session) = state.sessions.get_mut(&id) else { continue };
+        let session = &state.sessions[&id];
         // Its process has written its control page.
         let _blame = Blame::for_request(session);
         #[cfg(test)]
         tests::panic_at_settling_if_planted(id);
-        match open_process(&session.identity.process) {
-            Some(process) if session.fenced.is_none() => {
-                let (now, ttl) = (clock::boot_time(), shared.cache_ttl());
-                let lost_until = Duration::from_millis(session.page.stale_until_ms()).min(now + ttl);
-                let has_other_locks = session.page.has_other_locks();
-                if session.identity.kind == SessionKind::Mount {
-                    let notifier: Arc<dyn KernelNotifier> = Notifier::absent(ttl, lost_until, session.note_stale());
-                    session.notifier = Some(notifier);
-                }
-                state.not_before = state.not_before.max(lost_until);
-                if has_other_locks {
-                    let now = state.now.since_boot;
-                    state.locking.expect_reclaim(id, now);
-                }
-                running.push(id);
-                sessions::watch_process(shared, id, process);
-                sessions::watch_files(shared, &state, id);
-                tracing::info!(session = id.0, "a running session goes on");
-            }
-            process => {
-                dead += 1;
-                if process.is_none() && session.identity.kind == SessionKind::Mount {
-                    dead_mounts.push(session.mount_device);
-                }
-                session.is_ending = true;
-                end_leases(&mut state, id);
-                state.store.release_all(id);
-            }
+        let process = open_process(&session.identity.process);
+        let running = settling.settle_session(&mut state, id, process.is_some(), ttl);
+        let Some((process, running)) = process.zip(running) else { continue };
+        if let (Some(stale_until), Some(session)) = (running.mount_stale_until, state.sessions.get_mut(&id)) {
+            let notifier: Arc<dyn KernelNotifier> = Notifier::absent(ttl, stale_until, session.note_stale());
+            session.notifier = Some(notifier);
         }
+        sessions::watch_process(shared, id, process);
+        sessions::watch_files(shared, &state, id);
+        tracing::info!(session = id.0, "a running session goes on");
     }
-    dead_mounts.retain(|device| !is_mount(&state.sessions, *device));
-    dead_mounts.into_iter().for_each(|device| abort_dead_mount(device, &shared.config.arena));
-    {
-        let NodeCore { locking, sessions, .. } = &mut **state;
-        locking.take_up(&running, sessions);
-    }
-    state.note_handles_found();
-    // Grants of an earlier SharedFS are over: they have been used, or are asked for again.
-    let has_limits = state.store.has_quota_limits();
-    for id in state.live_ids() {
-        if state
-            .live(id)
-            .is_some_and(|session| !session.is_ending && (has_limits || session.quota_version.has_limits()))
-        {
-            invalidate_quota_balances(&mut state, id, has_limits);
-        }
-        if let Some(session) = state.sessions.get_mut(&id) {
-            session.is_quota_validated = true;
-        }
-    }
-    state.decide_all();
-    // From here on, none of the leases from before the start stands.
+    let settled = settling.finish(&mut state);
+    settled.dead_mounts.into_iter().for_each(|device| abort_dead_mount(device, &shared.config.arena));
     let notifiers = state.sessions.values().filter_map(|session| session.notifier.as_ref()).filter_map(notifier_of);
     notifiers.for_each(|absent| absent.renew_absence());
     sessions::remove_ended(shared, &mut state);
@@ -346,10 +307,10 @@ fn settle_sessions(shared: &SharedState) -> Result<(), DaemonError> {
     // file to which its log still writes; the sweep checks that.
     // It fails only when SharedFS ends.
     let _ = state.perform(NodeRequest::SweepOrphans);
-    if dead > 0 {
-        tracing::info!(sessions = dead, "the logs of sessions that are gone were digested");
+    if !settled.ended.is_empty() {
+        tracing::info!(sessions = settled.ended.len(), "the logs of sessions that are gone were digested");
     }
-    Ok(commit(&mut state)?)
+    Ok(shared.commit(&mut state)?)
 }
 
 #[cfg(test)]

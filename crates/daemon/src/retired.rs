@@ -23,9 +23,8 @@ use std::sync::Arc;
 
 use ashlar_pmem::{Arena, SessionFile, SharedMemory};
 use ashlar_types::{Credentials, LogPosition, SessionId};
-use ashlar_wire::{CONTROL_BYTES, CONTROL_ROOM, LeaseTable, SessionKind};
+use ashlar_wire::{CONTROL_BYTES, CONTROL_ROOM, LeaseTable};
 
-use ashlar_node::Node;
 use ashlar_node::sessions::session::{Control, LogRoom, ServedSession, SessionLog};
 use ashlar_node::sessions::session_page::SessionPage;
 
@@ -54,21 +53,6 @@ pub struct RetiredSession {
 }
 
 impl RetiredSession {
-    /// Returns whether the session's files may pass to another session.
-    ///
-    /// The session is committed as a whole.
-    pub fn is_fit(state: &Node, session: &ServedSession) -> bool {
-        session.identity.kind == SessionKind::Process
-            && session.fenced.is_none()
-            && session.is_whole
-            && !session.is_cut
-            && !session.is_truncated()
-            && session.mapped.is_none()
-            // The allocated size of a log that an earlier SharedFS made is not known.
-            && session.log_room.allocated > 0
-            && state.leasing.manager.has_ended(session.id)
-    }
-
     /// Makes a retired session of one whose log ends at `end`.
     pub fn of(session: ServedSession, end: LogPosition) -> Self {
         let ServedSession {

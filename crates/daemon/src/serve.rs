@@ -356,7 +356,8 @@ fn answer_request(
             | Request::Resize { .. }
             | Request::Shutdown
             | Request::SetQuota { .. }
-            | Request::Quotas,
+            | Request::Quotas
+            | Request::CompareShadow { .. },
             _,
         ) => {
             return status::answer_command(shared, connection.socket(), &request).map(ReplyWithFiles::from);
@@ -368,16 +369,7 @@ fn answer_request(
         _ => {}
     }
     let id = peer.session.ok_or(Errno::EPROTO)?;
-    let _blame = {
-        let state = shared.lock();
-        let session = state.sessions.get(&id).ok_or(Errno::ESTALE)?;
-        // A fenced session may end before its process does: its user may have only so many.
-        let is_fenced = session.fenced.is_some() && !matches!(request, Request::Goodbye);
-        if is_fenced || session.is_ending {
-            return Err(Errno::EIO);
-        }
-        Blame::for_request(session)
-    };
+    let _blame = Blame::for_request(shared.lock().sessions.asking(id, &request)?);
     let is_repeated = matches!(request, Request::Lock { .. } | Request::RegisterMount { .. } | Request::Reserve { .. });
     let reclaims = peer.is_reclaiming && is_repeated;
     if peer.is_reclaiming && !reclaims {

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use ashlar_node::leases::kernel_notifier::KernelNotifier;
 use ashlar_node::pending::NodeRequest;
-use ashlar_node::sessions::admission::{
-    Refused, admit_to_reserved, admit_user, begin_with_means, check_admission, check_room, find_session, user_of,
-};
+use ashlar_node::sessions::admission::{Refused, check_admission, check_room, find_session, user_of};
+use ashlar_node::sessions::beginning::{BegunSession, begin_session, resume_session};
 use ashlar_node::sessions::identity::SessionIdentity;
+use ashlar_node::sessions::removal::{RemovedSession, remove_ended_sessions};
 use ashlar_node::sessions::session::{Control, LogRoom, ServedSession};
 use ashlar_node::{Node, NodeEffect};
 use ashlar_pmem::{Arena, MediumKind};
-use ashlar_types::{Errno, InodeId, LogGeneration, LogPosition, SessionId, VersionRange};
+use ashlar_types::{Errno, InodeId, LogGeneration, SessionId, VersionRange};
 use ashlar_wire::{Hello, PROTOCOL_VERSIONS, Peer, SessionKind, Welcome, WelcomeSegment};
 
 use crate::length_check;
@@ -69,7 +69,7 @@ pub fn hello(
     let (identity, ending) =
         identify_peer(socket, accepted_ticks, hello.kind, &hello.label).map_err(Refused::Because)?;
     let mut opened = match hello.resume {
-        Some(peer) => resume_session(shared, peer, &identity, hello)?,
+        Some(peer) => reopen_session(shared, peer, &identity, hello)?,
         None => open_session(shared, identity, ending, hello)?,
     };
     opened.welcome.version = version;
@@ -106,47 +106,29 @@ fn open_session(
     };
     let refused = |error| Refused::Because(format!("no session can be made: {error}"));
     let prepared = prepared.map_err(refused)?;
-    let (id, is_new) = (prepared.id, prepared.only_for.is_none());
+    let id = prepared.id;
     let now = crate::clock::boot_time();
-    let (mut session, files) = prepared.give_to(identity, now).map_err(|error| {
+    let (session, files) = prepared.give_to(identity, now).map_err(|error| {
         retired_files::remove(shared, id);
         refused(error.to_string())
     })?;
     let mut guard = shared.lock();
     let state = &mut *guard;
-    if let Err(refused) = check_room(state.sessions.values().map(user_of), session.identity.uid) {
-        // Other sessions were faster.
-        retired_files::remove_with(shared, state, id);
-        return Err(refused);
-    }
+    let BegunSession { inodes, disturbed } =
+        begin_session(state, session, hello.yields_to_kernel).inspect_err(|_| {
+            // Other sessions were faster.
+            retired_files::remove_with(shared, state, id);
+        })?;
+    shared.session_files.lock().insert(id, files.clone());
+    watch_files(shared, state, id);
+    let session = &state.sessions[&id];
     let SessionIdentity { process, uid, kind, label, .. } = &session.identity;
     // A line for each program would fill the disk in time.
     match kind {
         SessionKind::Mount => tracing::info!(session = id.0, pid = process.pid, uid, %label, "mounted"),
         SessionKind::Process => tracing::debug!(session = id.0, pid = process.pid, uid, %label, "session opened"),
     }
-    if state.store.has_quota_limits() {
-        session.raise_quota_version(true);
-    }
-    if is_new {
-        state.store.set_session(id, session.log.generation(), LogPosition(0));
-    }
-    state.journal_session(&session);
-    state.counters.sessions_opened += 1;
-    let inodes = begin_with_means(state, &mut session);
-    admit_user(state, &session.credentials);
-    (session.yields_to_kernel, session.ways_from) = (hello.yields_to_kernel, state.ways.version());
-    let opened = make_welcome(shared, state, &session, &files, inodes);
-    if state.sessions.is_empty() {
-        // There was nothing to check before.
-        state.request_digest();
-    }
-    state.leasing.take_up(&session);
-    admit_to_reserved(state, id, hello.yields_to_kernel);
-    state.sessions.insert(id, ServedSession { is_connected: true, ..session });
-    shared.session_files.lock().insert(id, files);
-    watch_files(shared, state, id);
-    let disturbed = state.publish_sharing();
+    let opened = make_welcome(shared, state, session, files, inodes);
     drop(guard);
     watch_process(shared, id, ending);
     await_forgetting(shared, &disturbed);
@@ -207,7 +189,7 @@ fn await_forgetting(shared: &SharedState, disturbed: &[(Arc<Control>, u64)]) {
     }
 }
 
-fn resume_session(
+fn reopen_session(
     shared: &SharedState,
     peer: Peer,
     identity: &SessionIdentity,
@@ -217,24 +199,10 @@ fn resume_session(
     if state.ending {
         return Err(Refused::Because("the daemon is shutting down".into()));
     }
-    let session = find_session(&state.sessions, peer).ok_or(Refused::Errno(Errno::ESTALE))?;
-    if session.fenced.is_some() || session.identity.process != identity.process {
-        return Err(Refused::Errno(Errno::EIO));
-    }
-    let user = session.credentials.clone();
-    admit_user(&mut state, &user);
+    resume_session(&mut state, peer, identity, hello.yields_to_kernel).map_err(Refused::Errno)?;
     let session = find_session(&state.sessions, peer).ok_or(Refused::Errno(Errno::ESTALE))?;
     let files = shared.session_files.lock().get(&peer.session).cloned().ok_or(Refused::Errno(Errno::ESTALE))?;
-    let opened = make_welcome(shared, &state, session, &files, (InodeId(0), 0));
-    if let Some(session) = state.sessions.get_mut(&peer.session) {
-        session.yields_to_kernel = hello.yields_to_kernel;
-    }
-    state.counters.sessions_resumed += 1;
-    admit_to_reserved(&mut state, peer.session, hello.yields_to_kernel);
-    if identity.credentials().is_privileged() {
-        let now = state.now.since_boot;
-        state.locking.record_reclaim(now);
-    }
+    let opened = make_welcome(shared, &state, session, files, (InodeId(0), 0));
     tracing::info!(session = peer.session.0, "session resumed");
     Ok(opened)
 }
@@ -243,7 +211,7 @@ fn make_welcome(
     shared: &SharedState,
     state: &Node,
     session: &ServedSession,
-    files: &SessionFiles,
+    files: SessionFiles,
     inodes: (InodeId, u64),
 ) -> OpenedSession {
     let medium = shared.arena.medium();
@@ -273,7 +241,7 @@ fn make_welcome(
     let grant_cache = shared.grant_cache.clone().filter(|_| is_process);
     // The process knows it by its position, behind the grant cache.
     let placeholder = grant_cache.as_ref().and(shared.placeholder.clone());
-    OpenedSession { welcome, files: files.clone(), others: [segment_file, grant_cache, placeholder] }
+    OpenedSession { welcome, files, others: [segment_file, grant_cache, placeholder] }
 }
 
 /// Gives a session's log room up to a byte.
@@ -362,35 +330,24 @@ fn begin_end<'a>(
     state
 }
 
-/// Removes the ended sessions that are committed as a whole.
+/// Removes the ended sessions that are committed as a whole, and their files.
 pub fn remove_ended(shared: &SharedState, state: &mut Node) {
     quarantine_fenced(&shared.arena, state);
-    for id in state.ended_sessions() {
-        remove_session(shared, state, id);
+    for RemovedSession { session, end, is_reusable } in remove_ended_sessions(state) {
+        let id = session.id;
+        shared.session_files.lock().remove(&id);
+        match session.identity.kind {
+            SessionKind::Mount => tracing::info!(session = id.0, records = session.records, "unmounted"),
+            SessionKind::Process => tracing::debug!(session = id.0, records = session.records, "session ended"),
+        }
+        if session.fenced.is_some() {
+            // Its files are quarantined.
+            state.remove_session_row(id);
+        } else if !is_reusable || shared.pool.keep(RetiredSession::of(session, end)).is_some() {
+            retired_files::remove_with(shared, state, id);
+        }
+        shared.watcher.remove(id);
     }
-}
-
-/// Removes a session that is committed as a whole.
-fn remove_session(shared: &SharedState, state: &mut Node, id: SessionId) {
-    let Some(session) = state.sessions.remove(&id) else { return };
-    shared.session_files.lock().remove(&id);
-    match session.identity.kind {
-        SessionKind::Mount => tracing::info!(session = id.0, records = session.records, "unmounted"),
-        SessionKind::Process => tracing::debug!(session = id.0, records = session.records, "session ended"),
-    }
-    let end = state.store.applied(id);
-    // It no longer reads blocks freed so far; the session that has its number next may read those that are freed later.
-    state.store.release(id, end);
-    state.store.unmap_blocks(id, None);
-    let (is_fit, is_quarantined) = (RetiredSession::is_fit(state, &session), session.fenced.is_some());
-    if is_quarantined {
-        state.remove_session_row(id);
-    } else if !is_fit || shared.pool.keep(RetiredSession::of(session, end)).is_some() {
-        retired_files::remove_with(shared, state, id);
-    }
-    state.publish_sharing();
-    state.counters.sessions_ended += 1;
-    shared.watcher.remove(id);
 }
 
 /// Cuts off the mounts of sessions whose processes have died.

@@ -9,12 +9,15 @@ use std::time::{Duration, Instant};
 
 use ashlar_helper::Helper;
 use ashlar_node::blame::CountedLock;
+use ashlar_node::digest::commit::commit_with;
 use ashlar_node::leases::grant::{LATER, Patience};
 use ashlar_node::pending::progress::{Progress, WaitFor};
 use ashlar_node::pending::{NodeAnswer, NodeRequest, RequestTerms, RequestTicket};
-use ashlar_node::{Node, NodeEffect};
+use ashlar_node::{Node, NodeCore, NodeEffect};
 use ashlar_pmem::Arena;
-use ashlar_types::{Errno, SessionId};
+use ashlar_replica::Shadow;
+use ashlar_store::StoreError;
+use ashlar_types::{Errno, JournalPosition, SessionId};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::Config;
@@ -56,11 +59,15 @@ pub struct SharedState {
     pub request_slots: RequestSlots,
     /// Shares of users in SharedFS's time and memory.
     pub user_shares: UserShares,
+    /// The replica in this process. It is locked after the node.
+    pub shadow: Option<Mutex<Shadow>>,
     node: Mutex<Node>,
     /// Signals that a log should be digested.
     pub digest_wanted: Condvar,
     /// Signals that a commit is wanted.
     pub commit_wanted: Condvar,
+    /// Signals that the journal has grown, that it is durable, or the end of SharedFS.
+    pub journal_grew: Condvar,
     /// Signals the end of a commit, of a session or of SharedFS, or a fence.
     pub progress: Condvar,
     /// Signals that lease requests were answered.
@@ -107,6 +114,7 @@ impl StateGuard<'_> {
                 NodeEffect::WakeDigests => &self.shared.progress,
                 NodeEffect::Digest => &self.shared.digest_wanted,
                 NodeEffect::Commit => &self.shared.commit_wanted,
+                NodeEffect::Replicate => &self.shared.journal_grew,
             };
             condition.notify_all();
         }
@@ -224,6 +232,7 @@ impl SharedState {
         node: Node,
         session_files: BTreeMap<SessionId, SessionFiles>,
         grant_cache: Option<Arc<File>>,
+        shadow: Option<Shadow>,
     ) -> Self {
         let placeholder = make_placeholder()
             .inspect_err(|error| tracing::warn!(%error, "code that bypasses LibFS finds an empty file in the place of an open file"))
@@ -241,9 +250,11 @@ impl SharedState {
             file_guard: FileGuard::default(),
             request_slots: RequestSlots::default(),
             user_shares: UserShares::default(),
+            shadow: shadow.map(Mutex::new),
             node: Mutex::new(node),
             digest_wanted: Condvar::new(),
             commit_wanted: Condvar::new(),
+            journal_grew: Condvar::new(),
             progress: Condvar::new(),
             grants_changed: Condvar::new(),
             locks_changed: Condvar::new(),
@@ -258,6 +269,23 @@ impl SharedState {
         let mut guard = StateGuard { shared: self, guard, _held: CountedLock::new() };
         guard.refresh_time();
         guard
+    }
+
+    /// Commits everything without the commit thread, with the shadow.
+    ///
+    /// # Errors
+    /// Those of the commit and of the shadow.
+    pub fn commit(&self, state: &mut NodeCore) -> Result<(), StoreError> {
+        commit_with(state, &mut |state, upto| self.await_shadow(state, upto))
+    }
+
+    /// Sends the shadow, if there is one, the journal up to this position at least.
+    ///
+    /// # Errors
+    /// Those of the shadow.
+    pub fn await_shadow(&self, state: &mut NodeCore, upto: JournalPosition) -> Result<(), StoreError> {
+        let (Some(shadow), Some(journal)) = (&self.shadow, &mut state.journal) else { return Ok(()) };
+        if journal.is_acknowledged(upto) { Ok(()) } else { shadow.lock().catch_up(journal) }
     }
 
     /// Returns for how long a mount's kernel may believe its cache.

@@ -72,11 +72,7 @@ fn answer_question(shared: &SharedState, id: SessionId, request: Request, bytes_
         let mut state = shared.lock();
         state.counters.requests += 1;
         state.counters.questions += 1;
-        let session = state.sessions.get(&id).ok_or(Errno::ESTALE)?;
-        if session.fenced.is_some() || session.is_ending {
-            return Err(Errno::EIO);
-        }
-        Blame::for_request(session)
+        Blame::for_request(state.sessions.asking(id, &request)?)
     };
     let terms = RequestTerms { patience: Patience::None, bytes_max, reclaims: false };
     match request {

@@ -4,14 +4,14 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use ashlar_node::NodeCore;
-use ashlar_node::digest::commit::commit;
 use ashlar_node::digest::freed_blocks::take_unreleased_blocks;
 use ashlar_node::pending::{NodeAnswer, NodeRequest, RequestTerms};
 use ashlar_node::space::credit::space_of_all;
 use ashlar_store::StoreError;
 use ashlar_types::{BLOCK_BYTES, Errno};
-use ashlar_wire::{FsckReply, Reply, Request, SessionStatus, StatusReply};
+use ashlar_wire::{FsckReply, Reply, Request, StatusReply};
 
+use crate::shadow_service;
 use crate::shared_state::{SharedState, StateGuard};
 
 /// How long SharedFS tries to empty a segment of a shrinking arena, and how often.
@@ -33,6 +33,7 @@ pub fn answer_command(shared: &SharedState, socket: impl AsFd, request: &Request
         Request::Fsck => check_arena(shared).map(Reply::Fsck),
         Request::SetQuota { key, limits } => ask(shared, NodeRequest::SetQuota(*key, *limits)),
         Request::Quotas => ask(shared, NodeRequest::Quotas),
+        Request::CompareShadow { directory } => shadow_service::compare_trees(shared, directory).map(Reply::Compared),
         Request::Resize { bytes } => resize_arena(shared, *bytes).map(|()| Reply::Done),
         Request::Shutdown => {
             let busy = shared.lock().sessions.values().any(|session| !session.is_ending);
@@ -60,22 +61,7 @@ fn report_status(shared: &SharedState) -> StatusReply {
     let mut counters = state.counters.list();
     counters.extend(state.leasing.counters());
     counters.push(("huge_pages_waiting".to_owned(), crate::huge_pages::count_waiting(&state)));
-    let sessions = state.sessions.values().map(|session| SessionStatus {
-        session: session.id,
-        kind: session.identity.kind,
-        pid: session.identity.process.pid,
-        uid: session.identity.uid,
-        label: session.identity.label.clone(),
-        log_used_bytes: session.log.tail().0.saturating_sub(state.store.committed(session.id).0),
-        log_bytes: session.log.capacity(),
-        records: session.records,
-        digested_bytes: session.digested_bytes,
-        leases_granted: session.leases_granted,
-        leases_revoked: session.leases_revoked,
-        operations: session.control.operations(),
-        fenced: session.fenced.clone(),
-        terms: (session.mount_device != 0).then(|| session.mount_terms.clone()),
-    });
+    let sessions = state.sessions.values().map(|session| session.status(state.store.committed(session.id)));
     StatusReply {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
@@ -134,6 +120,9 @@ fn resize_arena(shared: &SharedState, bytes: u64) -> Result<(), Errno> {
         }
     })?;
     let mut state = shared.lock();
+    if let Some(shadow) = &shared.shadow {
+        shadow.lock().grow(&shared.arena).map_err(|error| to_errno(&error))?;
+    }
     for segment in resized.added {
         state.store.add_segment(segment).map_err(|error| to_errno(&error))?;
     }
@@ -187,11 +176,11 @@ fn empty_when_freed<'a>(
 fn empty_segment(shared: &SharedState, state: &mut StateGuard<'_>, number: u32) -> Result<(), Errno> {
     // Sessions would not learn of a commit that the store does by itself in the next step, or in the last: leave it
     // none.
-    commit(state).map_err(|error| to_errno(&error))?;
+    shared.commit(state).map_err(|error| to_errno(&error))?;
     let moved = state.store.retire_segment(number).map_err(|error| to_errno(&error))?;
     state.perform(NodeRequest::TakeLeases(moved))?;
     state.perform(NodeRequest::Commit)?;
-    commit(state).map_err(|error| to_errno(&error))?;
+    shared.commit(state).map_err(|error| to_errno(&error))?;
     state.store.remove_segment(number).map_err(|error| to_errno(&error))?;
     state.sessions.values().for_each(|session| session.control.raise_segment_version());
     shared.arena.remove_segment(number).map_err(|error| {

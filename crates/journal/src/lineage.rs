@@ -101,7 +101,7 @@ impl Lineage {
     /// Returns the last position up to which two copies of one journal are the same.
     ///
     /// `end` and `other_end` are the copies' ends. Returns `None` if the copies part, or one of them ends, further back
-    /// than both tables reach: then no common position is known.
+    /// than both tables reach: then no common position is known. All copies are the same up to position 0.
     #[must_use]
     pub fn last_common(
         &self,
@@ -113,7 +113,8 @@ impl Lineage {
         if shorter < known {
             return None;
         }
-        self.part_from(other, known).map(|parts| parts.map_or(shorter, |parts| parts.min(shorter)))
+        let parts = self.part_from(other, known).or((known.0 == 0).then_some(Some(known)))?;
+        Some(parts.map_or(shorter, |parts| parts.min(shorter)))
     }
 
     /// Returns where the epochs begin to differ from `from` on: `Some(None)` if nowhere, `None` if already there.
@@ -167,6 +168,7 @@ mod tests {
         assert_eq!(common(&[(1, 0), (2, 50)], 100, &[(1, 0)], 60), Some(50));
         assert_eq!(common(&[(1, 0), (2, 50), (4, 80)], 99, &[(1, 0), (2, 50), (3, 70)], 99), Some(70));
         assert_eq!(common(&[(1, 0), (2, 50)], 100, &[(1, 0), (3, 50)], 100), Some(50));
+        assert_eq!(common(&[(1, 0)], 100, &[(2, 0)], 100), Some(0));
         assert_eq!(common(&[(2, 40), (3, 70)], 90, &[(1, 0), (2, 40), (3, 70)], 80), Some(80));
     }
 

@@ -7,7 +7,7 @@
 //! Invariants:
 //! - LibFS appends a record only while every lease that it needs holds. It reads the log's seal count first, then the
 //!   lease words. If SharedFS revokes a lease between that and the reservation, the reservation fails and the operation
-//!   starts again. Types enforce that order (`log/update_log.rs`).
+//!   starts again. Types enforce that order (`log/update_log/leased_append.rs`).
 //! - LibFS forgets committed changes only up to a bound: the first record that is being written or whose changes are
 //!   not noted yet.
 //! - A read returns bytes that were true at one moment between call and return: LibFS copies them and reads the lease
@@ -77,15 +77,16 @@ use cache::dirty_list::DirtyList;
 use cache::node::NodeTable;
 use client::own_descriptors::OwnDescriptor;
 use client::sharedfs_client::SharedFsClient;
-use files::dax::MappingNumbers;
-use files::file_locks::HeldLocks;
-use files::record_locks::RecordLocks;
+use files::held_locks::HeldLocks;
+use files::mapping_numbers::MappingNumbers;
+use files::record_lock_state::RecordLockState;
 use files::segments::{MappedSegment, Segments};
-use leases::grant_cache::{FirstReads, GrantCacheReader};
-use log::append::LOG_STEP_LEAST;
-use log::quota::QuotaBalances;
-use log::update_log::UpdateLog;
-use names::path_cache::DirectoryVersions;
+use leases::first_reads::FirstReads;
+use leases::grant_cache_reader::GrantCacheReader;
+use leases::request_locks::RequestLocks;
+use log::quota_balances::QuotaBalances;
+use log::update_log::{LOG_STEP_LEAST, UpdateLog};
+use names::directory_versions::DirectoryVersions;
 
 /// Milliseconds between two rounds in which an idle mount forgets committed changes.
 const IDLE_TIDY_MS: u64 = 200;
@@ -149,8 +150,7 @@ pub struct LibFs {
     placeholder: Mutex<Option<OwnedFd>>,
     first_reads: FirstReads,
     nodes: NodeTable,
-    /// One lock for several inodes, held while a thread requests one of them.
-    request_locks: [Mutex<()>; leases::grants::REQUEST_LOCKS],
+    request_locks: RequestLocks,
     directory_versions: DirectoryVersions,
     dirty_list: DirtyList,
     quota_balances: QuotaBalances,
@@ -159,7 +159,7 @@ pub struct LibFs {
     held_locks: HeldLocks,
     /// The inodes that a mount has reserved for its kernel. A restarted SharedFS is sent them again.
     reserved: Mutex<BTreeSet<(InodeId, ReserveReason)>>,
-    record_locks: RecordLocks,
+    record_locks: RecordLockState,
     /// Serialises writers of the control page's handle table.
     handles: Mutex<()>,
     /// Held while a directory moves, from the check of its ancestors until it has moved. Threads of one session share
@@ -258,7 +258,7 @@ impl LibFs {
             placeholder: Mutex::new(placeholder),
             first_reads: FirstReads::new(),
             nodes: NodeTable::new(),
-            request_locks: std::array::from_fn(|_| Mutex::new(())),
+            request_locks: RequestLocks::new(),
             directory_versions: DirectoryVersions::new(),
             dirty_list: DirtyList::default(),
             quota_balances: QuotaBalances::default(),
@@ -266,7 +266,7 @@ impl LibFs {
             mapping_numbers: Mutex::default(),
             held_locks: HeldLocks::default(),
             reserved: Mutex::default(),
-            record_locks: RecordLocks::default(),
+            record_locks: RecordLockState::default(),
             handles: Mutex::new(()),
             moving: Mutex::default(),
             inodes: Mutex::new((welcome.inodes.0.0, welcome.inodes.1)),

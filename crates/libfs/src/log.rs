@@ -2,4 +2,5 @@
 
 pub(crate) mod append;
 pub(crate) mod quota;
+pub(crate) mod quota_balances;
 pub(crate) mod update_log;

@@ -16,10 +16,13 @@ pub enum NodeEffect {
     Digest,
     /// Begin a commit.
     Commit,
+    /// Send the replica what is new in the journal.
+    Replicate,
 }
 
 impl NodeEffect {
-    const ALL: [Self; 5] = [Self::WakeGrants, Self::WakeLocks, Self::WakeDigests, Self::Digest, Self::Commit];
+    const ALL: [Self; 6] =
+        [Self::WakeGrants, Self::WakeLocks, Self::WakeDigests, Self::Digest, Self::Commit, Self::Replicate];
 }
 
 /// The effects that the shell has not polled yet.

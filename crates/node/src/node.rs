@@ -6,7 +6,6 @@ use std::sync::Arc;
 use ashlar_store::{Store, StoreError};
 use ashlar_types::{Errno, LogPosition, SessionId};
 
-use crate::access::open_handles::note_handles_found;
 use crate::journal::acts::{journal_session, remove_session_row};
 use crate::leases::decisions::decide_all;
 use crate::limits::NodeLimits;
@@ -123,10 +122,5 @@ impl Node {
     /// Removes the row of a session that has ended; see [`remove_session_row`].
     pub fn remove_session_row(&mut self, id: SessionId) {
         remove_session_row(&mut self.core, id);
-    }
-
-    /// Notes the handles that sessions had at a restart of SharedFS.
-    pub fn note_handles_found(&mut self) {
-        note_handles_found(&self.core.store, &mut self.core.sessions);
     }
 }

@@ -185,8 +185,9 @@ impl NodeCore {
     /// Begins the end of SharedFS: requests that wait are given up.
     pub fn begin_end(&mut self) {
         self.ending = true;
-        use NodeEffect::{Commit, Digest, WakeDigests, WakeGrants, WakeLocks};
-        [WakeGrants, WakeLocks, WakeDigests, Digest, Commit].into_iter().for_each(|effect| self.effects.push(effect));
+        use NodeEffect::{Commit, Digest, Replicate, WakeDigests, WakeGrants, WakeLocks};
+        let all = [WakeGrants, WakeLocks, WakeDigests, Digest, Commit, Replicate];
+        all.into_iter().for_each(|effect| self.effects.push(effect));
     }
 
     /// Returns the tree as sessions' users see it.

@@ -4,27 +4,29 @@
 //! replica applies the journal's frames, in a store of its own with its own commits. At equal positions the canonical
 //! dumps must be equal.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ashlar_journal::{JournalIdentity, JournalRing};
+use ashlar_journal::{FrameBody, JournalIdentity, JournalRing, OwnAct};
 use ashlar_log::Log;
 use ashlar_node::digest::commit::{await_no_copy, commit_with};
-use ashlar_node::journal::{CopySender, NodeJournal, Replica};
+use ashlar_node::journal::{CopySender, NodeJournal, Replica, ReplicaFault};
 use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_node::records::apply::Slice;
 use ashlar_node::recovery::recover_logs_with;
+use ashlar_node::recovery::take_up::{FoundSession, take_up_sessions};
 use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
 use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionMemory};
 use ashlar_node::sessions::session_page::SessionPage;
 use ashlar_node::{Node, NodeCore, NodeLimits, NodeTime};
 use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory};
-use ashlar_store::{MemoryArena, MemoryArenaOptions, Store, compare_dumps};
+use ashlar_store::{DumpComparison, MemoryArena, MemoryArenaOptions, Store, compare_dumps};
 use ashlar_tests::random::Random;
 use ashlar_types::{
-    Epoch, FileKind, FileSystemId, InodeId, JournalPosition, LeaseMode, LeaseScope, LogPosition, NodeNumber, QuotaKey,
-    QuotaLimits, SessionId, Timestamp, WantedLease,
+    Access, Epoch, FileKind, FileSystemId, InodeId, JournalPosition, LeaseMode, LeaseScope, LogPosition, NodeNumber,
+    QuotaKey, QuotaLimits, SessionId, Timestamp, WantedLease,
 };
 use ashlar_update::{Create, Rename, SetAttributes, Update};
 use ashlar_wire::{ControlPage, Credit, CreditKind, LeaseRequest, LeaseTable, Need, Request, SessionKind};
@@ -85,8 +87,7 @@ fn identity() -> JournalIdentity {
 impl Machine {
     fn make_node(&self) -> Node {
         let mut store = Store::open_in_memory(Arc::clone(&self.arena)).expect("a sound store");
-        let (journal, _) =
-            NodeJournal::open(&mut store, Arc::clone(&self.ring), identity(), false).expect("a sound journal");
+        let (journal, _) = NodeJournal::open(&mut store, Arc::clone(&self.ring), identity()).expect("a sound journal");
         let limits = NodeLimits { lease_hold_us: 0, lease_ttl_us: 0, medium: MediumKind::Pmem };
         let mut node = Node::new(store, limits, Arc::new(OneProcess), self.now).expect("a sound store");
         node.journal = Some(journal);
@@ -127,6 +128,7 @@ impl Machine {
         self.arena = Arc::new(self.arena.after_process_death());
         let mut node = self.make_node();
         node.begin_recovery();
+        let mut found = BTreeMap::new();
         for KeptMemory { id, log, control, page } in &self.sessions {
             let owner = SessionIdentity::load(page).expect("it has an owner");
             let page = SessionPage::new(Arc::clone(page)).expect("long enough");
@@ -140,9 +142,9 @@ impl Machine {
             };
             let state = (node.store.committed(*id), true);
             let session = ServedSession::take_up(*id, owner, 1, memory, state, self.now.since_boot).expect("taken up");
-            node.ways.add_user(&session.credentials);
-            node.sessions.insert(*id, session);
+            found.insert(*id, FoundSession::Sound { session: Box::new(session), mapped: None });
         }
+        take_up_sessions(&mut node, found);
         let mut link = link.reconnect(&node);
         let mut await_copy = |state: &mut NodeCore, upto: JournalPosition| {
             link.follow(state);
@@ -334,15 +336,19 @@ fn connect(node: &NodeCore, mut replica: Replica) -> (Replica, CopySender) {
     (replica, sender)
 }
 
-fn compare(pair: &mut Pair) {
+fn assert_equal(pair: &mut Pair) {
+    let comparison = compare(pair);
+    assert!(comparison.is_equal(), "{comparison:#?}");
+}
+
+fn compare(pair: &mut Pair) -> DumpComparison {
     commit(&mut pair.node, &mut pair.link);
     pair.link.follow(&mut pair.node);
     let Pair { node, link: Link { replica, .. }, .. } = pair;
     let journal = node.journal.as_ref().expect("a journal");
     assert_eq!(journal.mark(), replica.mark(), "all frames are applied");
     let (one, two) = (node.store.dump_lines().expect("lines"), replica.store().dump_lines().expect("lines"));
-    let comparison = compare_dumps(one, two, 5).expect("sound dumps");
-    assert!(comparison.is_equal(), "{comparison:#?}");
+    compare_dumps(one, two, 5).expect("sound dumps")
 }
 
 /// The writing node, its machine, and the link to its replica.
@@ -418,14 +424,85 @@ fn run(seed: u64) {
         }
         pair = pair.step(random);
         if step % 20 == 0 {
-            compare(&mut pair);
+            assert_equal(&mut pair);
         }
     }
     apply_all(&mut pair.node, &mut pair.link);
-    compare(&mut pair);
+    assert_equal(&mut pair);
 }
 
 #[test]
 fn replica_of_random_updates_has_the_same_tree() {
     (1..40).for_each(run);
+}
+
+#[test]
+fn right_that_a_handle_keeps_stands_before_its_verdict() {
+    let Pair { mut node, mut link, .. } = Pair::start();
+    let mut files = Files { files: Vec::new(), next: 0 };
+    let at = Timestamp { seconds: 1000, nanoseconds: 0 };
+    files.create(b"open".to_vec(), 0o644, at, &mut |update| assert!(append(&node, WRITER, update)));
+    apply_all(&mut node, &mut link);
+    let inode = files.files[0].0;
+    let reader = node.sessions.get_mut(&READER).expect("a session");
+    reader.control.open_handle(inode);
+    reader.rights.note_opened(inode, Access::READ, |_| Vec::new());
+    let (mode, uid, gid, accessed, modified) = (Some(0o600), None, None, None, None);
+    let narrow = Update::SetAttributes(SetAttributes { inode, mode, uid, gid, accessed, modified, at });
+    assert!(append(&node, WRITER, &narrow));
+    let ring = node.journal.as_ref().expect("a journal").ring();
+    let (mut cursor, mut buffer, mut kept) = (ring.end_cursor(), Vec::new(), None);
+    apply_all(&mut node, &mut link);
+    let ring = node.journal.as_ref().expect("a journal").ring();
+    while let Some(frame) = ring.read_frame(cursor, &mut buffer).expect("a sound journal") {
+        match frame.decode().expect("a frame") {
+            FrameBody::Own(OwnAct::Right { session, inode, access }) => kept = Some((session, inode, access)),
+            FrameBody::Verdict(verdict) if verdict.session == WRITER => break,
+            _ => {}
+        }
+        cursor = frame.next();
+    }
+    assert_eq!(kept, Some((READER, inode, Access::READ.0 as u8)));
+}
+
+/// Runs updates that show a fault, which is planted in the replica or not.
+fn run_with(fault: Option<ReplicaFault>, shown: ReplicaFault) -> DumpComparison {
+    let mut pair = Pair::start();
+    let Pair { node, link, .. } = &mut pair;
+    if let Some(fault) = fault {
+        link.replica.plant(fault);
+    }
+    let mut files = Files { files: Vec::new(), next: 0 };
+    let at = Timestamp { seconds: 1000, nanoseconds: 0 };
+    files.create(b"file".to_vec(), 0o644, at, &mut |update| assert!(append(node, WRITER, update)));
+    let (inode, parent) = (files.files[0].0, InodeId::ROOT);
+    apply_all(node, link);
+    let later = Timestamp { seconds: 1001, nanoseconds: 0 };
+    let (by, update) = match shown {
+        ReplicaFault::KeptInode => {
+            node.sessions[&HOLDER].control.open_handle(inode);
+            (WRITER, Update::Unlink { inode, parent, name: b"file", release: true, at })
+        }
+        ReplicaFault::BatchBorder => (WRITER, Update::Write { inode, offset: 0, at, strip: true, data: b"data" }),
+        ReplicaFault::AccessTime => (WRITER, Update::Accessed { inode, at: later }),
+        ReplicaFault::RefusedRecord => {
+            let (mode, uid, gid, accessed, modified) = (Some(0o666), None, None, None, None);
+            (READER, Update::SetAttributes(SetAttributes { inode, mode, uid, gid, accessed, modified, at }))
+        }
+    };
+    assert!(append(node, by, &update));
+    let settled = node.settled(by).expect("settled");
+    while !node.apply(by, settled, Slice::Batch) {}
+    assert_eq!(node.sessions[&by].fenced.is_some(), shown == ReplicaFault::RefusedRecord);
+    compare(&mut pair)
+}
+
+#[test]
+fn each_planted_fault_of_a_replica_is_found() {
+    use ReplicaFault::{AccessTime, BatchBorder, KeptInode, RefusedRecord};
+    for fault in [KeptInode, BatchBorder, AccessTime, RefusedRecord] {
+        let sound = run_with(None, fault);
+        assert!(sound.is_equal(), "{fault:?}: {sound:#?}");
+        assert!(!run_with(Some(fault), fault).is_equal(), "{fault:?} is not found");
+    }
 }

@@ -120,6 +120,9 @@ fn at_file(directory: &PrivateDirectory, name: impl AsRef<OsStr>) -> impl FnOnce
     at(directory.path().join(name.as_ref()))
 }
 
+/// The name of the journal's file.
+const JOURNAL: &str = "journal";
+
 /// How to make an arena.
 #[derive(Clone, Copy, Debug)]
 pub struct ArenaOptions {
@@ -479,6 +482,47 @@ impl Arena {
     /// moved will be.
     fn is_gone(&self) -> bool {
         fstat(&self.lock).is_ok_and(|found| found.st_nlink == 0) && self.directories.root.stat("ARENA").is_err()
+    }
+
+    /// The file of the node's journal; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`ArenaError::Io`].
+    pub fn open_journal(&self) -> Result<Option<File>, ArenaError> {
+        let root = &self.directories.root;
+        match root.open_file(JOURNAL, OFlags::RDWR) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            opened => opened.map(Some).map_err(at_file(root, JOURNAL)),
+        }
+    }
+
+    /// Makes the file of the node's journal, which is filled and then takes its name.
+    ///
+    /// `fill` gets the file, which has room for all of its zeros. So a journal is there whole or not at all.
+    ///
+    /// # Errors
+    /// [`ArenaError`]; those of `fill`.
+    pub fn make_journal<E: From<ArenaError>>(
+        &self,
+        bytes: u64,
+        fill: impl FnOnce(&File) -> Result<(), E>,
+    ) -> Result<File, E> {
+        let (root, temporary) = (&self.directories.root, format!("{JOURNAL}.new"));
+        remove_file(root, &temporary)?;
+        let file = allocate_file(root, &temporary, bytes, bytes)?;
+        fill(&file)?;
+        root.rename(&temporary, JOURNAL).map_err(at_file(root, JOURNAL))?;
+        sync_directory(root)?;
+        Ok(file)
+    }
+
+    /// Removes the file of the node's journal.
+    ///
+    /// # Errors
+    /// [`ArenaError::Io`].
+    pub fn remove_journal(&self) -> Result<(), ArenaError> {
+        remove_file(&self.directories.root, JOURNAL)?;
+        sync_directory(&self.directories.root)
     }
 
     /// The sessions that have at least one file in the arena, in order.

@@ -10,21 +10,22 @@ use std::time::Duration;
 
 use ashlar_log::Log;
 use ashlar_node::digest::commit::commit;
-use ashlar_node::leases::decisions::end_leases;
 use ashlar_node::pending::progress::Progress;
-use ashlar_node::pending::{FIRST_RANGE, NodeRequest, RequestTerms};
+use ashlar_node::pending::{NodeRequest, RequestTerms};
+use ashlar_node::recovery::settling::SessionSettling;
+use ashlar_node::recovery::take_up::{FoundSession, take_up_sessions};
 use ashlar_node::recovery::{RecoveryFailure, recover_logs};
+use ashlar_node::sessions::beginning::begin_session;
 use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
 use ashlar_node::sessions::noted_locks::LEASES_FILE_BYTES;
+use ashlar_node::sessions::removal::remove_ended_sessions;
 use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionMemory};
 use ashlar_node::sessions::session_page::SessionPage;
-use ashlar_node::space::credit;
-use ashlar_node::space::quota_recall::invalidate_quota_balances;
-use ashlar_node::{Node, NodeCore, NodeLimits, NodeTime};
+use ashlar_node::{Node, NodeLimits, NodeTime};
 use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory};
 use ashlar_store::{CommitFault, MemoryArena, MemoryArenaOptions, Store, StoreError};
 use ashlar_types::{InodeId, LogGeneration, LogPosition, SessionId, Timestamp};
-use ashlar_wire::{CONTROL_BYTES, ControlPage, CreditKind, LEASE_SLOTS_FIRST, LeaseTable, SessionKind};
+use ashlar_wire::{CONTROL_BYTES, ControlPage, LEASE_SLOTS_FIRST, LeaseTable, SessionKind};
 
 use crate::random::SimRandom;
 
@@ -222,30 +223,12 @@ impl Machine {
         identity.store(page.memory()).map_err(|error| text(&error))?;
         let log_room = LogRoom { bytes: log_bytes, allocated: log_bytes };
         let memory = SessionMemory { log, log_memory: Arc::clone(&twins.log), log_room, control, leases, page };
-        let mut session =
+        let session =
             ServedSession::new(id, identity, secret, memory, node.now.since_boot).map_err(|error| text(&error))?;
-        if node.store.has_quota_limits() {
-            session.raise_quota_version(true);
-        }
-        node.store.set_session(id, session.log.generation(), LogPosition(0));
-        node.counters.sessions_opened += 1;
-        session.grant_credit(credit::initial_credit(&node.store, &node.sessions), CreditKind::Common);
-        let range = node.store.allocate_inodes(FIRST_RANGE).map_err(|error| text(&error))?;
-        let first = InodeId(range.start);
-        session.ranges.add(&session.page, first, FIRST_RANGE);
-        if !session.credentials.is_privileged() {
-            node.ways.add_user(&session.credentials);
-        }
-        session.ways_from = node.ways.version();
-        if node.sessions.is_empty() {
-            node.request_digest();
-        }
-        node.leasing.take_up(&session);
-        node.leasing.manager.admit_to_reserved(id);
-        node.sessions.insert(id, ServedSession { is_connected: true, ..session });
-        node.publish_sharing();
+        let begun = begin_session(node, session, false).map_err(|refused| format!("{refused:?}"))?;
         self.twins.insert(id, twins);
-        Ok((id, first, FIRST_RANGE))
+        let (first, count) = begun.inodes;
+        Ok((id, first, count))
     }
 
     /// Removes the ended sessions that are committed as a whole; returns their numbers.
@@ -271,7 +254,7 @@ impl Machine {
         let store = Store::open_in_memory(Arc::clone(&self.arena))?;
         let mut node = Node::new(store, limits, processes, node_time(now_us))?;
         node.begin_recovery();
-        self.take_up_sessions(&mut node)?;
+        self.take_up_sessions(&mut node);
         recover_logs(&mut node).map_err(|failure| match failure {
             RecoveryFailure::Store(error) => error,
             RecoveryFailure::Panic(id) => panic!("SharedFS panics at the log of session {id}"),
@@ -295,27 +278,14 @@ impl Machine {
         Ok(report)
     }
 
-    fn take_up_sessions(&self, node: &mut Node) -> Result<(), StoreError> {
-        let rows = node.store.sessions();
-        for (id, _) in &rows {
-            if *id != SessionId::SHARED_FS && !self.twins.contains_key(id) {
-                node.store.remove_session(*id);
-            }
-        }
-        for (&id, twins) in &self.twins {
-            let committed = node.store.committed(id);
-            let Some(session) = self.take_up_session(id, twins, committed, node.now.since_boot) else {
-                node.recovery.lost.insert(id);
-                continue;
-            };
-            session.control.raise_segment_version();
-            if !rows.iter().any(|(row, _)| *row == id) {
-                node.store.set_session(id, session.log.generation(), LogPosition(0));
-            }
-            node.ways.add_user(&session.credentials);
-            node.sessions.insert(id, session);
-        }
-        Ok(())
+    fn take_up_sessions(&self, node: &mut Node) {
+        let take_up = |(&id, twins): (&SessionId, &SessionTwins)| {
+            let session = self.take_up_session(id, twins, node.store.committed(id), node.now.since_boot);
+            let sound = |session| FoundSession::Sound { session: Box::new(session), mapped: None };
+            (id, session.map_or(FoundSession::Lost, sound))
+        };
+        let found = self.twins.iter().map(take_up).collect();
+        take_up_sessions(node, found);
     }
 
     /// Takes up a session's memory; `None` if it has no owner.
@@ -355,37 +325,13 @@ impl Machine {
             let _ = SessionIdentity::wipe(memory);
             let _ = memory.sync_range(0, LEASES_FILE_BYTES);
         }
-        let mut running = Vec::new();
+        let mut settling = SessionSettling::default();
         for id in node.sessions.keys().copied().collect::<Vec<_>>() {
-            let Some(session) = node.sessions.get_mut(&id) else { continue };
-            let process = &session.identity.process;
-            let is_alive = process.boot == [self.boots; 16] && self.processes.contains(&process.pid);
-            if is_alive && session.fenced.is_none() && !session.is_ending {
-                if session.page.has_other_locks() {
-                    let now = node.now.since_boot;
-                    node.locking.expect_reclaim(id, now);
-                }
-                running.push(id);
-            } else {
-                session.is_ending = true;
-                end_leases(node, id);
-                node.store.release_all(id);
-            }
+            let process = node.sessions[&id].identity.process;
+            let is_alive = process.boot == self.boot() && self.processes.contains(&process.pid);
+            settling.settle_session(node, id, is_alive, Duration::ZERO);
         }
-        {
-            let NodeCore { locking, sessions, .. } = &mut **node;
-            locking.take_up(&running, sessions);
-        }
-        node.note_handles_found();
-        // Grants of an earlier SharedFS are over.
-        let has_limits = node.store.has_quota_limits();
-        for id in node.live_ids() {
-            if node.live(id).is_some_and(|of| !of.is_ending && (has_limits || of.quota_version.has_limits())) {
-                invalidate_quota_balances(node, id, has_limits);
-            }
-        }
-        node.sessions.values_mut().for_each(|session| session.is_quota_validated = true);
-        node.decide_all();
+        settling.finish(node);
         remove_ended(node, &mut self.twins);
         let sweep = node.begin_request(NodeRequest::SweepOrphans, RequestTerms::OWN);
         while !matches!(node.advance(sweep), Progress::Done(_)) {}
@@ -393,7 +339,7 @@ impl Machine {
         let lost: Vec<_> = self.twins.keys().filter(|id| !node.sessions.contains_key(id)).copied().collect();
         for id in lost {
             self.twins.remove(&id);
-            node.store.remove_session(id);
+            node.remove_session_row(id);
         }
         commit(node)
     }
@@ -440,20 +386,12 @@ impl Machine {
     }
 }
 
-/// Removes the ended sessions that are committed as a whole.
-///
-/// The files are removed before the row: files without a row would look like a new session's.
+/// Removes the ended sessions that are committed as a whole, with their memory; returns their numbers.
 fn remove_ended(node: &mut Node, twins: &mut BTreeMap<SessionId, SessionTwins>) -> Vec<SessionId> {
-    let ended = node.ended_sessions();
+    let ended: Vec<_> = remove_ended_sessions(node).into_iter().map(|removed| removed.session.id).collect();
     for &id in &ended {
-        node.sessions.remove(&id);
-        let end = node.store.applied(id);
-        node.store.release(id, end);
-        node.store.unmap_blocks(id, None);
         twins.remove(&id);
-        node.store.remove_session(id);
-        node.publish_sharing();
-        node.counters.sessions_ended += 1;
+        node.remove_session_row(id);
     }
     ended
 }

@@ -278,6 +278,12 @@ impl Store {
         sessions
     }
 
+    /// Returns whether a session has a row.
+    #[must_use]
+    pub fn has_session(&self, session: SessionId) -> bool {
+        self.sessions.contains_key(&session)
+    }
+
     /// The end of the part of the session's log that is applied; 0 for a session that is not known.
     #[must_use]
     pub fn applied(&self, session: SessionId) -> LogPosition {
@@ -312,6 +318,12 @@ impl Store {
     /// Notes how far a node's journal is applied. The next commit says so too.
     pub fn set_journal_mark(&mut self, node: NodeNumber, mark: JournalMark) {
         self.journals.insert(node, mark);
+        self.changed_journals.insert(node);
+    }
+
+    /// Forgets a node's journal. The next commit does so too.
+    pub fn remove_journal_mark(&mut self, node: NodeNumber) {
+        self.journals.remove(&node);
         self.changed_journals.insert(node);
     }
 

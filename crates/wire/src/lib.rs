@@ -48,9 +48,9 @@ pub use lock_slots::{
     LockSlotState,
 };
 pub use message::{
-    Credit, DirectoryEntry, FsckReply, GrantReply, HELPER_FLAG, Hello, InodeState, LeaseRequest, LockSlot, Need,
-    PROTOCOL_VERSIONS, Peer, QuotaGrant, QuotaRequest, QuotaStatus, Reply, Request, ReserveReason, SessionKind,
-    SessionStatus, SpaceReply, StatusReply, Welcome, WelcomeSegment,
+    ComparedTree, ComparisonReply, Credit, DirectoryEntry, FsckReply, GrantReply, HELPER_FLAG, Hello, InodeState,
+    LeaseRequest, LockSlot, Need, PROTOCOL_VERSIONS, Peer, QuotaGrant, QuotaRequest, QuotaStatus, Reply, Request,
+    ReserveReason, SessionKind, SessionStatus, SpaceReply, StatusReply, TreeDifference, Welcome, WelcomeSegment,
 };
 pub use operation_counts::{LATENCY_BUCKETS, OperationCounts, OperationKind, latency_bucket, latency_from};
 pub use program_file::can_load_library;

@@ -1,5 +1,7 @@
 //! The messages of the session protocol.
 
+use std::path::PathBuf;
+
 use ashlar_types::{
     ByteRange, Contents, Errno, Extent, FileKind, Inode, InodeId, LeaseMode, LeaseScope, LockAction, LockKind,
     LockedRange, LogGeneration, LogPosition, NameHashKey, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, QuotaVersion,
@@ -11,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::{MountTerms, OperationCounts, Question};
 
 /// The versions of the protocol and of the shared memory's layout that this release understands.
-pub const PROTOCOL_VERSIONS: VersionRange = VersionRange::new(16, 16);
+pub const PROTOCOL_VERSIONS: VersionRange = VersionRange::new(17, 17);
 
 /// The kind of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -446,6 +448,11 @@ pub enum Request {
     },
     /// Asks for all usages and limits (command line).
     Quotas,
+    /// Compares the tree with that of the shadow, both as of the same position of the journal (command line).
+    CompareShadow {
+        /// The shadow's directory.
+        directory: PathBuf,
+    },
     /// Fetches the answer to this question, which was too long for the session's request slot.
     Kept(Question),
     /// Fixes blocks of a file that this session has open: the process maps them.
@@ -586,6 +593,47 @@ pub struct FsckReply {
     pub problems: Vec<String>,
 }
 
+/// A tree that was compared.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ComparedTree {
+    /// The number of inodes.
+    pub inodes: u64,
+    /// The number of entries of directories.
+    pub entries: u64,
+    /// Bytes of contents.
+    pub bytes: u64,
+    /// The hash of the canonical dump, in hexadecimal.
+    pub sha256: String,
+}
+
+/// A difference between two trees.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TreeDifference {
+    /// The thing that differs, as a dump names it.
+    pub subject: String,
+    /// Its attribute; `None` if only one of the trees has the thing.
+    pub attribute: Option<String>,
+    /// The attribute in the first tree.
+    pub first: Option<String>,
+    /// The attribute in the second tree.
+    pub second: Option<String>,
+    /// The difference as a sentence.
+    pub text: String,
+}
+
+/// The result of a comparison.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ComparisonReply {
+    /// SharedFS's own tree.
+    pub first: ComparedTree,
+    /// The shadow's.
+    pub second: ComparedTree,
+    /// The number of differences.
+    pub differences_count: u64,
+    /// The first of them.
+    pub differences: Vec<TreeDifference>,
+}
+
 /// SharedFS's replies.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(clippy::large_enum_variant, reason = "a reply lives for one call, on the stack")]
@@ -660,6 +708,8 @@ pub enum Reply {
     OpenThere,
     /// To `Quotas`.
     Quotas(Vec<QuotaStatus>),
+    /// To `CompareShadow`.
+    Compared(Box<ComparisonReply>),
     /// To `Map`: the places of the blocks, in order; empty if they can't be mapped.
     Mapped(Vec<Extent>),
 }

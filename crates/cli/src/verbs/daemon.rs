@@ -3,10 +3,11 @@
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use ashlar_daemon::{Config, DaemonError, RESTART_EXIT, RETRY_EXIT};
+use ashlar_daemon::{Config, DaemonError, RESTART_EXIT, RETRY_EXIT, ReplicaFault};
+use ashlar_pmem::ArenaSummary;
 use ashlar_wire::Admission;
 use tracing_subscriber::EnvFilter;
 
@@ -17,6 +18,11 @@ use crate::system::admission::resolve_admission;
 use crate::system::arena::{ArenaLocation, survives};
 use crate::system::background::{leave_terminal, this_program};
 use crate::system::mounts::has_mounts;
+
+/// Names the directory in which each daemon has its shadow.
+const SHADOWS: &str = "ASHLAR_SHADOWS";
+/// Names a fault that is planted in the shadow.
+const SHADOW_FAULT: &str = "ASHLAR_SHADOW_FAULT";
 
 /// Runs the supervisor, and SharedFS under it.
 pub fn run(arguments: &DaemonArguments) -> Result<ExitCode, CliError> {
@@ -44,10 +50,25 @@ pub fn run(arguments: &DaemonArguments) -> Result<ExitCode, CliError> {
         words.extend(["--linger-seconds".into(), seconds.to_string().into()]);
     }
     words.extend(["--sessions".into(), sessions.to_string().into()]);
+    if let Some(shadow) = find_shadow(arguments.shadow.as_deref(), &prepared.summary) {
+        words.extend([
+            "--shadow".into(),
+            std::path::absolute(shadow).map_err(CliError::system("finding the shadow"))?.into(),
+        ]);
+    }
     // A daemon that was made for mounts ends with them, also while it can't run: its disk may be gone for good.
     let is_needed = || arguments.linger_seconds.is_none() || has_mounts(place.directory());
     ashlar_daemon::supervise(&this_program()?, &words, &is_needed)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the directory of the shadow, if there is to be one.
+///
+/// Tests give each daemon one, also where a mount starts the daemon: in a directory of the arena's own below
+/// [`SHADOWS`].
+fn find_shadow(chosen: Option<&Path>, arena: &ArenaSummary) -> Option<PathBuf> {
+    let below = || std::env::var_os(SHADOWS).filter(|directory| !directory.is_empty());
+    chosen.map(Path::to_owned).or_else(|| Some(PathBuf::from(below()?).join(format!("{:016x}", arena.id))))
 }
 
 /// Runs SharedFS itself.
@@ -56,6 +77,8 @@ pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError
     let mut config = Config::new(&arguments.arena);
     config.linger_seconds = arguments.linger_seconds;
     config.sessions = arguments.sessions.clone();
+    config.shadow = arguments.shadow.clone();
+    config.shadow_fault = std::env::var(SHADOW_FAULT).ok().and_then(|name| ReplicaFault::named(&name));
     config.helper = helper_command(&arguments.arena);
     match ashlar_daemon::run(config) {
         Err(error @ DaemonError::Failed(_)) => {

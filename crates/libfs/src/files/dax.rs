@@ -7,7 +7,7 @@ use ashlar_wire::{Reply, Request};
 
 use crate::LibFs;
 use crate::api::Outcome;
-use crate::leases::grants::Claim;
+use crate::leases::claim::Claim;
 
 /// Bytes of a mapping up to which its checksums are verified at once.
 ///
@@ -16,24 +16,6 @@ use crate::leases::grants::Claim;
 const CHECKED_BYTES_MAX: u64 = 1 << 20;
 /// Attempts to get a lease to write before another session revokes it and the file can't be mapped.
 const LEASE_ATTEMPTS_MAX: u32 = 16;
-
-/// The numbers of a session's mappings.
-#[derive(Debug, Default)]
-pub(crate) struct MappingNumbers {
-    next: u32,
-    /// Numbers of requests that failed, as far as LibFS knows.
-    unsure: Vec<u32>,
-}
-
-impl MappingNumbers {
-    fn take_number(&mut self) -> u32 {
-        self.unsure.pop().unwrap_or_else(|| {
-            let number = self.next;
-            self.next = number.wrapping_add(1);
-            number
-        })
-    }
-}
 
 /// A file's blocks that stay where they are until [`LibFs::unmap`].
 #[derive(Debug)]
@@ -72,7 +54,7 @@ impl LibFs {
         let request = Request::Map { inode: id, first, blocks, follows, number };
         let asked = if follows { self.map_followed(id, &request) } else { self.map_as_is(id, &request) };
         // SharedFS may have pinned the blocks all the same. The next request with this number ends that.
-        let extents = asked.inspect_err(|_| self.mapping_numbers.lock().unsure.push(number))?;
+        let extents = asked.inspect_err(|_| self.mapping_numbers.lock().mark_unsure(number))?;
         if extents.is_empty() {
             return Ok(None);
         }

@@ -9,13 +9,16 @@ use ashlar_types::{
 };
 use ashlar_update::{Allocation, Update};
 use ashlar_wire::{OperationKind, Reply, Request, SpaceReply};
+use rustix_futex_sync::MappedRwLockReadGuard;
 
 use crate::LibFs;
 use crate::api::{Outcome, Seek, WriteAt, Written};
 use crate::cache::file_map::FileMap;
 use crate::cache::node::NodeState;
 use crate::cache::pieces::PieceSource;
-use crate::leases::grants::{Claim, Stop};
+use crate::files::segments::MappedSegment;
+use crate::leases::claim::Claim;
+use crate::leases::grants::Stop;
 
 /// The most data in one record: short enough for a small log to hold several records.
 const RECORD_DATA_MAX: usize = 1 << 20;
@@ -141,6 +144,23 @@ impl LibFs {
             }
             Ok(())
         })
+    }
+
+    /// Returns a segment; maps it at the first use.
+    ///
+    /// Afterwards the extent version shows whether it is still the same segment.
+    pub(crate) fn segment(&self, number: u32) -> Outcome<MappedRwLockReadGuard<'_, MappedSegment>> {
+        loop {
+            let version = self.control.segment_version();
+            if let Some(segment) = self.segments.find_segment(number, version) {
+                return Ok(segment);
+            }
+            self.segments.keep_current(version);
+            let (reply, descriptors) = self.call_with(&Request::Segment(number))?;
+            let (Reply::Segment(info), Some(file)) = (reply, descriptors.first()) else { return Err(Errno::EIO) };
+            let segment = MappedSegment::new(file, &info, self.medium, self.descriptors).map_err(|_| Errno::EIO)?;
+            self.segments.add_segment(number, version, segment);
+        }
     }
 
     /// Checks a whole record in the session's own log, for its first reader.

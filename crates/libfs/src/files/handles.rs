@@ -8,7 +8,8 @@ use crate::LibFs;
 use crate::api::{FoundInode, Outcome};
 use crate::cache::node::{HandleHint, NodeState};
 use crate::files::open_file::OpenInode;
-use crate::leases::grants::{Claim, Stop};
+use crate::leases::claim::Claim;
+use crate::leases::grants::Stop;
 
 impl LibFs {
     /// Records a handle: the inode lives until its last handle is closed, even if its last name is removed.

@@ -5,8 +5,8 @@
 //! the same order. If one of them fails, nothing has happened, and the caller takes the slow path. An open file keeps
 //! its inode's node, so that no lookup is needed.
 //!
-//! Records are appended as on the slow path (`log/update_log.rs`). These rules hold as there (`leases/grants.rs`,
-//! `log/append.rs`):
+//! Records are appended as on the slow path (`log/update_log/leased_append.rs`). These rules hold as there
+//! (`leases/grants.rs`, `log/append.rs`):
 //! - The record is paid for before it is appended.
 //! - A change is noted under the lock under which its record was appended, while the record is held.
 //! - A copy counts only if lease and extent version held after it.
@@ -23,7 +23,7 @@ use crate::api::{WriteAt, Written};
 use crate::cache::file_map::DataChange;
 use crate::cache::node::{CachedNode, NodeChange, NodeState};
 use crate::files::file_io::is_access_time_due;
-use crate::log::update_log::SealRead;
+use crate::log::update_log::leased_append::SealRead;
 
 /// Bytes to prefetch behind a sequential read, for the program's next read.
 ///

@@ -10,23 +10,19 @@
 //! them from the copy before it gives them back. If another SharedFS has begun meanwhile, its table counts, and LibFS
 //! asks it again.
 
-use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use ashlar_types::{ByteRange, Errno, InodeId, LockAction, LockKind, LockedRange, SegmentVersion};
 use ashlar_wire::{
     LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_SLOTS, LockChange, LockList, LockSlot, LockSlotState, Reply, Request,
 };
-use rustix_futex_sync::{Mutex, MutexGuard};
+use rustix_futex_sync::MutexGuard;
 
 use crate::LibFs;
 use crate::api::Outcome;
 use crate::client::sharedfs_client::{Reclaim, WakeReason};
-
-/// Locks of files, by inode: more than threads that lock at the same moment.
-const GUARDS: usize = 16;
 
 /// A conflicting lock, and its process.
 pub type ConflictingLock = (LockedRange, u32);
@@ -42,38 +38,6 @@ pub enum RecordLockOutcome {
     /// open file. The process must move its locks to a mount ([`LibFs::yield_records`]) and lock there. Whether this
     /// lock was set does not matter: the process asks for it there again.
     NoRoom,
-}
-
-/// A session's knowledge of its process's record locks, beside the slots.
-#[derive(Debug, Default)]
-pub(crate) struct RecordLocks {
-    /// Held over each change of the locks of a file.
-    guards: [Mutex<()>; GUARDS],
-    /// Held while a thread searches for a slot.
-    claiming: Mutex<()>,
-    /// The last ticket for a waiting.
-    ticket: AtomicU64,
-    /// Files on which the process may have unknown locks, since SharedFS gave no answer. Closing the file removes such
-    /// locks.
-    doubtful: Mutex<HashSet<InodeId>>,
-}
-
-impl RecordLocks {
-    fn guard(&self, inode: InodeId) -> &Mutex<()> {
-        &self.guards[inode.0 as usize % GUARDS]
-    }
-
-    /// Records that a lock request has failed: if SharedFS was away, the lock may be set all the same.
-    fn record_failure(&self, inode: InodeId, errno: Errno) -> Errno {
-        if errno == Errno::EIO {
-            self.doubtful.lock().insert(inode);
-        }
-        errno
-    }
-
-    fn is_doubtful(&self, inode: InodeId) -> bool {
-        self.doubtful.lock().contains(&inode)
-    }
 }
 
 fn lock_request(
@@ -160,7 +124,7 @@ impl LibFs {
             }
             // Until the new SharedFS has answered, the process has its former locks. If it knows this lock by a note,
             // it is asked to remove it when the file is closed.
-            self.record_locks.doubtful.lock().insert(inode);
+            self.record_locks.mark_doubtful(inode);
             self.control.change_locks(slot, inode, LockSlotState::Shared, |list| {
                 *list = before.clone();
                 true
@@ -178,12 +142,12 @@ impl LibFs {
 
     /// Returns a slot for a file: a free one, or one of a file on which the process has no locks.
     fn claim_slot(&self, inode: InodeId) -> Option<u32> {
-        let _one_at_a_time = self.record_locks.claiming.lock();
+        let _one_at_a_time = self.record_locks.begin_claim();
         if let Some(slot) = self.control.claim_lock_slot(inode) {
             return Some(slot);
         }
         // Each search starts at another slot, so that slots are reused roughly in turn.
-        let begin = self.record_locks.ticket.fetch_add(1, Ordering::Relaxed) as u32;
+        let begin = self.record_locks.next_ticket() as u32;
         let is_freed = |slot: u32| {
             let (other, ..) = self.control.lock_slot(slot);
             let guard = self.record_locks.guard(other);
@@ -212,7 +176,7 @@ impl LibFs {
         action: LockAction,
         pause: &mut dyn FnMut(BorrowedFd<'_>, Duration) -> WakeReason,
     ) -> Outcome<RecordLockOutcome> {
-        let ticket = self.record_locks.ticket.fetch_add(1, Ordering::Relaxed);
+        let ticket = self.record_locks.next_ticket();
         let asked = lock_request(inode, range, action, Some(ticket), None);
         let cancel = Request::CancelLock { ticket };
         match self.client.call_interruptible(&asked, &cancel, self, pause) {
@@ -234,7 +198,7 @@ impl LibFs {
 
     /// Records that SharedFS may have unknown locks of the process on a file. Closing the file removes them.
     pub fn mark_records_doubtful(&self, inode: InodeId) {
-        self.record_locks.doubtful.lock().insert(inode);
+        self.record_locks.mark_doubtful(inode);
     }
 
     /// Returns the first lock that conflicts with a record lock of the process.
@@ -291,7 +255,7 @@ impl LibFs {
                 }
             }
         });
-        let is_doubtful = self.record_locks.doubtful.lock().remove(&inode);
+        let is_doubtful = self.record_locks.take_doubtful(inode);
         if !is_copied && !is_doubtful {
             return Ok(());
         }

@@ -10,12 +10,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use ashlar_pmem::{Crc32c, MapError, Mapping, MappingAccess, Medium, OutOfBounds, replace_descriptor};
-use ashlar_types::{BLOCK_BYTES, BlockAddress, Contents, Errno, InodeHasher, SegmentVersion};
-use ashlar_wire::{Reply, Request, WelcomeSegment};
+use ashlar_types::{BLOCK_BYTES, BlockAddress, Contents, InodeHasher, SegmentVersion};
+use ashlar_wire::WelcomeSegment;
 use rustix_futex_sync::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 
-use crate::LibFs;
-use crate::api::Outcome;
 use crate::client::own_descriptors::{DescriptorPolicy, OwnDescriptor};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -251,13 +249,26 @@ impl Segments {
         self.0.read().by_number.values().try_for_each(|segment| segment.bytes.give_up_file(instead))
     }
 
-    fn find_segment(&self, number: u32, version: SegmentVersion) -> Option<MappedRwLockReadGuard<'_, MappedSegment>> {
+    /// Returns a segment, if it was opened for this version.
+    pub(crate) fn find_segment(
+        &self,
+        number: u32,
+        version: SegmentVersion,
+    ) -> Option<MappedRwLockReadGuard<'_, MappedSegment>> {
         let mapped = self.0.read();
         RwLockReadGuard::try_map(
             mapped,
             |mapped| if mapped.version == version { mapped.by_number.get(&number) } else { None },
         )
         .ok()
+    }
+
+    /// Adds a segment that was requested for a version, unless another version has begun.
+    pub(crate) fn add_segment(&self, number: u32, version: SegmentVersion, segment: MappedSegment) {
+        let mut mapped = self.0.write();
+        if mapped.version == version {
+            mapped.by_number.insert(number, segment);
+        }
     }
 
     /// Demands that the blocks of a newly granted file are verified at their first read.
@@ -268,28 +279,6 @@ impl Segments {
             let found = extent.address.and_then(|at: BlockAddress| Some((at, mapped.by_number.get(&at.segment())?)));
             if let Some((address, segment)) = found {
                 segment.mark_unverified(address.block(), extent.blocks);
-            }
-        }
-    }
-}
-
-impl LibFs {
-    /// Returns a segment; maps it at the first use.
-    ///
-    /// Afterwards the extent version shows whether it is still the same segment.
-    pub(crate) fn segment(&self, number: u32) -> Outcome<MappedRwLockReadGuard<'_, MappedSegment>> {
-        loop {
-            let version = self.control.segment_version();
-            if let Some(segment) = self.segments.find_segment(number, version) {
-                return Ok(segment);
-            }
-            self.segments.keep_current(version);
-            let (reply, descriptors) = self.call_with(&Request::Segment(number))?;
-            let (Reply::Segment(info), Some(file)) = (reply, descriptors.first()) else { return Err(Errno::EIO) };
-            let segment = MappedSegment::new(file, &info, self.medium, self.descriptors).map_err(|_| Errno::EIO)?;
-            let mut mapped = self.segments.0.write();
-            if mapped.version == version {
-                mapped.by_number.insert(number, segment);
             }
         }
     }

@@ -7,80 +7,12 @@
 //! An inode's attributes that are read for the first time are copied from the grant cache and not installed: a program
 //! that walks through a tree reads most attributes once. At the second read they are installed.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-
-use ashlar_pmem::Mapping;
-use ashlar_types::{Inode, InodeId, LeaseScope, LogPosition, SegmentVersion, SessionId};
-use ashlar_wire::{ControlPage, LeaseRequest, LeaseWord};
+use ashlar_types::{Inode, LeaseScope, LogPosition, SessionId};
+use ashlar_wire::LeaseRequest;
 
 use crate::LibFs;
 use crate::cache::node::{GrantContext, Lease};
-use crate::leases::grants::Claim;
-
-/// Words of bits; several inodes share a bit.
-const WORDS: usize = 1024;
-
-/// The inodes whose attributes were read once.
-#[derive(Debug)]
-pub(crate) struct FirstReads {
-    bits: Box<[AtomicU64]>,
-    /// How many bits are set.
-    count: AtomicU32,
-}
-
-impl FirstReads {
-    pub(crate) fn new() -> Self {
-        Self { bits: (0..WORDS).map(|_| AtomicU64::new(0)).collect(), count: AtomicU32::new(0) }
-    }
-
-    /// Returns whether an inode is read for the first time. It may wrongly return `false` for one that shares a bit.
-    fn is_first_read(&self, id: InodeId) -> bool {
-        let (word, bit) = (&self.bits[id.0 as usize / 64 % WORDS], 1 << (id.0 % 64));
-        if word.load(Ordering::Relaxed) & bit != 0 {
-            return false;
-        }
-        word.fetch_or(bit, Ordering::Relaxed);
-        // With too many bits set, wrong answers would be the rule.
-        if self.count.fetch_add(1, Ordering::Relaxed) as usize == WORDS * 64 / 2 {
-            self.bits.iter().for_each(|word| word.store(0, Ordering::Relaxed));
-            self.count.store(0, Ordering::Relaxed);
-        }
-        true
-    }
-}
-
-/// The grant cache of the SharedFS that opened the session.
-#[derive(Debug)]
-pub(crate) struct GrantCacheReader {
-    grant_cache: ashlar_wire::GrantCache<Arc<Mapping>>,
-    memory: Arc<Mapping>,
-    /// The segment version of that SharedFS; another SharedFS begins a new version before it grants anything.
-    version: SegmentVersion,
-}
-
-impl GrantCacheReader {
-    pub(crate) fn new(memory: Mapping, version: SegmentVersion) -> Option<Self> {
-        let memory = Arc::new(memory);
-        Some(Self { grant_cache: ashlar_wire::GrantCache::new(Arc::clone(&memory))?, memory, version })
-    }
-
-    /// Returns the memory.
-    pub(crate) fn memory(&self) -> &Mapping {
-        &self.memory
-    }
-
-    /// Returns the lease word of a slot, as it is now; after a restart of SharedFS, a word that allows nothing.
-    pub(crate) fn word(&self, slot: u32, control: &ControlPage<Mapping>) -> LeaseWord {
-        let word = self.grant_cache.word(slot);
-        fence(Ordering::Acquire);
-        if self.is_current(control) { word } else { LeaseWord::default() }
-    }
-
-    fn is_current(&self, control: &ControlPage<Mapping>) -> bool {
-        control.segment_version() == self.version
-    }
-}
+use crate::leases::claim::Claim;
 
 impl LibFs {
     /// Installs a wanted grant from the grant cache, if it holds all of it. The caller checks the node again.
@@ -94,7 +26,7 @@ impl LibFs {
             return false;
         }
         let (version, evictions) = (self.control.extent_version(), self.nodes.evictions());
-        let Some(published) = grant_cache.grant_cache.find(want.lease.inode, want.need) else { return false };
+        let Some(published) = grant_cache.find_grant(want.lease.inode, want.need) else { return false };
         if !self.depend_on_published(&published.dependencies) {
             return false;
         }
@@ -114,7 +46,7 @@ impl LibFs {
             return None;
         }
         self.check_alive().ok()?;
-        let published = grant_cache.grant_cache.attributes(claim.id)?;
+        let published = grant_cache.find_attributes(claim.id)?;
         let lease = Lease { is_published: true, slot: published.slot, word: published.word };
         if !self.depend_on_published(&published.dependencies) || !self.lease_holds(lease, false) {
             return None;
@@ -135,22 +67,5 @@ impl LibFs {
             let state = node.read();
             state.is_clean() && !state.is_gone
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn first_read_is_recorded_until_half_the_bits_are_set() {
-        let first_reads = FirstReads::new();
-        let most = WORDS as u64 * 32;
-        assert!((0..most).all(|id| first_reads.is_first_read(InodeId(id))));
-        assert!((0..most).all(|id| !first_reads.is_first_read(InodeId(id))));
-        assert!(
-            first_reads.is_first_read(InodeId(most)) && first_reads.is_first_read(InodeId(0)),
-            "the bits are cleared"
-        );
     }
 }

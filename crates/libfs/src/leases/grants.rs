@@ -14,80 +14,8 @@ use crate::LibFs;
 use crate::api::{Outcome, check_name};
 use crate::cache::children::CachedEntry;
 use crate::cache::node::{GrantContext, Lease, NodeReadGuard, NodeState, NodeWriteGuard};
-use crate::log::update_log::{LeasesChecked, MissingGrant, SealRead};
-
-/// An operation's needs of one inode.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Claim {
-    pub(crate) id: InodeId,
-    pub(crate) write: bool,
-    /// The operation writes it soon: if LibFS must send a request anyhow, it requests a lease to write.
-    pub(crate) soon_written: bool,
-    /// If a name is looked up in it and is absent, the operation creates the name next.
-    pub(crate) makes: bool,
-    pub(crate) contents: bool,
-    pub(crate) entries: bool,
-    pub(crate) xattrs: bool,
-    pub(crate) subtree: bool,
-}
-
-impl Claim {
-    /// Returns a claim to read attributes.
-    pub(crate) fn read(id: InodeId) -> Self {
-        Self {
-            id,
-            write: false,
-            soon_written: false,
-            makes: false,
-            contents: false,
-            entries: false,
-            xattrs: false,
-            subtree: false,
-        }
-    }
-
-    /// Returns a claim to change attributes.
-    pub(crate) fn write(id: InodeId) -> Self {
-        Self { write: true, ..Self::read(id) }
-    }
-
-    /// Returns a claim to change an inode to which `user` needs a right. Its access list may give or take that.
-    pub(crate) fn to_change(user: &Credentials, id: InodeId) -> Self {
-        Self { xattrs: !user.is_privileged(), ..Self::write(id) }
-    }
-
-    /// Returns the claim of an operation that changes nothing.
-    pub(crate) fn reading(self) -> Self {
-        Self { write: false, soon_written: false, makes: false, subtree: false, ..self }
-    }
-
-    pub(crate) fn soon_written(self) -> Self {
-        Self { soon_written: true, ..self }
-    }
-
-    pub(crate) fn with_contents(self) -> Self {
-        Self { contents: true, ..self }
-    }
-
-    pub(crate) fn with_entries(self) -> Self {
-        Self { entries: true, ..self }
-    }
-
-    pub(crate) fn with_xattrs(self) -> Self {
-        Self { xattrs: true, ..self }
-    }
-
-    /// Demands a lease that covers all below a directory: before it moves to another parent.
-    pub(crate) fn with_subtree(self) -> Self {
-        Self { subtree: true, ..self }
-    }
-
-    /// Returns whether the claim is to read attributes and nothing else.
-    pub(crate) fn reads_attributes_only(&self) -> bool {
-        let Self { id: _, write, soon_written, makes, contents, entries, xattrs, subtree } = *self;
-        !(write || soon_written || makes || contents || entries || xattrs || subtree)
-    }
-}
+use crate::leases::claim::{CLAIMS_MAX, Claim, MissingGrant, Nodes};
+use crate::log::update_log::leased_append::{LeasesChecked, SealRead};
 
 /// Returns a grant's lease.
 fn lease_of_grant(grant: &GrantReply) -> Lease {
@@ -132,13 +60,6 @@ impl From<Errno> for Stop {
     }
 }
 
-/// Locks for requests. Threads request different inodes at the same time, unless the inodes share a lock.
-pub(crate) const REQUEST_LOCKS: usize = 64;
-
-/// The most claims of an operation. A rename claims two directories, the rename lease, the moved and the replaced
-/// inode, and creates a whiteout.
-pub(crate) const CLAIMS_MAX: usize = 6;
-
 /// A nameless inode that is kept open for one operation.
 struct HeldOrphan<'a> {
     fs: &'a LibFs,
@@ -150,9 +71,6 @@ impl Drop for HeldOrphan<'_> {
         self.fs.close(self.id);
     }
 }
-
-/// The locked nodes of one operation.
-pub(crate) type Nodes = SmallVec<[(InodeId, NodeWriteGuard); CLAIMS_MAX]>;
 
 /// Nodes locked for writing, in inode order, under valid leases.
 pub(crate) struct LockedNodes<'a> {
@@ -392,7 +310,7 @@ impl LibFs {
     ///
     /// A request for a directory also brings its entries, so one request serves all threads that wait here.
     fn acquire_missing(&self, claim: &Claim) -> Outcome<()> {
-        let _one_at_a_time = self.request_locks[claim.id.0 as usize % REQUEST_LOCKS].lock();
+        let _one_at_a_time = self.request_locks.lock_inode(claim.id);
         let (want, revision) = {
             let guard = self.nodes.read(claim.id);
             if guard.is_gone {
@@ -578,7 +496,7 @@ impl LibFs {
                 }
                 Some(_) => {
                     // Another thread may just have made this request; it also brings the directory's entries.
-                    let _one_at_a_time = self.request_locks[claim.id.0 as usize % REQUEST_LOCKS].lock();
+                    let _one_at_a_time = self.request_locks.lock_inode(claim.id);
                     let (want, revision) = {
                         let guard = self.nodes.read(claim.id);
                         (self.find_missing(&guard, &claim), guard.revision)

@@ -13,7 +13,9 @@ use crate::api::Outcome;
 use crate::cache::children::{CachedEntry, Children};
 use crate::cache::file_map::{DataChange, FileMap};
 use crate::cache::node::{NodeChange, NodeState, NodeWriteGuard};
-use crate::leases::grants::{FoundNames, LockedNodes, Nodes, Stop};
+use crate::leases::claim::Nodes;
+use crate::leases::grants::{FoundNames, LockedNodes, Stop};
+use crate::log::update_log::LOG_STEP_LEAST;
 
 /// The part of the log, as a divisor, that may fill with committed records before they are forgotten.
 const TIDY_PART: u64 = 8;
@@ -22,8 +24,6 @@ const TIDY_PART: u64 = 8;
 const ROOM_PART: u64 = 4;
 /// The most bytes of a log that are made ready at once: the kernel clears the pages, about a millisecond.
 const LOG_STEP_BYTES: u64 = 4 << 20;
-/// The bytes that are made ready first.
-pub(crate) const LOG_STEP_LEAST: u64 = 64 << 10;
 
 impl LockedNodes<'_> {
     /// Logs an update and applies it to the locked nodes.

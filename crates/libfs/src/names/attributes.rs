@@ -16,7 +16,8 @@ use crate::LibFs;
 use crate::api::{AttributeChange, FoundInode, Outcome, SetTime, XattrFlags};
 use crate::cache::node::NodeState;
 use crate::files::open_file::OpenInode;
-use crate::leases::grants::{Claim, LockedNodes, Stop};
+use crate::leases::claim::Claim;
+use crate::leases::grants::{LockedNodes, Stop};
 
 /// The claim of a directory in which a name is made, removed or moved next.
 fn claim_to_change(directory: InodeId) -> Claim {

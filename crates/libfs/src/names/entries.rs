@@ -17,7 +17,8 @@ use crate::LibFs;
 use crate::api::{FoundInode, Listed, ListedName, NewInode, Outcome, check_name, check_new_name};
 use crate::cache::children::Children;
 use crate::cache::node::Lease;
-use crate::leases::grants::{Claim, LockedNodes, Stop};
+use crate::leases::claim::Claim;
+use crate::leases::grants::{LockedNodes, Stop};
 use crate::names::path_walk::PathPurpose;
 
 /// Entries to request at a time of a directory that is too large to be known as a whole.

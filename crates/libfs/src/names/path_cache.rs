@@ -5,7 +5,6 @@
 //! count of this session's own changes that may lead a path elsewhere. While both are unchanged, the path leads where
 //! it led. The inode at its end is checked at each use.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use ashlar_types::InodeId;
@@ -22,41 +21,12 @@ const GROUPS: usize = 64;
 const SHARDS_PER_GROUP: usize = 16;
 /// Paths of a shard; a path has its place in one shard.
 const PATHS_PER_SHARD: usize = 4;
-/// Directory versions; inodes share them. If one has changed for another inode, the only cost is another walk.
-const VERSIONS: usize = 1024;
 /// The most directories on the way of a remembered path.
 const STEPS_MAX: usize = 32;
 /// Directories on the way of most paths.
 const INLINE_STEPS: usize = 6;
 /// Bytes of most paths.
 const PATH_BYTES: usize = 64;
-
-/// Directory versions: counts of this session's changes that may lead a path elsewhere.
-///
-/// Such a change removes or replaces a name, or changes rights.
-#[derive(Debug)]
-pub(crate) struct DirectoryVersions(Box<[AtomicU64]>);
-
-impl DirectoryVersions {
-    pub(crate) fn new() -> Self {
-        Self((0..VERSIONS).map(|_| AtomicU64::new(0)).collect())
-    }
-
-    fn counter(&self, id: InodeId) -> &AtomicU64 {
-        &self.0[id.0 as usize % VERSIONS]
-    }
-
-    /// Returns an inode's version.
-    pub(crate) fn version_of(&self, id: InodeId) -> u64 {
-        self.counter(id).load(Ordering::Acquire)
-    }
-
-    /// Records that paths through an inode may lead elsewhere from now on. The caller has locked the inode's node for
-    /// writing.
-    pub(crate) fn raise_version(&self, id: InodeId) {
-        self.counter(id).fetch_add(1, Ordering::Release);
-    }
-}
 
 /// A directory on a path's way, as it was before the next name was looked up in it.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::LibFs;
 use crate::api::{FoundInode, Outcome, RenameFlags, check_name};
-use crate::leases::grants::Claim;
+use crate::leases::claim::Claim;
 use crate::names::path_cache::{PathCache, PathEnd, PathWay};
 
 /// Symbolic links to follow in one path, as in the kernel.

@@ -7,7 +7,8 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::LibFs;
 use crate::api::{NewInode, Outcome, RenameFlags, check_new_name};
-use crate::leases::grants::{CLAIMS_MAX, Claim, LockedNodes, Stop};
+use crate::leases::claim::{CLAIMS_MAX, Claim};
+use crate::leases::grants::{LockedNodes, Stop};
 use crate::names::entries::Inheritance;
 
 /// The inode that a rename leaves at the old name if it is asked for a whiteout.

@@ -11,6 +11,7 @@ use ashlar_update::{Update, XATTR_ACL_ACCESS};
 use crate::access::rights::access_acl;
 use crate::access::way_changes::{WayChange, changed_ways};
 use crate::access::ways::Ways;
+use crate::journal::BatchNotes;
 use crate::sessions::session::ServedSession;
 use crate::sessions::session_table::SessionTable;
 
@@ -81,7 +82,12 @@ impl OpenRules {
 ///
 /// # Errors
 /// Those of the store.
-pub fn keep_rights(store: &Store, sessions: &mut SessionTable, update: &Update<'_>) -> Result<(), StoreError> {
+pub fn keep_rights(
+    store: &Store,
+    sessions: &mut SessionTable,
+    notes: &mut BatchNotes,
+    update: &Update<'_>,
+) -> Result<(), StoreError> {
     let Some((inode, before, after)) = OpenRules::around(store, sessions, update)? else { return Ok(()) };
     for session in sessions.values_mut().filter(|session| session.needs_validation()) {
         if !session.control.has_open(inode) {
@@ -91,7 +97,7 @@ pub fn keep_rights(store: &Store, sessions: &mut SessionTable, update: &Update<'
         let narrowed = before.held_by(session).without(after.held_by(session));
         let lost = Access(narrowed.0 & session.rights.opened(inode).0).without(Access::EXECUTE);
         if lost != Access::NONE {
-            keep_right(store, session, inode, lost);
+            keep_right(store, session, notes, (inode, lost));
         }
     }
     Ok(())
@@ -100,7 +106,8 @@ pub fn keep_rights(store: &Store, sessions: &mut SessionTable, update: &Update<'
 /// Notes that a session keeps a right to an inode that it has open.
 ///
 /// The update that takes the right is not applied yet. [`Access::EXECUTE`] is the way to the inode.
-fn keep_right(store: &Store, session: &mut ServedSession, inode: InodeId, access: Access) {
+fn keep_right(store: &Store, session: &mut ServedSession, notes: &mut BatchNotes, (inode, access): (InodeId, Access)) {
+    notes.keep_right(session.id, inode, access);
     session.keep_right(inode, access, store.next_batch(), store.committed(session.id));
 }
 
@@ -112,6 +119,7 @@ pub fn keep_ways(
     store: &Store,
     sessions: &mut SessionTable,
     ways: &Ways,
+    notes: &mut BatchNotes,
     update: &Update<'_>,
 ) -> Result<(), StoreError> {
     if ways.has_no_viewers() || changed_ways(update).next().is_none() {
@@ -128,7 +136,7 @@ pub fn keep_ways(
             let Some(found) = store.inode(id)? else { continue };
             let leads_on = to.map_or(Ok(false), |to| ways.leads_to(store, session, to))?;
             if !leads_on && ways.reaches(store, session, (id, &found))? {
-                keep_right(store, session, id, Access::EXECUTE);
+                keep_right(store, session, notes, (id, Access::EXECUTE));
             }
         }
     }
@@ -141,14 +149,19 @@ pub fn keep_ways(
 ///
 /// # Errors
 /// Those of the store.
-pub fn keep_cut_ways(store: &Store, sessions: &mut SessionTable, ways: &Ways) -> Result<(), StoreError> {
+pub fn keep_cut_ways(
+    store: &Store,
+    sessions: &mut SessionTable,
+    ways: &Ways,
+    notes: &mut BatchNotes,
+) -> Result<(), StoreError> {
     let mut left = CUT_STEPS_MAX;
     for session in sessions.values_mut().filter(|session| session.needs_validation()) {
         for id in session.control.open_inodes() {
             let Some(found) = store.inode(id)?.filter(|_| left > 0) else { continue };
             left = left.saturating_sub(1 + store.depth(found.parent, left)?);
             if ways.is_cut_from(store, session, (id, &found))? && !session.rights.has(id, Access::EXECUTE) {
-                keep_right(store, session, id, Access::EXECUTE);
+                keep_right(store, session, notes, (id, Access::EXECUTE));
             }
         }
     }

@@ -159,6 +159,7 @@ pub fn finish_commit(state: &mut NodeCore, done: NodeCommitDone) -> Result<(), S
     let committed = state.store.finish_commit(done.done)?;
     if let Some(journal) = &mut state.journal {
         journal.finish_commit()?;
+        state.effects.push(NodeEffect::Replicate);
     }
     // Another thread may have ended this commit, and may have begun another one.
     if committed.batch.is_some() {

@@ -21,10 +21,14 @@ pub fn journal_batch(
     latest: Timestamp,
 ) {
     let upto = state.store.applied(id);
-    let Some(journal) = &mut state.journal else { return };
-    if upto == from && refusal.is_none() {
+    if state.journal.is_none() || upto == from && refusal.is_none() {
         return;
     }
+    // They stand before the verdict that narrows the rights.
+    for (session, inode, access) in state.batch_notes.take_rights() {
+        journal_act(state, OwnAct::Right { session, inode, access: access.0 as u8 });
+    }
+    let Some(journal) = &mut state.journal else { return };
     let is_limited = state.sessions.get(&id).is_some_and(ServedSession::needs_validation);
     let refused = batch.0.iter().find(|record| record.end > upto || record.position >= upto);
     let refused = refusal
@@ -82,8 +86,9 @@ fn append_frame(state: &mut NodeCore, body: &FrameBody<'_>) {
     note_journalled(state, appended);
 }
 
-/// Ends SharedFS if the journal failed: a replica would lack the frame.
+/// Asks for the frame to be sent. Ends SharedFS if the journal failed: the replica would lack the frame.
 fn note_journalled(state: &mut NodeCore, appended: Result<(), JournalError>) {
+    state.effects.push(NodeEffect::Replicate);
     if let Err(error) = appended {
         tracing::error!(%error, "the journal can't be written");
         state.failure.get_or_insert(journal_failure(error));

@@ -8,7 +8,7 @@ use ashlar_journal::{
 };
 use ashlar_store::{JournalMark, Store, StoreError};
 use ashlar_types::{Errno, InodeId, LogPosition, NodeNumber, SessionId, Timestamp};
-use ashlar_update::{DecodeError, Update, join};
+use ashlar_update::{DecodeError, Update, UpdateKind, join};
 use ashlar_wire::Credit;
 use thiserror::Error;
 
@@ -46,10 +46,37 @@ pub enum ReplayError {
     SeveralNodes,
 }
 
+impl ReplicaFault {
+    /// Returns the fault of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "kept-inode" => Self::KeptInode,
+            "batch-border" => Self::BatchBorder,
+            "access-time" => Self::AccessTime,
+            "refused-record" => Self::RefusedRecord,
+            _ => return None,
+        })
+    }
+}
+
 impl From<ReplayError> for Errno {
     fn from(_: ReplayError) -> Self {
         Self::EIO
     }
+}
+
+/// A fault that a test plants in a replica: the comparison of trees must find it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplicaFault {
+    /// It frees an inode that lost its last name and is to be kept.
+    KeptInode,
+    /// It ends a batch one record early.
+    BatchBorder,
+    /// It leaves out an access time.
+    AccessTime,
+    /// It applies a record that was refused.
+    RefusedRecord,
 }
 
 /// A session's batches since its last verdict.
@@ -70,6 +97,7 @@ pub struct FrameApplier {
     /// The cost of the records applied so far, by session.
     costs: BTreeMap<SessionId, Credit>,
     joined: Vec<u8>,
+    fault: Option<ReplicaFault>,
 }
 
 impl FrameApplier {
@@ -77,7 +105,7 @@ impl FrameApplier {
     #[must_use]
     pub fn new(store: &Store, node: NodeNumber) -> Self {
         let mark = store.journal_mark(node).unwrap_or_default();
-        Self { node, mark, batches: BTreeMap::new(), costs: BTreeMap::new(), joined: Vec::new() }
+        Self { node, mark, batches: BTreeMap::new(), costs: BTreeMap::new(), joined: Vec::new(), fault: None }
     }
 
     /// Returns how far the journal is applied.
@@ -88,13 +116,18 @@ impl FrameApplier {
 
     /// Returns the cost of the records that were applied, by session.
     #[must_use]
-    pub fn costs(&self) -> &BTreeMap<SessionId, Credit> {
-        &self.costs
+    pub fn into_costs(self) -> BTreeMap<SessionId, Credit> {
+        self.costs
     }
 
     /// Returns the sessions with records that have no verdict yet, and where these begin.
     pub fn unjudged(&self) -> impl Iterator<Item = (SessionId, LogPosition)> + '_ {
         self.batches.iter().map(|(id, batch)| (*id, batch.from))
+    }
+
+    /// Plants a fault.
+    pub fn plant(&mut self, fault: ReplicaFault) {
+        self.fault = Some(fault);
     }
 
     /// Applies a frame.
@@ -138,12 +171,28 @@ impl FrameApplier {
         }
         self.mark.order = verdict.order;
         if let Some(batch) = self.batches.remove(&verdict.session).filter(|batch| batch.is_whole) {
-            let records = read_records(batch.from, &batch.bytes)?;
-            self.apply_batch(store, verdict, &records)?;
+            let (mut verdict, mut records) = (verdict.clone(), read_records(batch.from, &batch.bytes)?);
+            self.spoil(&mut verdict, &mut records);
+            self.apply_batch(store, &verdict, &records)?;
         }
         store.advance(verdict.session, verdict.upto);
         store.take_quota_moves();
         Ok(())
+    }
+
+    /// Changes a batch and its verdict as the planted fault does.
+    fn spoil(&self, verdict: &mut BatchVerdict, records: &mut Vec<BatchRecord<'_>>) {
+        const ACCESSED: u8 = UpdateKind::Accessed as u8;
+        match self.fault {
+            None => {}
+            Some(ReplicaFault::KeptInode) => verdict.kept.clear(),
+            Some(ReplicaFault::BatchBorder) => _ = records.pop(),
+            Some(ReplicaFault::AccessTime) => records.retain(|record| record.kind != ACCESSED),
+            Some(ReplicaFault::RefusedRecord) => {
+                verdict.upto.0 += u64::from(!verdict.refused.is_empty());
+                verdict.refused.clear();
+            }
+        }
     }
 
     fn apply_batch(

@@ -14,7 +14,7 @@ pub mod copy;
 pub mod replica;
 pub mod writer;
 
-pub use applier::{FrameApplier, ReplayError};
+pub use applier::{FrameApplier, ReplayError, ReplicaFault};
 pub use copy::{CopyPart, CopyPlan, CopySender, CopyState};
 pub use replica::Replica;
 pub use writer::{BatchNotes, NodeJournal};

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use ashlar_journal::{JournalCursor, JournalIdentity, JournalRing};
-use ashlar_pmem::SharedMemory;
+use ashlar_pmem::{SegmentInfo, SharedMemory};
 use ashlar_store::{CommitDone, CommitJob, JournalMark, Store, StoreError};
 use ashlar_types::JournalPosition;
 
-use crate::journal::applier::{FrameApplier, ReplayError};
+use crate::journal::applier::{FrameApplier, ReplayError, ReplicaFault};
 use crate::journal::copy::{CopyPart, CopyPlan, CopyState};
 use crate::journal::writer::journal_failure;
 
@@ -39,6 +39,11 @@ impl Replica {
         let committed = applier.mark().position;
         let cursor = ring.cursor_at(committed)?;
         Ok(Self { store, applier, ring, cursor, durable_there: committed, frozen: committed, committed })
+    }
+
+    /// Plants a fault, which a comparison of trees must find.
+    pub fn plant(&mut self, fault: ReplicaFault) {
+        self.applier.plant(fault);
     }
 
     /// Returns the store.
@@ -123,6 +128,14 @@ impl Replica {
             self.cursor = frame.next();
         }
         Ok(self.cursor.position < bound)
+    }
+
+    /// Takes into use a segment that was added to its arena.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn add_segment(&mut self, segment: SegmentInfo) -> Result<(), StoreError> {
+        self.store.add_segment(segment)
     }
 
     /// Freezes the applied state for a commit; `None` if there is nothing to commit.

@@ -12,7 +12,7 @@ use ashlar_journal::{
 use ashlar_log::RecordAt;
 use ashlar_pmem::SharedMemory;
 use ashlar_store::{JournalMark, Store, StoreError};
-use ashlar_types::{Epoch, InodeId, JournalPosition, LogPosition, NodeNumber, SessionId};
+use ashlar_types::{Access, Epoch, InodeId, JournalPosition, LogPosition, NodeNumber, SessionId};
 
 use crate::journal::applier::{FrameApplier, ReplayError};
 
@@ -26,6 +26,8 @@ pub struct BatchNotes {
     ignored: Vec<LogPosition>,
     /// Whether inodes that lost their last name may be freed. The first answer holds for the whole batch.
     may_free: RefCell<BTreeMap<InodeId, bool>>,
+    /// The rights to open inodes that sessions keep.
+    rights: Vec<(SessionId, InodeId, Access)>,
 }
 
 impl BatchNotes {
@@ -33,6 +35,17 @@ impl BatchNotes {
     pub fn clear(&mut self) {
         self.ignored.clear();
         self.may_free.get_mut().clear();
+        self.rights.clear();
+    }
+
+    /// Notes that a session keeps a right to an inode that it has open.
+    pub fn keep_right(&mut self, session: SessionId, inode: InodeId, access: Access) {
+        self.rights.push((session, inode, access));
+    }
+
+    /// Takes the rights that sessions keep.
+    pub(super) fn take_rights(&mut self) -> Vec<(SessionId, InodeId, Access)> {
+        std::mem::take(&mut self.rights)
     }
 
     /// Notes a record that has no effect.
@@ -79,7 +92,7 @@ impl NodeJournal {
 
     /// Opens a journal, applies the frames that a store's commits lack, and takes the journal.
     ///
-    /// `has_lost_power`: the machine may have lost power since a frame was appended.
+    /// It begins an epoch: the machine may have lost power since a frame was appended.
     ///
     /// Records without a verdict are left to their sessions' logs: a verdict says that none of them counts. The result
     /// has the cost of what was applied, by session.
@@ -90,15 +103,10 @@ impl NodeJournal {
         store: &mut Store,
         memory: Arc<SharedMemory>,
         identity: JournalIdentity,
-        has_lost_power: bool,
     ) -> Result<(Self, FrameApplier), ReplayError> {
         let (node, mut ring) = (identity.node, JournalRing::open(memory, identity)?);
-        if has_lost_power {
-            let number = ring.lineage().last().epoch.number + 1;
-            ring.begin_epoch(Epoch { number, node })?;
-        } else {
-            ring.resume_epoch();
-        }
+        let number = ring.lineage().last().epoch.number + 1;
+        ring.begin_epoch(Epoch { number, node })?;
         let mut applier = FrameApplier::new(store, node);
         let committed = applier.mark().position;
         let (mut cursor, mut buffer) = (ring.cursor_at(committed)?, Vec::new());

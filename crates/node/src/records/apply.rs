@@ -303,10 +303,10 @@ fn admit_record(
 ) -> Result<(), RecordRefusal> {
     // It changes nothing, so a panic leaves nothing half made.
     blame::contain(|| validate_record(state, id, update, position)).unwrap_or(Err(Violation::Panicked.into()))?;
-    let NodeCore { store, sessions, ways, .. } = state;
+    let NodeCore { store, sessions, ways, batch_notes, .. } = state;
     sessions.get_mut(&id).map_or(Ok(()), |session| charge_record(session, update))?;
-    keep_ways(store, sessions, ways, update)?;
-    Ok(keep_rights(store, sessions, update)?)
+    keep_ways(store, sessions, ways, batch_notes, update)?;
+    Ok(keep_rights(store, sessions, batch_notes, update)?)
 }
 
 /// Charges the cost that the session paid when it logged the update.
@@ -465,7 +465,7 @@ pub fn apply_update(
         if let Some(grant_cache) = &mut state.grant_cache {
             grant_cache.withdraw_hidden(&state.store, &state.ways)?;
         }
-        keep_cut_ways(&state.store, &mut state.sessions, &state.ways)?;
+        keep_cut_ways(&state.store, &mut state.sessions, &state.ways, &mut state.batch_notes)?;
     }
     if let Some(session) = state.sessions.get(&id) {
         state.ways.record_placed(&state.store, session, update)?;

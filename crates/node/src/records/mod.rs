@@ -2,6 +2,7 @@
 
 pub mod apply;
 pub mod batch;
+pub mod log_check;
 pub mod logs;
 pub mod sealed_logs;
 pub mod validate;

@@ -1,17 +1,14 @@
-//! Decides which users may have a session, and what a session begins with.
+//! Decides which users may have a session.
 
-use ashlar_types::{Credentials, Errno, InodeId, SessionId};
-use ashlar_wire::{Admission, CreditKind, Peer, SessionKind};
+use ashlar_types::{Credentials, Errno, SessionId};
+use ashlar_wire::{Admission, Peer, SessionKind};
 
 use crate::access::open_rights::find_mount;
 use crate::access::ways::Viewer;
-use crate::journal::acts::journal_inodes;
 use crate::node_core::NodeCore;
-use crate::pending::FIRST_RANGE;
 use crate::sessions::identity::SessionIdentity;
 use crate::sessions::session::ServedSession;
 use crate::sessions::session_table::SessionTable;
-use crate::space::credit;
 
 /// Returns whether a user that has `own` places may have one more.
 ///
@@ -139,23 +136,6 @@ pub fn record_return(state: &mut NodeCore, id: SessionId) {
 /// Returns the session to which a connection proves to belong.
 pub fn find_session(sessions: &SessionTable, peer: Peer) -> Option<&ServedSession> {
     sessions.get(&peer.session).filter(|session| session.token == peer.token)
-}
-
-/// Gives a process's session inode numbers and credit at once.
-///
-/// Nearly every session that makes or writes anything asks for them. If there are none, the session asks, and receives
-/// the error.
-pub fn begin_with_means(state: &mut NodeCore, session: &mut ServedSession) -> (InodeId, u64) {
-    let none = (InodeId(0), 0);
-    if session.identity.kind == SessionKind::Mount {
-        return none;
-    }
-    session.grant_credit(credit::initial_credit(&state.store, &state.sessions), CreditKind::Common);
-    let Ok(range) = state.store.allocate_inodes(FIRST_RANGE) else { return none };
-    let first = InodeId(range.start);
-    journal_inodes(state, session.id, first, FIRST_RANGE);
-    session.ranges.add(&session.page, first, FIRST_RANGE);
-    (first, FIRST_RANGE)
 }
 
 #[cfg(test)]

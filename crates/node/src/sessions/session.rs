@@ -10,7 +10,7 @@ use ashlar_store::{Move, Store};
 use ashlar_types::{Access, Credentials, Errno, InodeId, LogGeneration, LogPosition, QuotaVersion, SessionId};
 use ashlar_wire::{
     ADMITTED_MAX, CONTROL_BYTES, CONTROL_ROOM_FAR, ControlPage, Credit, CreditKind, LEASE_SLOTS, LeaseTable, LeaseWord,
-    MountTerms, Question, Reply,
+    MountTerms, Question, Reply, SessionStatus,
 };
 use thiserror::Error;
 
@@ -388,6 +388,26 @@ impl ServedSession {
         self.page.set_mount_device(device);
         (self.mount_device, self.mount_terms) = (device, terms);
         Ok(())
+    }
+
+    /// Returns its line of the status. Its log is committed up to `committed`.
+    pub fn status(&self, committed: LogPosition) -> SessionStatus {
+        SessionStatus {
+            session: self.id,
+            kind: self.identity.kind,
+            pid: self.identity.process.pid,
+            uid: self.identity.uid,
+            label: self.identity.label.clone(),
+            log_used_bytes: self.log.tail().0.saturating_sub(committed.0),
+            log_bytes: self.log.capacity(),
+            records: self.records,
+            digested_bytes: self.digested_bytes,
+            leases_granted: self.leases_granted,
+            leases_revoked: self.leases_revoked,
+            operations: self.control.operations(),
+            fenced: self.fenced.clone(),
+            terms: (self.mount_device != 0).then(|| self.mount_terms.clone()),
+        }
     }
 
     /// Sets the committed position of the log.

@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use ashlar_store::Store;
 use ashlar_types::{Errno, SessionId};
-use ashlar_wire::{Credit, SessionKind};
+use ashlar_wire::{Credit, Request, SessionKind};
 
 use crate::sessions::session::ServedSession;
 
@@ -43,6 +43,17 @@ impl SessionTable {
     /// Returns the sessions that are neither gone nor fenced.
     pub fn all_live(&self) -> impl Iterator<Item = &ServedSession> {
         self.0.values().filter(|session| session.fenced.is_none())
+    }
+
+    /// Returns the session, if a request of it is served.
+    ///
+    /// # Errors
+    /// `ESTALE` if it is gone, `EIO` if it is over.
+    pub fn asking(&self, id: SessionId, request: &Request) -> Result<&ServedSession, Errno> {
+        let session = self.0.get(&id).ok_or(Errno::ESTALE)?;
+        // A fenced session may end before its process does: its user may have only so many.
+        let is_fenced = session.fenced.is_some() && !matches!(request, Request::Goodbye);
+        if is_fenced || session.is_ending { Err(Errno::EIO) } else { Ok(session) }
     }
 
     /// Returns the session, if it may have locks.

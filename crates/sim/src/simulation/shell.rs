@@ -28,6 +28,8 @@ impl Simulation {
                     self.schedule_digest(pause);
                 }
                 NodeEffect::Commit => self.schedule_commit(),
+                // The machine has no replica.
+                NodeEffect::Replicate => {}
             }
         }
     }

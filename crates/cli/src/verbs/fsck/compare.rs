@@ -1,6 +1,7 @@
 //! `ashlar fsck --compare` and `--dump`: the logical trees of arenas that are not in use.
 //!
-//! Both open arenas as the check does, and change nothing in them.
+//! Both open arenas as the check does, and change nothing in them. An arena in use is compared with its shadow alone:
+//! its SharedFS does that.
 
 use std::cell::Cell;
 use std::io::{BufWriter, ErrorKind, Write};
@@ -9,7 +10,8 @@ use std::sync::Arc;
 
 use ashlar_daemon::LogFindings;
 use ashlar_store::{DumpComparison, DumpDifference, DumpError, DumpLines, DumpSummary, Store, compare_dumps};
-use ashlar_wire::Request;
+use ashlar_types::Errno;
+use ashlar_wire::{ComparedTree, Reply, Request};
 use serde::Serialize;
 
 use crate::error::CliError;
@@ -146,6 +148,9 @@ fn compare(first: &ArenaChoice, second: &ArenaChoice) -> Result<ComparisonReport
     if first == second {
         return Err(CliError::SameArena(first.directory().to_owned()));
     }
+    if let Some(report) = compare_in_use(&first, &second)? {
+        return Ok(report);
+    }
     let (a, b) = (ArenaTree::open(first)?, ArenaTree::open(second)?);
     let spinner = progress::spinner("comparing");
     let compared = compare_trees(&a, &b);
@@ -159,6 +164,44 @@ fn compare(first: &ArenaChoice, second: &ArenaChoice) -> Result<ComparisonReport
         differences: compared.differences.iter().map(ComparedSubject::new).collect(),
         notes: a.notes("A").into_iter().chain(b.notes("B")).collect(),
     })
+}
+
+/// Has SharedFS compare an arena in use with its shadow; `None` if no SharedFS serves the arena.
+fn compare_in_use(a: &ArenaLocation, b: &ArenaLocation) -> Result<Option<ComparisonReport>, CliError> {
+    a.probe()?;
+    let directory = b.directory().to_owned();
+    match ask_patiently(a, &Request::CompareShadow { directory })? {
+        None => Ok(None),
+        Some(Reply::Compared(compared)) => {
+            let of = |place: &ArenaLocation, tree: ComparedTree| ComparedArena {
+                arena: place.directory().display().to_string(),
+                inodes: tree.inodes,
+                entries: tree.entries,
+                bytes: tree.bytes,
+                sha256: tree.sha256,
+                undigested: 0,
+            };
+            let differences = compared.differences.into_iter().map(|difference| ComparedSubject {
+                subject: difference.subject,
+                attribute: difference.attribute,
+                a: difference.first,
+                b: difference.second,
+                text: difference.text,
+            });
+            Ok(Some(ComparisonReport {
+                a: of(a, compared.first),
+                b: of(b, compared.second),
+                equal: compared.differences_count == 0,
+                differences_count: compared.differences_count,
+                differences: differences.collect(),
+                notes: Vec::new(),
+            }))
+        }
+        Some(Reply::Error(Errno::ENXIO)) => Err(CliError::CompareInUse(a.directory().to_owned())),
+        Some(Reply::Error(Errno::EPERM | Errno::EACCES)) => Err(CliError::NotRoot { what: "comparing trees" }),
+        Some(Reply::Error(error)) => Err(CliError::Refused { what: "compare the trees", error, log: a.daemon_log() }),
+        Some(_) => Err(CliError::Misunderstood),
+    }
 }
 
 fn compare_trees(a: &ArenaTree, b: &ArenaTree) -> Result<DumpComparison, CliError> {

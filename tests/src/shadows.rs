@@ -1,0 +1,71 @@
+//! Shadows: each daemon of a test keeps a replica, whose tree must be the same when the test ends.
+//!
+//! `ashlar-suite --shadow` runs tests so. SharedFS finds the directory for shadows in the environment.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use crate::command::{eventually, run};
+use crate::mount::ashlar;
+use crate::{Outcome, tried};
+
+/// The variable that names the directory in which each daemon has its shadow.
+pub const SHADOWS: &str = "ASHLAR_SHADOWS";
+
+/// How long a daemon may take to apply the logs that a test left.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The results of the comparisons in this process.
+static FOUND: Mutex<Comparisons> = Mutex::new(Comparisons { equal: 0, problems: Vec::new() });
+
+/// The results of comparisons.
+#[derive(Debug, Default)]
+pub struct Comparisons {
+    /// How many trees were equal.
+    pub equal: usize,
+    /// The differences, and what went wrong.
+    pub problems: Vec<String>,
+}
+
+/// Takes the results of all comparisons so far.
+pub fn take_comparisons() -> Comparisons {
+    FOUND.lock().map(|mut found| std::mem::take(&mut *found)).unwrap_or_default()
+}
+
+/// Compares an arena with its shadow, if it has one, and keeps the result.
+pub fn compare_with_shadow(arena: &Path) {
+    let Some(shadow) = shadow_of(arena) else { return };
+    let result = compare(arena, &shadow);
+    let Ok(mut found) = FOUND.lock() else { return };
+    match result {
+        Ok(()) => found.equal += 1,
+        Err(problem) => found.problems.push(problem),
+    }
+}
+
+/// The shadow of an arena: it has the arena's id as its name.
+fn shadow_of(arena: &Path) -> Option<PathBuf> {
+    const ID_AT: usize = 24;
+    let directory = std::env::var_os(SHADOWS).filter(|directory| !directory.is_empty())?;
+    let superblock = std::fs::read(arena.join("ARENA")).ok()?;
+    let id = u64::from_le_bytes(superblock.get(ID_AT..ID_AT + 8)?.try_into().ok()?);
+    Some(PathBuf::from(directory).join(format!("{id:016x}"))).filter(|shadow| shadow.exists())
+}
+
+fn compare(arena: &Path, shadow: &Path) -> Outcome {
+    let is_served = || {
+        let status = run(ashlar(&["status", "--json", "--arena"]).arg(arena));
+        status.is_ok_and(|done| done.output.contains("\"uptime_seconds\""))
+    };
+    if !is_served() {
+        // The test has ended SharedFS: the next one applies what is left in the logs.
+        let mut daemon = ashlar(&["daemon", "--linger-seconds", "60", "--arena"]);
+        let daemon = daemon.arg(arena).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        daemon.spawn().map_err(tried("starting a daemon for the comparison"))?;
+        eventually("a daemon serves the comparison", PATIENCE, is_served)?;
+    }
+    let done = run(ashlar(&["fsck", "--compare"]).arg(arena).arg(shadow))?;
+    done.success().map(drop).map_err(|problem| format!("the shadow is not equal: {problem}"))
+}
