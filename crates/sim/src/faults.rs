@@ -21,11 +21,13 @@ pub enum FaultKind {
     RecoveryCrash,
     /// A process stops for a while.
     StoppedProcess,
+    /// SharedFS is killed between two of its writes to the memory of sessions.
+    KillInCall,
 }
 
 impl FaultKind {
     /// All kinds.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::ProcessDeath,
         Self::SharedFsDeath,
         Self::PowerLoss,
@@ -34,6 +36,7 @@ impl FaultKind {
         Self::CommitCrash,
         Self::RecoveryCrash,
         Self::StoppedProcess,
+        Self::KillInCall,
     ];
 
     /// Returns its name.
@@ -48,6 +51,7 @@ impl FaultKind {
             Self::CommitCrash => "commit-crash",
             Self::RecoveryCrash => "recovery-crash",
             Self::StoppedProcess => "stopped-process",
+            Self::KillInCall => "kill-in-call",
         }
     }
 }
@@ -118,11 +122,13 @@ pub enum SimBug {
     LostLockNotes,
     /// SharedFS does not learn of the end of processes.
     UnnoticedDeath,
+    /// A write of SharedFS to the memory of sessions is lost, shortly before SharedFS is killed.
+    LostWrite,
 }
 
 impl SimBug {
     /// All bugs.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::UnsyncedLog,
         Self::UnsyncedDependencies,
         Self::UnloggedDependencies,
@@ -140,6 +146,7 @@ impl SimBug {
         Self::UnreclaimedLock,
         Self::LostLockNotes,
         Self::UnnoticedDeath,
+        Self::LostWrite,
     ];
 
     /// Returns its name.
@@ -163,6 +170,7 @@ impl SimBug {
             Self::UnreclaimedLock => "unreclaimed-lock",
             Self::LostLockNotes => "lost-lock-notes",
             Self::UnnoticedDeath => "unnoticed-death",
+            Self::LostWrite => "lost-write",
         }
     }
 

@@ -5,6 +5,7 @@ use ashlar_store::CommitFault;
 use super::{SimEvent, Simulation};
 use crate::client::Asked;
 use crate::faults::{FaultKind, SimBug};
+use crate::history::UpdateHistory;
 
 /// Crashes of recovery, one after the other, before one is left to end.
 const RECOVERY_CRASHES_MAX: u32 = 3;
@@ -106,6 +107,11 @@ impl Simulation {
         self.machine.lose_power(&mut self.fault);
         self.reset_shell();
         self.is_after_power_loss = true;
+        if self.machine.is_memory() {
+            self.history = UpdateHistory::default();
+            self.committed.clear();
+            self.administrator.forget_limits();
+        }
         for slot in 0..self.slots.len() {
             self.slots[slot].client = None;
             let pause = self.fault.between(100, 30_000);

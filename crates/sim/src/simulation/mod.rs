@@ -18,7 +18,7 @@ use ashlar_node::digest::commit::{NodeCommit, NodeCommitDone};
 use ashlar_node::pending::RequestTicket;
 use ashlar_node::pending::progress::WaitFor;
 use ashlar_node::pending::round::{DigestPace, DigestRound};
-use ashlar_pmem::CrashMedium;
+use ashlar_pmem::MediumKind;
 use ashlar_types::{LogPosition, SessionId};
 
 use crate::client::SimClient;
@@ -258,7 +258,11 @@ impl Simulation {
     fn new(options: SimOptions) -> Result<Self, String> {
         let mut setup = SimRandom::new(options.seed, 1);
         let machine = MachineOptions {
-            medium: if setup.one_in(2) { CrashMedium::Words } else { CrashMedium::Pages },
+            medium: match setup.below(7) {
+                0 => MediumKind::Memory,
+                1..=3 => MediumKind::Pmem,
+                _ => MediumKind::Disk,
+            },
             // Of so few, SharedFS keeps 64 back for updates that replace content.
             blocks: setup.between(80, 200) as u32,
             lease_hold_us: setup.pick(&[0, 200, 2000]).unwrap_or(0),

@@ -36,6 +36,14 @@ impl Administrator {
         self.is_asked = false;
     }
 
+    /// All limits are lost with the medium.
+    pub(super) fn forget_limits(&mut self) {
+        self.limits.clear();
+        if let Some((key, limits)) = self.change {
+            self.limits.insert(key, vec![QuotaLimits::default(), limits]);
+        }
+    }
+
     fn limits_of(&self, key: QuotaKey) -> &[QuotaLimits] {
         self.limits.get(&key).map_or(&[QuotaLimits { blocks: None, inodes: None }], Vec::as_slice)
     }
