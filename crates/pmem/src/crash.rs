@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::write_gate::WriteGate;
 use crate::{OutOfBounds, Persistent};
 
 const WORD_BYTES: usize = 8;
@@ -292,6 +294,7 @@ type Observer = Box<dyn FnMut(&CrashState) + Send>;
 pub struct CrashTwin {
     inner: Mutex<Inner>,
     length: u64,
+    gate: Option<Arc<WriteGate>>,
 }
 
 struct Inner {
@@ -332,7 +335,22 @@ impl CrashTwin {
             persist_points: 0,
         };
         let length = (state.current.len() * WORD_BYTES) as u64;
-        Self { inner: Mutex::new(Inner { state, observer: None }), length }
+        Self { inner: Mutex::new(Inner { state, observer: None }), length, gate: None }
+    }
+
+    /// Returns this memory with a gate for all writes to it.
+    #[must_use]
+    pub fn behind_gate(self, gate: &Arc<WriteGate>) -> Self {
+        Self { gate: Some(Arc::clone(gate)), ..self }
+    }
+
+    fn admits_write(&self) -> bool {
+        self.gate.as_ref().is_none_or(|gate| gate.admits())
+    }
+
+    /// Whether the process that uses the memory goes on.
+    fn is_used(&self) -> bool {
+        self.gate.as_ref().is_none_or(|gate| !gate.is_closed())
     }
 
     /// Calls `observer` at every persist point (flush, fence, sync), just before it takes effect: a crash there is the
@@ -428,7 +446,9 @@ impl Persistent for CrashTwin {
             let count = rest.len().min(WORD_BYTES - skip);
             let mut word = inner.state.current[index].to_ne_bytes();
             word[skip..skip + count].copy_from_slice(&rest[..count]);
-            inner.state.put(index, u64::from_ne_bytes(word));
+            if self.admits_write() {
+                inner.state.put(index, u64::from_ne_bytes(word));
+            }
             place += count;
             rest = &rest[count..];
         }
@@ -442,7 +462,9 @@ impl Persistent for CrashTwin {
 
     fn store_u64(&self, offset: u64, value: u64) -> Result<(), OutOfBounds> {
         let index = self.word(offset)?;
-        self.inner.lock().state.put(index, value);
+        if self.admits_write() {
+            self.inner.lock().state.put(index, value);
+        }
         Ok(())
     }
 
@@ -453,13 +475,18 @@ impl Persistent for CrashTwin {
         if found != current {
             return Ok(Err(found));
         }
-        inner.state.put(index, new);
+        if self.admits_write() {
+            inner.state.put(index, new);
+        }
         Ok(Ok(found))
     }
 
     fn flush(&self, offset: u64, length: u64) -> Result<(), OutOfBounds> {
         self.check(offset, length)?;
         let mut inner = self.inner.lock();
+        if !self.is_used() {
+            return Ok(());
+        }
         inner.persist_point();
         if inner.state.medium == CrashMedium::Words && length > 0 {
             let first = offset as usize / WORD_BYTES / LINE_WORDS * LINE_WORDS;
@@ -471,6 +498,9 @@ impl Persistent for CrashTwin {
 
     fn fence(&self) {
         let mut inner = self.inner.lock();
+        if !self.is_used() {
+            return;
+        }
         inner.persist_point();
         if inner.state.medium == CrashMedium::Words {
             inner.state.fence();
@@ -479,6 +509,9 @@ impl Persistent for CrashTwin {
 
     fn sync(&self) -> io::Result<()> {
         let mut inner = self.inner.lock();
+        if !self.is_used() {
+            return Ok(());
+        }
         inner.persist_point();
         if inner.state.medium == CrashMedium::Pages {
             inner.state.settle(0..usize::MAX);
@@ -491,7 +524,6 @@ impl Persistent for CrashTwin {
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
-    use std::sync::Arc;
 
     fn words(image: &[u8]) -> Vec<u64> {
         image.chunks(8).map(|chunk| u64::from_ne_bytes(chunk.try_into().unwrap())).collect()
@@ -593,6 +625,22 @@ mod tests {
         assert_eq!(twin.state().unsettled(), 2);
         assert!(twin.store(60, &[0; 5]).is_err());
         assert!(twin.load_u64(4).is_err());
+    }
+
+    #[test]
+    fn gate_ends_process_at_planned_write() {
+        let gate = Arc::new(WriteGate::default());
+        let twin = CrashTwin::new(CrashMedium::Words, 64).behind_gate(&gate);
+        twin.store_u64(0, 1).unwrap();
+        gate.plan_end(1);
+        twin.store_u64(8, 1).unwrap();
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| twin.store_u64(16, 1)));
+        assert!(ended.is_err() && gate.is_closed());
+        twin.store_u64(24, 1).unwrap();
+        assert_eq!(twin.compare_exchange_u64(24, 0, 1).unwrap(), Ok(0));
+        gate.open();
+        twin.store_u64(32, 1).unwrap();
+        assert_eq!([0, 8, 16, 24, 32].map(|at| twin.load_u64(at).unwrap()), [1, 1, 0, 0, 1]);
     }
 
     #[test]

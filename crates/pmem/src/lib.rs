@@ -50,6 +50,7 @@ pub mod sigbus;
 mod superblock;
 #[cfg(feature = "witness")]
 pub mod witness;
+mod write_gate;
 
 pub use arena::{
     ARENA_BYTES_MIN, Arena, ArenaError, ArenaOptions, Resized, SEGMENT_BYTES_MAX, SegmentInfo, SessionFile, allocate,
@@ -68,3 +69,4 @@ pub use private_directory::{DirectoryError, PrivateDirectory, UnsafeReason, reso
 pub use read_ahead::FetchedAhead;
 pub use shared_memory::SharedMemory;
 pub use superblock::ArenaSummary;
+pub use write_gate::WriteGate;

@@ -7,11 +7,13 @@ use std::sync::Arc;
 use ashlar_log::Log;
 use ashlar_node::pending::RequestTicket;
 use ashlar_pmem::{Readable, SharedMemory};
-use ashlar_types::{Credentials, Errno, InodeId, LogPosition, SealCount, SessionId};
-use ashlar_wire::{ControlPage, LeaseTable, LeaseWord, Reply, Request, TakenCredit};
+use ashlar_types::{Credentials, Errno, InodeId, LogPosition, QuotaVersion, SealCount, SessionId};
+use ashlar_wire::{ControlPage, LeaseTable, LeaseWord, QuotaRequest, Reply, Request, TakenCredit};
 
+use crate::client_locks::{ClientLocks, WantedLock};
 use crate::intent::Intent;
 use crate::machine::SessionTwins;
+use crate::quota_balances::ClientBalances;
 
 /// The aim of a client.
 #[derive(Clone, Debug)]
@@ -28,6 +30,14 @@ pub enum Goal {
     SyncAll,
     /// Have all of the log digested and committed.
     Digest,
+    /// Set or remove a lock.
+    Lock(WantedLock),
+    /// Ask which lock conflicts.
+    QueryLock(WantedLock),
+    /// Ask which locks the process itself has on a file.
+    ProbeLocks(InodeId),
+    /// Remove all locks on a file.
+    ReleaseLocks(InodeId),
     /// End the session in order.
     End,
 }
@@ -41,6 +51,8 @@ pub struct PreparedUpdate {
     pub body: Vec<u8>,
     /// The credit that pays for it.
     pub taken: TakenCredit,
+    /// The quota version and the amounts that it has paid.
+    pub paid: (QuotaVersion, Vec<QuotaRequest>),
     /// The inode that it makes.
     pub made: Option<InodeId>,
 }
@@ -105,6 +117,12 @@ pub struct SimClient {
     pub unsynced: BTreeMap<SessionId, LogPosition>,
     /// Files that it has open.
     pub handles: Vec<InodeId>,
+    /// Its file locks.
+    pub locks: ClientLocks,
+    /// Whether a restarted SharedFS does not know all its locks yet.
+    pub must_resume: bool,
+    /// Its quota balances.
+    pub balances: ClientBalances,
     /// Its aim.
     pub goal: Option<Goal>,
     /// Its request.
@@ -144,6 +162,9 @@ impl SimClient {
             logged: BTreeMap::new(),
             unsynced: BTreeMap::new(),
             handles: Vec::new(),
+            locks: ClientLocks::default(),
+            must_resume: false,
+            balances: ClientBalances::default(),
             goal: None,
             asked: Asked::Nothing,
             seal: None,
@@ -178,6 +199,12 @@ impl SimClient {
         }
     }
 
+    /// Takes back what was paid for an update that is not appended.
+    pub fn give_back(&mut self, prepared: &PreparedUpdate) {
+        self.control.give_back(&prepared.taken);
+        self.balances.give_back(prepared.paid.0, &prepared.paid.1);
+    }
+
     /// Ends the goal.
     pub fn end_goal(&mut self) {
         if self.is_using {
@@ -185,8 +212,8 @@ impl SimClient {
             self.is_using = false;
         }
         if let Some(prepared) = self.prepared.take() {
-            self.control.give_back(&prepared.taken);
+            self.give_back(&prepared);
         }
-        (self.goal, self.seal, self.sync, self.tries) = (None, None, None, 0);
+        (self.goal, self.seal, self.sync, self.tries, self.locks.underway) = (None, None, None, 0, None);
     }
 }

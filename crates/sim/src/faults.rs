@@ -21,11 +21,13 @@ pub enum FaultKind {
     RecoveryCrash,
     /// A process stops for a while.
     StoppedProcess,
+    /// SharedFS is killed between two of its writes to the memory of sessions.
+    KillInCall,
 }
 
 impl FaultKind {
     /// All kinds.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::ProcessDeath,
         Self::SharedFsDeath,
         Self::PowerLoss,
@@ -34,6 +36,7 @@ impl FaultKind {
         Self::CommitCrash,
         Self::RecoveryCrash,
         Self::StoppedProcess,
+        Self::KillInCall,
     ];
 
     /// Returns its name.
@@ -48,6 +51,7 @@ impl FaultKind {
             Self::CommitCrash => "commit-crash",
             Self::RecoveryCrash => "recovery-crash",
             Self::StoppedProcess => "stopped-process",
+            Self::KillInCall => "kill-in-call",
         }
     }
 }
@@ -106,11 +110,25 @@ pub enum SimBug {
     EarlyCommitted,
     /// A request that waits is never advanced again.
     ForgottenRequest,
+    /// A session gets twice the quota balance that was decided.
+    DoubleQuotaGrant,
+    /// Limits are reported as set, and SharedFS was not asked.
+    UnsetLimits,
+    /// The medium holds another use of an account than the tree has.
+    MiscountedUse,
+    /// A session does not tell a restarted SharedFS of its locks.
+    UnreclaimedLock,
+    /// SharedFS forgets the locks that it has noted.
+    LostLockNotes,
+    /// SharedFS does not learn of the end of processes.
+    UnnoticedDeath,
+    /// A write of SharedFS to the memory of sessions is lost, shortly before SharedFS is killed.
+    LostWrite,
 }
 
 impl SimBug {
     /// All bugs.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 18] = [
         Self::UnsyncedLog,
         Self::UnsyncedDependencies,
         Self::UnloggedDependencies,
@@ -122,6 +140,13 @@ impl SimBug {
         Self::EarlyReuse,
         Self::EarlyCommitted,
         Self::ForgottenRequest,
+        Self::DoubleQuotaGrant,
+        Self::UnsetLimits,
+        Self::MiscountedUse,
+        Self::UnreclaimedLock,
+        Self::LostLockNotes,
+        Self::UnnoticedDeath,
+        Self::LostWrite,
     ];
 
     /// Returns its name.
@@ -139,6 +164,13 @@ impl SimBug {
             Self::EarlyReuse => "early-reuse",
             Self::EarlyCommitted => "early-committed",
             Self::ForgottenRequest => "forgotten-request",
+            Self::DoubleQuotaGrant => "double-quota-grant",
+            Self::UnsetLimits => "unset-limits",
+            Self::MiscountedUse => "miscounted-use",
+            Self::UnreclaimedLock => "unreclaimed-lock",
+            Self::LostLockNotes => "lost-lock-notes",
+            Self::UnnoticedDeath => "unnoticed-death",
+            Self::LostWrite => "lost-write",
         }
     }
 

@@ -34,6 +34,12 @@ impl LoggedUpdate {
         Update::decode(self.kind, &self.body).expect("an encoded update")
     }
 
+    /// Returns whether it makes an inode count against another subtree.
+    #[must_use]
+    pub fn counts_subtree(&self) -> bool {
+        matches!(self.update(), Update::SetQuota { .. })
+    }
+
     /// Returns whether it changes the inode itself.
     #[must_use]
     pub fn changes(&self, inode: InodeId) -> bool {
@@ -43,6 +49,7 @@ impl LoggedUpdate {
             | Update::Allocate { inode, .. }
             | Update::SetXattr { inode, .. }
             | Update::RemoveXattr { inode, .. }
+            | Update::SetQuota { inode, .. }
             | Update::Link { inode, .. } => inode,
             Update::Create(create) => create.inode,
             Update::SetAttributes(set) => set.inode,

@@ -1,6 +1,6 @@
 //! Changes that a session wants: drawn from the tree as the session sees it, and turned into updates later.
 
-use ashlar_types::{Access, Credentials, FileKind, Inode, InodeId, MODE_STICKY, Timestamp};
+use ashlar_types::{Access, Credentials, FileKind, Inode, InodeId, MODE_STICKY, QuotaId, Timestamp};
 use ashlar_update::model::ModelTree;
 use ashlar_update::permission::{allows, check_xattr_change, granted_access, is_linkable, is_stuck, may_link, owns};
 use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update, Whiteout, would_make_cycle};
@@ -63,12 +63,15 @@ pub enum IntendedAttributes {
     Times(i64),
     /// The owner.
     Owner(u32),
+    /// An empty directory becomes the top of a subtree that is counted, or ends to be one.
+    Subtree(bool),
 }
 
 /// The inodes on which a session needs a lease, and whether to write.
 pub type Claims = Vec<(InodeId, bool)>;
 
-fn inode(tree: &ModelTree, id: InodeId) -> Option<&Inode> {
+/// Returns an inode of the tree.
+pub(crate) fn inode(tree: &ModelTree, id: InodeId) -> Option<&Inode> {
     tree.inodes().find(|(found, _)| *found == id).map(|(_, inode)| inode)
 }
 
@@ -135,6 +138,9 @@ impl Intent {
                 let is_directory = inode(tree, id)?.is_directory();
                 let modes = if is_directory { DIRECTORY_MODES } else { FILE_MODES };
                 let change = match random.below(3) {
+                    0 if is_root && is_directory && id != InodeId::ROOT && random.one_in(2) => {
+                        IntendedAttributes::Subtree(random.one_in(2))
+                    }
                     0 if is_root && id != InodeId::ROOT => IntendedAttributes::Owner(random.pick(&[0, 1001, 1002])?),
                     0 | 1 => IntendedAttributes::Times(random.below(1000) as i64),
                     _ => IntendedAttributes::Mode(random.pick(&modes)?),
@@ -180,7 +186,7 @@ impl Intent {
                 claims
             }
             Self::Accessed(id) => vec![(*id, false)],
-            Self::Release(_) => Vec::new(),
+            Self::Release(id) => vec![(*id, true)],
         })
     }
 
@@ -270,6 +276,16 @@ impl Intent {
             }
             Self::Rename(from, to, exchange, whiteout) => {
                 return self.rename(tree, user, is_open, made, at, (from, to, exchange, whiteout));
+            }
+            Self::SetAttributes(inode, IntendedAttributes::Subtree(is_top)) => {
+                let (directory, is_counted) = (found(inode)?, |quota| quota == QuotaId::of(inode));
+                let quota = if is_top { QuotaId::of(inode) } else { QuotaId::NONE };
+                // Without entries, and not within another subtree.
+                let is_free = directory.quota == QuotaId::NONE || is_counted(directory.quota);
+                if !directory.is_directory() || directory.entries > 0 || !is_free || !user.is_privileged() {
+                    return None;
+                }
+                Update::SetQuota { inode, quota, at }
             }
             Self::SetAttributes(inode, change) if owns(found(inode)?, user) => {
                 // The time of access is not set back: records of accesses need no lease, so an earlier one may follow.

@@ -17,11 +17,13 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod client_locks;
 pub mod faults;
 pub mod history;
 pub mod intent;
 pub mod machine;
 pub mod minimize;
+pub mod quota_balances;
 pub mod random;
 pub mod simulation;
 pub mod tree_picture;

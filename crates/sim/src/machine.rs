@@ -22,7 +22,7 @@ use ashlar_node::sessions::removal::remove_ended_sessions;
 use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionMemory};
 use ashlar_node::sessions::session_page::SessionPage;
 use ashlar_node::{Node, NodeLimits, NodeTime};
-use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory};
+use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory, WriteGate};
 use ashlar_store::{CommitFault, MemoryArena, MemoryArenaOptions, Store, StoreError};
 use ashlar_types::{InodeId, LogGeneration, LogPosition, SessionId, Timestamp};
 use ashlar_wire::{CONTROL_BYTES, ControlPage, LEASE_SLOTS_FIRST, LeaseTable, SessionKind};
@@ -64,8 +64,8 @@ impl ProcessTable for LivingProcesses {
 /// How the machine is made.
 #[derive(Clone, Copy, Debug)]
 pub struct MachineOptions {
-    /// How its memory survives a loss of power.
-    pub medium: CrashMedium,
+    /// What its memory survives.
+    pub medium: MediumKind,
     /// Blocks of the only data segment.
     pub blocks: u32,
     /// Microseconds for which a fresh lease isn't revoked.
@@ -101,6 +101,8 @@ pub struct Machine {
     last_pid: u32,
     boots: u8,
     sessions_made: u64,
+    /// SharedFS's writes to the memory of sessions.
+    pub gate: Arc<WriteGate>,
 }
 
 impl fmt::Debug for Machine {
@@ -121,18 +123,25 @@ pub fn wall_time(now_us: u64) -> Timestamp {
     Timestamp { seconds: FIRST_SECOND + (now_us / 1_000_000) as i64, nanoseconds: (now_us % 1_000_000 * 1000) as u32 }
 }
 
+fn crash_medium(options: MachineOptions) -> CrashMedium {
+    if options.medium == MediumKind::Disk { CrashMedium::Pages } else { CrashMedium::Words }
+}
+
+fn new_arena(options: MachineOptions) -> Result<Arc<MemoryArena>, StoreError> {
+    let arena = Arc::new(MemoryArena::new(&MemoryArenaOptions::new(crash_medium(options), vec![options.blocks])));
+    Store::format_in_memory(&arena, Timestamp::default())?;
+    Ok(arena)
+}
+
 impl Machine {
     /// Makes a machine with an empty arena; SharedFS does not run.
     ///
     /// # Errors
     /// Those of the store.
     pub fn new(options: MachineOptions) -> Result<Self, StoreError> {
-        let arena = MemoryArenaOptions::new(options.medium, vec![options.blocks]);
-        let arena = Arc::new(MemoryArena::new(&arena));
-        Store::format_in_memory(&arena, Timestamp::default())?;
         Ok(Self {
             options,
-            arena,
+            arena: new_arena(options)?,
             twins: BTreeMap::new(),
             node: None,
             stale_arena: None,
@@ -141,17 +150,20 @@ impl Machine {
             last_pid: 100,
             boots: 1,
             sessions_made: 0,
+            gate: Arc::default(),
         })
     }
 
     /// Returns whether the medium is a disk.
     #[must_use]
     pub fn is_disk(&self) -> bool {
-        self.options.medium == CrashMedium::Pages
+        self.options.medium == MediumKind::Disk
     }
 
-    fn kind(&self) -> MediumKind {
-        if self.is_disk() { MediumKind::Disk } else { MediumKind::Pmem }
+    /// Returns whether a loss of power takes all of the medium.
+    #[must_use]
+    pub fn is_memory(&self) -> bool {
+        self.options.medium == MediumKind::Memory
     }
 
     fn boot(&self) -> [u8; 16] {
@@ -179,7 +191,8 @@ impl Machine {
     }
 
     fn twin(&self, bytes: u64) -> Arc<SharedMemory> {
-        Arc::new(SharedMemory::Twin(CrashTwin::new(self.options.medium, bytes as usize)))
+        let twin = CrashTwin::new(crash_medium(self.options), bytes as usize);
+        Arc::new(SharedMemory::Twin(twin.behind_gate(&self.gate)))
     }
 
     // ---- sessions
@@ -246,7 +259,8 @@ impl Machine {
     /// # Errors
     /// Those of the store: [`StoreError`] of the planned crash, for one.
     pub fn start(&mut self, now_us: u64, crash_at: Option<(u64, CommitFault)>) -> Result<StartReport, StoreError> {
-        let limits = NodeLimits { lease_hold_us: self.options.lease_hold_us, lease_ttl_us: 0, medium: self.kind() };
+        let limits =
+            NodeLimits { lease_hold_us: self.options.lease_hold_us, lease_ttl_us: 0, medium: self.options.medium };
         let processes = Arc::new(LivingProcesses(self.processes.clone()));
         if let Some((commits, fault)) = crash_at {
             self.arena.database().plan_fault(self.arena.database().commits() + commits, fault);
@@ -352,6 +366,7 @@ impl Machine {
     /// Kills SharedFS: its memory is gone, and that of sessions and media stays.
     pub fn kill_shared_fs(&mut self) {
         self.node = None;
+        self.gate.open();
         let left = self.stale_arena.take().unwrap_or_else(|| Arc::clone(&self.arena));
         self.arena = Arc::new(left.after_process_death());
     }
@@ -359,8 +374,15 @@ impl Machine {
     /// Cuts the power: all processes are gone, and of what is not persistent, some is there.
     pub fn lose_power(&mut self, random: &mut SimRandom) {
         self.node = None;
+        self.gate.open();
         self.processes.clear();
         self.boots = self.boots.wrapping_add(1);
+        if self.is_memory() {
+            (self.stale_arena, self.arena) = (None, new_arena(self.options).expect("an empty arena"));
+            self.twins.clear();
+            self.recovered.clear();
+            return;
+        }
         // None of it, all of it, or some.
         let style = random.below(4);
         let mut choose = |contents: usize| match style {
@@ -372,10 +394,11 @@ impl Machine {
         };
         let left = self.stale_arena.take().unwrap_or_else(|| Arc::clone(&self.arena));
         self.arena = Arc::new(left.after_crash(&mut choose));
-        let medium = self.options.medium;
+        let (medium, gate) = (crash_medium(self.options), &self.gate);
         let mut crash = |memory: &Arc<SharedMemory>| match &**memory {
             SharedMemory::Twin(twin) => {
-                Arc::new(SharedMemory::Twin(CrashTwin::from_image(medium, &twin.crash_image(&mut choose))))
+                let left = CrashTwin::from_image(medium, &twin.crash_image(&mut choose));
+                Arc::new(SharedMemory::Twin(left.behind_gate(gate)))
             }
             SharedMemory::Mapped(_) => Arc::clone(memory),
         };

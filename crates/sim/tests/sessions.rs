@@ -3,7 +3,8 @@
 use ashlar_node::leases::grant::Patience;
 use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
-use ashlar_pmem::{CrashMedium, Persistent};
+use ashlar_node::records::apply::Slice;
+use ashlar_pmem::{MediumKind, Persistent};
 use ashlar_sim::client::SimClient;
 use ashlar_sim::machine::{Machine, MachineOptions};
 use ashlar_sim::random::SimRandom;
@@ -16,7 +17,7 @@ use ashlar_wire::{Credit, CreditKind, LeaseRequest, Need, Request};
 /// Their ends are done one after the other, and other requests are served in between.
 #[test]
 fn sessions_ending_together_stay_until_logs_are_applied() {
-    let options = MachineOptions { medium: CrashMedium::Words, blocks: 64, lease_hold_us: 0 };
+    let options = MachineOptions { medium: MediumKind::Pmem, blocks: 64, lease_hold_us: 0 };
     let mut machine = Machine::new(options).expect("an arena");
     machine.start(0, None).expect("started");
     let mut ends = Vec::new();
@@ -51,6 +52,46 @@ fn sessions_ending_together_stay_until_logs_are_applied() {
     }
 }
 
+/// A session that frees a removed file without its lease frees nothing.
+///
+/// The session that had the file open may have closed it, with writes to it in its log that are not applied yet.
+#[test]
+fn release_without_lease_leaves_orphan_to_its_writer() {
+    let options = MachineOptions { medium: MediumKind::Pmem, blocks: 640, lease_hold_us: 0 };
+    let mut machine = Machine::new(options).expect("an arena");
+    machine.start(0, None).expect("started");
+    let mut clients = Vec::new();
+    for uid in [0, 1001] {
+        let pid = machine.start_process();
+        let (id, first, count) = machine.begin_session(pid, uid, 0).expect("begun");
+        let inodes = first.0..first.0 + count;
+        clients.push(SimClient::attach(pid, id, uid, &machine.twins[&id], inodes).expect("attached"));
+    }
+    let [writer, other] = &clients[..] else { panic!("two clients") };
+    let root = LeaseRequest::on_inode(InodeId::ROOT, true, Need::default());
+    serve(&mut machine, writer, Request::Acquire(vec![root]));
+    let (inode, at) = (InodeId(writer.inodes.start), Timestamp { seconds: 1, nanoseconds: 0 });
+    writer.control.open_handle(inode);
+    append(&mut machine, writer, &Update::Create(Create { name: b"", ..file(inode, at) }));
+    apply_log(&mut machine, writer);
+    append(&mut machine, writer, &Update::Write { inode, offset: 0, at, strip: false, data: &[7; 100] });
+    writer.control.close_handle(inode);
+    append(&mut machine, other, &Update::Release { inode });
+    apply_log(&mut machine, other);
+    apply_log(&mut machine, writer);
+    let node = machine.node.as_ref().expect("running");
+    let fenced: Vec<_> = node.sessions.values().filter_map(|session| session.fenced.clone()).collect();
+    assert!(fenced.is_empty(), "{fenced:?}");
+    assert_eq!(node.store.inode(inode).expect("read").map(|found| found.size), Some(100));
+}
+
+/// Applies all that a session has logged.
+fn apply_log(machine: &mut Machine, client: &SimClient) {
+    let node = machine.node.as_mut().expect("running");
+    let settled = node.settled(client.session).expect("a whole log");
+    node.apply(client.session, settled, Slice::All);
+}
+
 /// Serves a request of a session at once.
 fn serve(machine: &mut Machine, client: &SimClient, request: Request) {
     let terms = RequestTerms { patience: Patience::Any, bytes_max: usize::MAX, reclaims: false };
@@ -63,6 +104,24 @@ fn serve(machine: &mut Machine, client: &SimClient, request: Request) {
         }
     }
     panic!("the request waits");
+}
+
+/// Makes a file in the root directory.
+fn file(inode: InodeId, at: Timestamp) -> Create<'static> {
+    Create {
+        inode,
+        parent: InodeId::ROOT,
+        name: b"file",
+        kind: FileKind::Regular,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        device: 0,
+        at,
+        target: &[],
+        acl_access: &[],
+        acl_default: &[],
+    }
 }
 
 /// Appends an update that has its own credit.
@@ -78,7 +137,7 @@ fn append(machine: &mut Machine, client: &SimClient, update: &Update<'_>) {
 /// record would have overwritten it.
 #[test]
 fn log_cut_at_lost_grant_keeps_synced_content() {
-    let options = MachineOptions { medium: CrashMedium::Pages, blocks: 640, lease_hold_us: 0 };
+    let options = MachineOptions { medium: MediumKind::Disk, blocks: 640, lease_hold_us: 0 };
     let mut machine = Machine::new(options).expect("an arena");
     machine.start(0, None).expect("started");
     let pid = machine.start_process();
@@ -87,21 +146,7 @@ fn log_cut_at_lost_grant_keeps_synced_content() {
     let root = LeaseRequest::on_inode(InodeId::ROOT, true, Need::default());
     serve(&mut machine, &client, Request::Acquire(vec![root]));
     let at = Timestamp { seconds: 1, nanoseconds: 0 };
-    let create = Create {
-        inode: first,
-        parent: InodeId::ROOT,
-        name: b"file",
-        kind: FileKind::Regular,
-        mode: 0o644,
-        uid: 0,
-        gid: 0,
-        device: 0,
-        at,
-        target: &[],
-        acl_access: &[],
-        acl_default: &[],
-    };
-    append(&mut machine, &client, &Update::Create(create));
+    append(&mut machine, &client, &Update::Create(file(first, at)));
     let data = [7; 5000];
     append(&mut machine, &client, &Update::Write { inode: first, offset: 0, at, strip: false, data: &data });
     client.leases.memory().sync().expect("synced");

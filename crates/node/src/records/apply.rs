@@ -20,7 +20,7 @@ use crate::leases::leasing::Leasing;
 use crate::node_core::NodeCore;
 use crate::records::batch::for_each_stretch;
 use crate::records::logs::{cut_log, fence_session};
-use crate::records::validate::{RecordRefusal, Validator, Violation, may_hold};
+use crate::records::validate::{Leases as _, RecordRefusal, Validator, Violation, may_hold};
 use crate::recovery::state::{RecoveryPhase, UnmetDependency};
 use crate::sessions::session::{ServedSession, SessionLog};
 use crate::time::NodeTime;
@@ -265,7 +265,9 @@ fn apply_records(
     }
     let applied = match (admitted, left) {
         (0, _) => Ok(()),
-        (1, [Some(update), ..]) if has_effect(state, id, update) => apply_limited(state, id, records[0].end, update),
+        (1, [Some(update), ..]) if has_effect(state, id, update, records[0].position) => {
+            apply_limited(state, id, records[0].end, update)
+        }
         (1, left) => {
             if left[0].is_some() {
                 state.batch_notes.ignore(records[0].position);
@@ -376,10 +378,7 @@ fn validate_record(
             _ => Ok(()),
         };
     }
-    // The leases of a session from before the machine's last start may be older than its log. Its numbers and its
-    // credit are not: LibFS makes them last before its log.
-    let leases = (session.is_whole && position >= session.validated.max(session.trusted))
-        .then(|| state.leasing.leases_of(id, &state.store));
+    let leases = is_leased(session, position).then(|| state.leasing.leases_of(id, &state.store));
     Validator {
         store: &state.store,
         credentials: &session.credentials,
@@ -400,11 +399,25 @@ fn validate_record(
     }
 }
 
-/// Returns whether an accepted update changes anything: a time of access does so if the user may read the file.
+/// Returns whether leases decide about a session's record at this position.
 ///
-/// The user must have come to the file too. Such a record takes no lease. So another session may have narrowed an
-/// honest reader's rights since. The record is then ignored, not refused.
-fn has_effect(state: &NodeCore, id: SessionId, update: &Update<'_>) -> bool {
+/// The leases of a session from before the machine's last start may be older than its log. Its numbers and its credit
+/// are not: LibFS makes them last before its log.
+fn is_leased(session: &ServedSession, position: LogPosition) -> bool {
+    session.is_whole && position >= session.validated.max(session.trusted)
+}
+
+/// Returns whether an accepted update changes anything.
+///
+/// A time of access does so if the user may read the file, and has come to it. Such a record takes no lease. So another
+/// session may have narrowed an honest reader's rights since. The record is then ignored, not refused.
+///
+/// A release frees a file if the session may write it. Without that lease, another session's log may still hold writes
+/// to the file, whose handle it has closed. The orphan is then freed later, when all logs are applied.
+fn has_effect(state: &NodeCore, id: SessionId, update: &Update<'_>, position: LogPosition) -> bool {
+    if let (Update::Release { inode }, Some(session)) = (update, state.sessions.get(&id)) {
+        return !is_leased(session, position) || state.leasing.leases_of(id, &state.store).may_write(*inode);
+    }
     let Update::Accessed { inode, .. } = update else { return true };
     let Some(session) = state.sessions.get(&id).filter(|session| session.needs_validation()) else { return true };
     let may_read = || may_hold(&state.store, &session.credentials, *inode, Access::READ);

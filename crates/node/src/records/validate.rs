@@ -159,7 +159,7 @@ impl<L: Leases> Validator<'_, L> {
             }
             Update::SetXattr { inode, name, value, mode, .. } => self.check_xattr(*inode, name, Some(value), *mode),
             Update::RemoveXattr { inode, name, mode, .. } => self.check_xattr(*inode, name, None, *mode),
-            // These need no lease: they merge, free an inode that no session has open, or only state a fact.
+            // These need no lease: they merge, free nothing without a lease, or only state a fact.
             Update::Accessed { .. } | Update::Release { .. } | Update::Depend { .. } => Ok(()),
         }
     }

@@ -16,10 +16,11 @@ const SAMPLE: u64 = 150;
 impl Simulation {
     /// Checks what is true at any time.
     pub(super) fn check_event(&mut self) {
-        let Some(node) = &self.machine.node else { return };
         if self.broken.is_some() {
             return;
         }
+        self.observe_locks();
+        let Some(node) = &self.machine.node else { return };
         self.counts.checks += 1;
         let found = check_sessions(node, &mut self.committed).and_then(|()| check_words(node));
         if let Err((check, detail)) = found {
@@ -51,10 +52,11 @@ impl Simulation {
     fn check_tree(&mut self, applied: &BTreeMap<SessionId, LogPosition>) {
         let Some(node) = &self.machine.node else { return };
         self.counts.trees += 1;
-        let expected = match self.history.tree_of(applied) {
-            Ok(tree) => PicturedTree::of_model(&tree.model, &PicturedTree::default()),
+        let tree = match self.history.tree_of(applied) {
+            Ok(tree) => tree.model,
             Err(wrong) => return self.break_check("dependencies", wrong),
         };
+        let expected = PicturedTree::of_model(&tree, &PicturedTree::default());
         match PicturedTree::of_store(&node.store) {
             Ok(found) => {
                 if let Some(difference) = found.difference(&expected) {
@@ -63,6 +65,7 @@ impl Simulation {
             }
             Err(error) => self.break_check("tree", error.to_string()),
         }
+        self.check_accounts(&tree);
     }
 
     /// Checks the committed state of the store.

@@ -5,6 +5,7 @@ use ashlar_store::CommitFault;
 use super::{SimEvent, Simulation};
 use crate::client::Asked;
 use crate::faults::{FaultKind, SimBug};
+use crate::history::UpdateHistory;
 
 /// Crashes of recovery, one after the other, before one is left to end.
 const RECOVERY_CRASHES_MAX: u32 = 3;
@@ -59,6 +60,13 @@ impl Simulation {
         if how == "dies" {
             self.count_fault(FaultKind::ProcessDeath);
         }
+        if self.has_plant(SimBug::UnnoticedDeath) {
+            return self.schedule_client(slot, 1_000);
+        }
+        if let Asked::Pending(_, ticket) = client.asked {
+            let pause = self.fault.between(10, 3_000);
+            self.schedule(pause, SimEvent::HungUp(ticket));
+        }
         self.machine.end_process(client.pid);
         self.trace(&format!("client {slot}"), || {
             format!("{how}; session {}, log up to {}", client.session, client.end)
@@ -78,6 +86,7 @@ impl Simulation {
         for slot in 0..self.slots.len() {
             let is_lost = self.fault.one_in(2);
             let Some(client) = &mut self.slots[slot].client else { continue };
+            (client.must_resume, client.locks.reclaims) = (true, None);
             client.asked = match std::mem::replace(&mut client.asked, Asked::Nothing) {
                 Asked::Pending(request, _) => Asked::Unsent(request),
                 Asked::Answered(request, _) if is_lost => Asked::Unsent(request),
@@ -98,6 +107,11 @@ impl Simulation {
         self.machine.lose_power(&mut self.fault);
         self.reset_shell();
         self.is_after_power_loss = true;
+        if self.machine.is_memory() {
+            self.history = UpdateHistory::default();
+            self.committed.clear();
+            self.administrator.forget_limits();
+        }
         for slot in 0..self.slots.len() {
             self.slots[slot].client = None;
             let pause = self.fault.between(100, 30_000);
@@ -154,6 +168,10 @@ impl Simulation {
         }
         if let Some(node) = &mut self.machine.node {
             node.request_digest();
+        }
+        if self.administrator.is_active {
+            let pause = self.limits.between(1, 3_000);
+            self.schedule(pause, SimEvent::Administer);
         }
         for slot in 0..self.slots.len() {
             let pause = self.pace.between(1, 3_000);

@@ -2,7 +2,9 @@
 
 mod checks;
 mod failures;
+mod locking;
 mod plants;
+mod quotas;
 mod shell;
 mod work;
 
@@ -11,11 +13,12 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use self::quotas::Administrator;
 use ashlar_node::digest::commit::{NodeCommit, NodeCommitDone};
 use ashlar_node::pending::RequestTicket;
 use ashlar_node::pending::progress::WaitFor;
 use ashlar_node::pending::round::{DigestPace, DigestRound};
-use ashlar_pmem::CrashMedium;
+use ashlar_pmem::MediumKind;
 use ashlar_types::{LogPosition, SessionId};
 
 use crate::client::SimClient;
@@ -146,8 +149,12 @@ enum SimEvent {
     CommitEnds,
     /// SharedFS learns of a process's end.
     ProcessEnded(SessionId),
+    /// SharedFS learns that the process behind a request is gone.
+    HungUp(RequestTicket),
     SharedFsStarts,
     Fault,
+    /// The administrator comes.
+    Administer,
 }
 
 /// A scheduled event: time, order, the life of SharedFS for which it is meant (0: any), event.
@@ -157,6 +164,9 @@ type Scheduled = Reverse<(u64, u64, u64, SimEvent)>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiter {
     Client(usize),
+    Administrator,
+    /// The answer is ignored.
+    Unwanted,
     /// Sessions end.
     Ending(EndStage),
 }
@@ -209,15 +219,17 @@ struct Simulation {
     shell: ShellState,
     slots: Vec<ClientSlot>,
     history: UpdateHistory,
+    administrator: Administrator,
     /// Positions of sessions that were committed before, by any SharedFS.
     committed: BTreeMap<SessionId, LogPosition>,
     steps_left: u64,
     faults_end: bool,
     is_after_power_loss: bool,
-    /// Draws what clients do, when SharedFS works, and when faults happen.
+    /// Draws what clients do, when SharedFS works, when faults happen, and the administrator's limits.
     work: SimRandom,
     pace: SimRandom,
     fault: SimRandom,
+    limits: SimRandom,
     counts: SimCounts,
     broken: Option<BrokenCheck>,
     trace: Vec<String>,
@@ -246,7 +258,11 @@ impl Simulation {
     fn new(options: SimOptions) -> Result<Self, String> {
         let mut setup = SimRandom::new(options.seed, 1);
         let machine = MachineOptions {
-            medium: if setup.one_in(2) { CrashMedium::Words } else { CrashMedium::Pages },
+            medium: match setup.below(7) {
+                0 => MediumKind::Memory,
+                1..=3 => MediumKind::Pmem,
+                _ => MediumKind::Disk,
+            },
             // Of so few, SharedFS keeps 64 back for updates that replace content.
             blocks: setup.between(80, 200) as u32,
             lease_hold_us: setup.pick(&[0, 200, 2000]).unwrap_or(0),
@@ -265,6 +281,7 @@ impl Simulation {
             shell: ShellState::default(),
             slots: uids.into_iter().map(|uid| ClientSlot { uid, client: None, wake: 0 }).collect(),
             history: UpdateHistory::default(),
+            administrator: Administrator::new(setup.one_in(2)),
             committed: BTreeMap::new(),
             steps_left: options.steps,
             faults_end: false,
@@ -272,6 +289,7 @@ impl Simulation {
             work: SimRandom::new(options.seed, 2),
             pace: SimRandom::new(options.seed, 3),
             fault: SimRandom::new(options.seed, 4),
+            limits: SimRandom::new(options.seed, 5),
             counts: SimCounts::default(),
             broken: None,
             trace: Vec::new(),
@@ -288,6 +306,10 @@ impl Simulation {
         }
         let pause = self.fault.between(5_000, 300_000);
         self.schedule(pause, SimEvent::Fault);
+        if self.administrator.is_active {
+            let pause = self.limits.between(5_000, 200_000);
+            self.schedule(pause, SimEvent::Administer);
+        }
         let mut deadline = u64::MAX;
         while self.broken.is_none() {
             let Some(Reverse((at, number, life, event))) = self.queue.pop() else { break };
@@ -332,8 +354,10 @@ impl Simulation {
             SimEvent::CommitRuns => self.run_commit(),
             SimEvent::CommitEnds => self.end_commit(),
             SimEvent::ProcessEnded(session) => self.end_session(session),
+            SimEvent::HungUp(ticket) => self.hang_up(ticket),
             SimEvent::SharedFsStarts => self.start_shared_fs(),
             SimEvent::Fault => self.draw_fault(),
+            SimEvent::Administer => self.administer(),
         }
     }
 
@@ -341,7 +365,7 @@ impl Simulation {
     fn schedule(&mut self, pause_us: u64, event: SimEvent) {
         self.scheduled += 1;
         let life = match event {
-            SimEvent::Client(_) | SimEvent::Fault | SimEvent::SharedFsStarts => 0,
+            SimEvent::Client(_) | SimEvent::Fault | SimEvent::Administer | SimEvent::SharedFsStarts => 0,
             _ => self.life,
         };
         self.queue.push(Reverse((self.now_us + pause_us, self.scheduled, life, event)));

@@ -8,6 +8,8 @@ use ashlar_types::{Contents, InodeId, LogPosition};
 use super::Simulation;
 use crate::faults::SimBug;
 
+/// The first byte of the key of an account's row.
+const QUOTA_ROW: u8 = b'Q';
 /// Bytes of a record before its body; the mark is first.
 const HEADER_BYTES: u64 = 24;
 
@@ -16,6 +18,12 @@ impl Simulation {
     pub(super) fn plant_before_crash(&mut self) {
         if self.has_plant(SimBug::EarlyReuse) {
             self.plant_early_reuse();
+        }
+        if self.has_plant(SimBug::LostLockNotes) {
+            self.plant_lost_notes();
+        }
+        if self.has_plant(SimBug::MiscountedUse) {
+            self.plant_miscounted_use();
         }
     }
 
@@ -44,6 +52,14 @@ impl Simulation {
             memory.fence();
             let _ = memory.sync();
             return;
+        }
+    }
+
+    /// Counts one block more in the committed row of an account that uses some.
+    fn plant_miscounted_use(&self) {
+        let database = self.machine.arena.database();
+        if let Some((key, _)) = database.rows().into_iter().find(|(key, _)| key.first() == Some(&QUOTA_ROW)) {
+            database.damage_row(&key, |value| value[0] = value[0].wrapping_add(1));
         }
     }
 

@@ -1,10 +1,12 @@
 //! SharedFS's shell: pending requests, digest rounds, commits, and the ends of sessions.
 
-use ashlar_node::NodeEffect;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use ashlar_node::digest::commit::{begin_commit, can_commit, finish_commit, is_much_uncommitted};
 use ashlar_node::pending::progress::{Progress, WaitFor};
 use ashlar_node::pending::round::{DigestPace, DigestRound, NextRound, RoundStep};
 use ashlar_node::pending::{NodeAnswer, NodeRequest, RequestTerms, RequestTicket};
+use ashlar_node::{Node, NodeEffect};
 use ashlar_store::CommitFault;
 use ashlar_types::{Errno, SessionId};
 
@@ -14,6 +16,8 @@ use crate::faults::{FaultKind, SimBug};
 
 /// How long a commit that failed waits until it is tried again.
 const RETRY_US: u64 = 1_000_000;
+/// One call in so many may be cut off by a kill.
+const KILL_IN_CALL: u64 = 120;
 
 impl Simulation {
     /// Does what the node asks of its shell.
@@ -32,6 +36,34 @@ impl Simulation {
                 NodeEffect::Replicate => {}
             }
         }
+    }
+
+    /// Calls the node, which may be killed between two of its writes to the memory of sessions.
+    ///
+    /// Returns `None` if SharedFS does not run, or has been killed.
+    fn call_node<T>(&mut self, call: impl FnOnce(&mut Node) -> T) -> Option<T> {
+        let is_killed = self.may_fail(FaultKind::KillInCall) && self.fault.one_in(KILL_IN_CALL);
+        let has_loss = self.has_plant(SimBug::LostWrite);
+        let node = self.machine.node.as_mut()?;
+        if !is_killed {
+            return Some(call(node));
+        }
+        let most = self.fault.between(1, 7);
+        let writes = self.fault.below(1 << most);
+        let gate = std::sync::Arc::clone(&self.machine.gate);
+        gate.plan_end(writes);
+        if has_loss {
+            gate.plan_loss(1 + self.fault.below(8));
+        }
+        let result = catch_unwind(AssertUnwindSafe(|| call(node)));
+        if gate.is_closed() {
+            self.count_fault(FaultKind::KillInCall);
+            self.trace("SharedFS", || format!("is killed after {writes} writes of a call"));
+            self.kill_shared_fs();
+            return None;
+        }
+        gate.open();
+        Some(result.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 
     fn wake(&mut self, event: WaitFor) {
@@ -58,8 +90,8 @@ impl Simulation {
 
     pub(super) fn advance_request(&mut self, ticket: RequestTicket) {
         let Some((waiter, _)) = self.shell.waiters.get(&ticket).copied() else { return };
-        let Some(node) = self.machine.node.as_mut() else { return };
-        match node.advance(ticket) {
+        let Some(progress) = self.call_node(|node| node.advance(ticket)) else { return };
+        match progress {
             Progress::Done(answer) => {
                 self.shell.waiters.remove(&ticket);
                 self.deliver(waiter, ticket, answer);
@@ -90,13 +122,22 @@ impl Simulation {
                     return;
                 }
                 let Asked::Pending(request, _) = std::mem::replace(&mut client.asked, Asked::Nothing) else { return };
-                let reply = answer.and_then(|answer| match answer {
+                let mut reply = answer.and_then(|answer| match answer {
                     NodeAnswer::Reply(gated) => Ok(gated.reply),
                     NodeAnswer::MayOpen { .. } | NodeAnswer::Done => Err(Errno::EPROTO),
                 });
+                let session = client.session;
+                if let Ok(reply) = &mut reply
+                    && self.has_plant(SimBug::DoubleQuotaGrant)
+                {
+                    self.plant_double_grant(session, reply);
+                }
+                let Some(client) = &mut self.slots[slot].client else { return };
                 client.asked = Asked::Answered(request, Box::new(reply));
                 self.schedule_client(slot, pause);
             }
+            Waiter::Unwanted => {}
+            Waiter::Administrator => self.take_limits(answer.map(drop)),
             Waiter::Ending(EndStage::Digest) => {
                 self.begin_request(NodeRequest::Commit, RequestTerms::OWN, Waiter::Ending(EndStage::Commit));
             }
@@ -123,6 +164,17 @@ impl Simulation {
         self.begin_request(request, RequestTerms::OWN, Waiter::Ending(EndStage::Digest));
     }
 
+    /// The process behind a request is gone: SharedFS gives the request up.
+    pub(super) fn hang_up(&mut self, ticket: RequestTicket) {
+        let Some(node) = self.machine.node.as_mut() else { return };
+        if self.shell.waiters.contains_key(&ticket) && node.cancel_request(ticket) {
+            self.shell.waiters.remove(&ticket);
+        } else {
+            // A lock that has just come must be taken.
+            self.advance_request(ticket);
+        }
+    }
+
     pub(super) fn remove_ended(&mut self) {
         for id in self.machine.remove_ended() {
             self.committed.remove(&id);
@@ -145,10 +197,16 @@ impl Simulation {
             return;
         }
         self.shell.digest_at = None;
-        let Some(node) = self.machine.node.as_mut() else { return };
-        let pace = self.shell.pace.unwrap_or_else(|| DigestPace::new(node.now.since_boot));
-        let round = self.shell.round.get_or_insert_with(|| DigestRound::new(node, pace));
-        let pause = match round.advance(node) {
+        let (pace, round) = (self.shell.pace, self.shell.round.take());
+        let advanced = self.call_node(|node| {
+            let pace = pace.unwrap_or_else(|| DigestPace::new(node.now.since_boot));
+            let mut round = round.unwrap_or_else(|| DigestRound::new(node, pace));
+            let progress = round.advance(node);
+            (round, progress)
+        });
+        let Some((round, progress)) = advanced else { return };
+        self.shell.round = Some(round);
+        let pause = match progress {
             Progress::Done(RoundStep::RemoveEnded) => {
                 self.remove_ended();
                 Some(self.pace.between(1, 20))
@@ -237,8 +295,8 @@ impl Simulation {
 
     pub(super) fn end_commit(&mut self) {
         let CommitStage::Ran(done) = std::mem::take(&mut self.shell.commit) else { return };
+        let Some(finished) = self.call_node(|node| finish_commit(node, done)) else { return };
         let Some(node) = self.machine.node.as_mut() else { return };
-        let finished = finish_commit(node, done);
         let mut pause = 1;
         match &finished {
             Err(_) => {
@@ -270,5 +328,6 @@ impl Simulation {
     pub(super) fn reset_shell(&mut self) {
         self.life += 1;
         self.shell = ShellState::default();
+        self.administrator.reset();
     }
 }

@@ -10,10 +10,12 @@ use ashlar_wire::{Credit, CreditKind, LeaseRequest, Need, Reply, Request};
 
 use super::{SimEvent, Simulation, Waiter};
 use crate::client::{Asked, Goal, PreparedUpdate, SimClient, SyncProgress, SyncStage};
+use crate::client_locks::{LockPlace, cells_of};
 use crate::faults::SimBug;
 use crate::history::LoggedUpdate;
 use crate::intent::Intent;
 use crate::machine::wall_time;
+use crate::quota_balances::quota_wants;
 
 /// How often a client tries for a goal before it gives up.
 const TRIES_MAX: u32 = 300;
@@ -27,11 +29,11 @@ impl Simulation {
         self.slots[slot].wake = self.scheduled;
     }
 
-    fn client(&mut self, slot: usize) -> &mut SimClient {
+    pub(super) fn client(&mut self, slot: usize) -> &mut SimClient {
         self.slots[slot].client.as_mut().expect("a client")
     }
 
-    fn schedule_soon(&mut self, slot: usize) {
+    pub(super) fn schedule_soon(&mut self, slot: usize) {
         let pause = if self.work.one_in(40) { self.work.between(1_000, 20_000) } else { self.work.between(1, 30) };
         self.schedule_client(slot, pause);
     }
@@ -43,8 +45,20 @@ impl Simulation {
             let pause = client.stopped_until - now;
             return self.schedule_client(slot, pause);
         }
+        if self.resume(slot) {
+            return self.schedule_soon(slot);
+        }
+        let client = self.client(slot);
         match std::mem::replace(&mut client.asked, Asked::Nothing) {
-            Asked::Pending(request, ticket) => client.asked = Asked::Pending(request, ticket),
+            Asked::Pending(request, ticket) => {
+                client.asked = Asked::Pending(request, ticket);
+                self.cancel_wait_if_due(slot);
+            }
+            Asked::Unsent(Request::Lock { .. }) if client.locks.underway.is_some_and(|of| of.is_cancelled) => {
+                // A SharedFS that has forgotten the wait has ended it.
+                self.take_lock_reply(slot, Err(Errno::EINTR));
+                self.schedule_soon(slot);
+            }
             Asked::Unsent(request) => self.send(slot, request),
             Asked::Answered(request, reply) => {
                 self.take_reply(slot, &request, *reply);
@@ -87,6 +101,11 @@ impl Simulation {
 
     fn draw_goal(&mut self, slot: usize) {
         if self.steps_left == 0 {
+            // Other clients may wait for its locks.
+            if let Some(inode) = self.client(slot).locks.files().pop_first() {
+                self.client(slot).goal = Some(Goal::ReleaseLocks(inode));
+                self.schedule_soon(slot);
+            }
             return;
         }
         let tree = &self.history.tree.model;
@@ -100,13 +119,14 @@ impl Simulation {
         let has_links = |id: &InodeId| tree.inodes().any(|(found, inode)| found == *id && inode.links > 0);
         // A removed file is written as long as it is open.
         let removed = handles.iter().find(|id| !has_links(id)).copied().filter(|_| self.work.one_in(3));
-        let goal = match self.work.below(40) {
+        let goal = match self.work.below(50) {
             0..=30 if removed.is_some() => removed.map(|inode| Goal::Change(Intent::Write(inode, 100, 300, 7))),
             31 | 32 => self.work.pick(&files).filter(|id| !handles.contains(id)).map(Goal::Open),
             33 | 34 => self.work.pick(&handles).map(Goal::Close),
             35 | 36 => self.work.pick(&files).map(Goal::SyncInode),
             37 => Some(Goal::SyncAll),
             38 => Some(Goal::Digest),
+            40..=49 => self.draw_lock_goal(slot),
             39 => self.work.one_in(2).then_some(Goal::End),
             _ => Intent::draw(tree, &handles, is_root, &mut self.work).map(Goal::Change),
         };
@@ -119,7 +139,7 @@ impl Simulation {
         self.schedule_soon(slot);
     }
 
-    fn end_goal(&mut self, slot: usize, how: &str) {
+    pub(super) fn end_goal(&mut self, slot: usize, how: &str) {
         let client = self.client(slot);
         client.end_goal();
         client.log.release(client.control.committed());
@@ -142,13 +162,17 @@ impl Simulation {
             Goal::SyncInode(inode) => self.sync(slot, Some(*inode)),
             Goal::SyncAll => self.sync(slot, None),
             Goal::Digest => self.ask(slot, Request::Digest),
+            Goal::Lock(wanted) => self.lock(slot, wanted),
+            Goal::QueryLock(wanted) => self.query_lock(slot, wanted),
+            Goal::ProbeLocks(inode) => self.ask(slot, Request::YieldLocks { inode: *inode, moves: false }),
+            Goal::ReleaseLocks(inode) => self.release_file(slot, *inode),
             Goal::End => self.end_client(slot, "ends its session"),
         }
     }
 
     // ---- requests
 
-    fn ask(&mut self, slot: usize, request: Request) {
+    pub(super) fn ask(&mut self, slot: usize, request: Request) {
         let client = self.client(slot);
         client.seal = None;
         if matches!(request, Request::Acquire(_)) && !client.is_using {
@@ -168,12 +192,26 @@ impl Simulation {
         let ticket = self.begin_request(asked, terms, Waiter::Client(slot));
         self.trace(&format!("client {slot}"), || format!("asks {request:?}"));
         self.client(slot).asked = Asked::Pending(request, ticket);
+        self.cancel_wait_if_due(slot);
     }
 
     fn take_reply(&mut self, slot: usize, request: &Request, reply: Result<Reply, Errno>) {
         let goal = self.client(slot).goal.clone();
+        if matches!(request, Request::Lock { .. }) {
+            return self.take_lock_reply(slot, reply);
+        }
         let client = self.client(slot);
         let error = match (request, reply) {
+            (Request::QueryLock { .. }, Ok(Reply::Conflict(found))) => {
+                return self.take_conflict(slot, found.is_some());
+            }
+            (Request::YieldLocks { inode, .. }, Ok(Reply::Locks(found))) => {
+                return self.take_known_locks(slot, *inode, &cells_of(&found));
+            }
+            (Request::ReleaseLocks { inode, owner, kind }, Ok(_)) => {
+                client.locks.finish_release(LockPlace { inode: *inode, kind: *kind, owner: *owner });
+                None
+            }
             (Request::Acquire(wants), Ok(Reply::Granted { grants, dependencies, .. })) => {
                 client.note_dependencies(&dependencies);
                 client.granted.extend(grants.iter().map(|grant| (grant.inode, (grant.slot, grant.word))));
@@ -207,6 +245,10 @@ impl Simulation {
                 if let Some(sync) = &mut client.sync {
                     sync.stage = SyncStage::Leases;
                 }
+                None
+            }
+            (_, Ok(Reply::Quota { version, grants })) => {
+                client.balances.fill(version, &grants);
                 None
             }
             (_, Ok(_)) => None,
@@ -310,8 +352,17 @@ impl Simulation {
         let update = intent.update(&tree.model, &client.user, &is_open, made, wall_time(now), &mut data);
         let fits = |update: &Update<'_>| tree.clone().apply(update).is_ok();
         let Some(update) = update.filter(fits) else { return self.end_goal(slot, "may not do that") };
+        let version = client.control.quota_version();
+        let wants = match version.has_limits() {
+            true => quota_wants(&tree.model, &update, client.user.is_privileged()),
+            false => Vec::new(),
+        };
+        if !client.balances.pay(version, &wants) {
+            return self.ask(slot, Request::Quota(wants));
+        }
         let credit = Credit::from(update.cost());
         let Some(taken) = client.control.take_credit(credit, CreditKind::Common) else {
+            client.balances.give_back(version, &wants);
             return self.ask(slot, Request::Credit { want: credit, replaces: false });
         };
         let makes = intent.makes_inode() && update_makes(&update);
@@ -324,7 +375,8 @@ impl Simulation {
             client.control.open_handle(made);
         }
         let (kind, body) = (update.kind() as u8, update.encode().parts().concat());
-        client.prepared = Some(PreparedUpdate { kind, body, taken, made: makes.then_some(made) });
+        client.prepared =
+            Some(PreparedUpdate { kind, body, taken, paid: (version, wants), made: makes.then_some(made) });
         if has_late_seal {
             client.seal = None;
         }
@@ -352,19 +404,22 @@ impl Simulation {
                     client.handles.retain(|open| open != inode);
                 }
                 let (session, end, kind) = (client.session, appended.end, prepared.kind);
+                let is_root = client.user.is_privileged();
                 let is_durable = !self.machine.is_disk();
                 let logged = LoggedUpdate { session, end, kind, body: prepared.body, is_durable };
                 self.counts.updates += 1;
                 let number = self.history.updates.len();
                 self.trace(&format!("client {slot}"), || format!("logs update {number} up to {end}"));
+                let used_before = self.use_of_names();
                 if let Err(invalid) = self.history.push(logged) {
                     return self
                         .break_check("one writer", format!("session {session} logs what does not fit: {invalid}"));
                 }
+                self.check_use(session, is_root, &used_before);
                 self.end_goal(slot, "is done");
             }
             Err(error) => {
-                client.control.give_back(&prepared.taken);
+                client.give_back(&prepared);
                 if let Some(made) = prepared.made {
                     client.inodes.start = made.0;
                     if client.control.has_open(made) && !client.handles.contains(&made) {
@@ -421,9 +476,14 @@ impl Simulation {
     }
 
     fn close(&mut self, slot: usize, inode: InodeId) {
+        if let Some(place) = self.client(slot).locks.owners_of(inode).first().copied() {
+            return self.release_owner(slot, place);
+        }
         let is_removed = self.history.tree.model.inodes().any(|(found, of)| found == inode && of.links == 0);
+        // Without the lease, SharedFS frees the file later.
+        let is_released = is_removed && self.holds(slot, inode, true);
         let client = self.client(slot);
-        if is_removed {
+        if is_released {
             client.goal = Some(Goal::Change(Intent::Release(inode)));
             return self.schedule_soon(slot);
         }

@@ -209,6 +209,17 @@ impl MemoryDatabase {
         committed.all().map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
     }
 
+    /// Damages the value of a committed row, if there is such a row.
+    pub fn damage_row(&self, key: &[u8], damage: impl FnOnce(&mut Vec<u8>)) {
+        let mut state = lock(&self.state);
+        let mut tables = RowTables::clone(&state.committed);
+        if let Some(mut value) = tables.of(key).get(key).map(<[u8]>::to_vec) {
+            damage(&mut value);
+            tables.of_mut(key).put(key, &value);
+            state.committed = Arc::new(tables);
+        }
+    }
+
     /// Returns the database that a crash at this moment leaves: what is committed, and no planned fault.
     #[must_use]
     pub fn after_crash(&self) -> Self {
