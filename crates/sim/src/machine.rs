@@ -64,7 +64,7 @@ impl ProcessTable for LivingProcesses {
 /// How the machine is made.
 #[derive(Clone, Copy, Debug)]
 pub struct MachineOptions {
-    /// What its memory survives.
+    /// The medium, which says what its memory survives.
     pub medium: MediumKind,
     /// Blocks of the only data segment.
     pub blocks: u32,
