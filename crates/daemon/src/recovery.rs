@@ -28,17 +28,17 @@ use ashlar_node::sessions::mapped_table::MappedTable;
 use ashlar_node::sessions::session::ServedSession;
 use ashlar_node::{Node, NodeLimits};
 
-use crate::clock;
 use crate::grant_memory::make_grant_memory;
 use crate::mount_notifier::{Notifier, abort_dead_mount, notifier_of};
-use crate::process::{MachineProcesses, open_process};
-use crate::process_watcher::ProcessWatcher;
 use crate::quarantine::quarantine_session;
 use crate::retired_files;
 use crate::session_files::{SessionError, SessionFiles, open_mapped_table, remove_owner, take_up_session};
 use crate::sessions;
 use crate::shared_state::SharedState;
 use crate::{Config, DaemonError};
+use ashlar_processes::clock;
+use ashlar_processes::process::{MachineProcesses, open_process};
+use ashlar_processes::process_watcher::ProcessWatcher;
 
 /// How long another process may hold the arena before this start gives up.
 const HANDOVER: Duration = Duration::from_secs(1);

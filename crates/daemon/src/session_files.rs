@@ -24,8 +24,8 @@ use ashlar_wire::{
 };
 use thiserror::Error;
 
-use crate::process::{is_of_this_boot, open_process};
 use crate::retired::RetiredSession;
+use ashlar_processes::process::{is_of_this_boot, open_process};
 
 /// Why a session's files can't be made or taken up.
 #[derive(Debug, Error)]
