@@ -1,4 +1,4 @@
-//! What holds whenever the shell has the node: at the boundary of each call.
+//! Invariants that are checked at the boundary of calls.
 //!
 //! A broken invariant is a defect, whatever sessions do. So the process ends before the state is used any more, and the
 //! next start recovers from the logs.
