@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::command::{Done, eventually, is_alive, kill, run};
 use crate::reference::unmount;
-use crate::shadows::compare_with_shadow;
+use crate::shadows::{SHADOWS, compare_with_shadow};
 use crate::{Outcome, ensure, open_directory, tried};
 
 /// The longest time that a background process may take to start or to end.
@@ -127,6 +127,7 @@ pub struct TestArena {
     size: &'static str,
     /// The test has damaged it, so that its tree can't be read.
     is_damaged: AtomicBool,
+    has_shadow: bool,
 }
 
 impl TestArena {
@@ -141,13 +142,20 @@ impl TestArena {
             ),
         };
         let arena = memory.as_ref().unwrap_or(&directory).path().join("arena");
-        Ok(Self { directory, arena, _memory: memory, size, is_damaged: AtomicBool::new(false) })
+        Ok(Self { directory, arena, _memory: memory, size, is_damaged: AtomicBool::new(false), has_shadow: true })
     }
 
     /// A test arena in a directory of the caller's.
     pub fn within(place: &Path, size: &'static str) -> Outcome<Self> {
         let directory = open_directory(&prefix(std::process::id()))?;
-        Ok(Self { directory, arena: place.join("arena"), _memory: None, size, is_damaged: AtomicBool::new(false) })
+        Ok(Self {
+            directory,
+            arena: place.join("arena"),
+            _memory: None,
+            size,
+            is_damaged: AtomicBool::new(false),
+            has_shadow: true,
+        })
     }
 
     /// Leaves the arena out of the comparison with its shadow: the test is about to damage it.
@@ -180,9 +188,20 @@ impl TestArena {
         self.directory.path().join(format!("mount{number}"))
     }
 
+    /// Never has a shadow: its disk has no room for one.
+    #[must_use]
+    pub fn without_shadow(mut self) -> Self {
+        self.has_shadow = false;
+        self
+    }
+
     /// `ashlar` with arguments and this arena.
     pub fn ashlar(&self, arguments: &[&str]) -> Outcome<Done> {
-        run(ashlar(arguments).arg("--arena").arg(&self.arena))
+        let mut command = ashlar(arguments);
+        if !self.has_shadow {
+            command.env_remove(SHADOWS);
+        }
+        run(command.arg("--arena").arg(&self.arena))
     }
 
     /// Mounts at directory `number`.

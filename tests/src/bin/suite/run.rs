@@ -619,7 +619,7 @@ fn renamed(site: &TestArena, names: &[PathBuf]) -> Outcome<Duration> {
 fn grows() -> Outcome<Verdict> {
     let disk = tempfile::tempdir().map_err(tried("making a directory"))?;
     run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=112M", "none"]).arg(disk.path()))?.success()?;
-    let site = TestArena::within(disk.path(), "64M")?;
+    let site = TestArena::within(disk.path(), "64M")?.without_shadow();
     site.mount(0)?;
     let filler = disk.path().join("filler");
     let mut command = Front::RunAtOnce.command("python3");
