@@ -227,8 +227,8 @@ fn take_up_sessions(
             left.damaged.push(id);
             continue;
         }
-        let committed = state.store.committed(id);
-        let taken_up = match guard_session(id, || take_up_session(arena, id, committed, state.now.since_boot))? {
+        let positions = (state.store.committed(id), state.store.applied(id));
+        let taken_up = match guard_session(id, || take_up_session(arena, id, positions, state.now.since_boot))? {
             Ok((session, files)) => {
                 left.files.insert(id, files);
                 let mapped = open_living_table(arena, &session).unwrap_or_else(|error| {
