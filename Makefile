@@ -29,6 +29,9 @@ test:    ## unit and property tests, then whole processes: real mounts, real pro
 soak:    ## the kill loops, the fuzzers and the pairs of mounts at full length (hours)
 	@scripts/soak.sh
 
+shadow:  ## most of the suite, with a replica of each file system that must end with the same tree (half an hour)
+	@scripts/shadow.sh
+
 check:   ## formatting, lints, dependency rules, documentation; changes nothing
 	@scripts/check.sh
 
@@ -40,4 +43,4 @@ fix:     ## formats, and applies what the lints propose
 bench:   ## against pass-through FUSE file systems over tmpfs, in one run
 	@scripts/bench.sh
 
-.PHONY: help build install demo test soak check fix bench
+.PHONY: help build install demo test soak shadow check fix bench

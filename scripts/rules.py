@@ -25,10 +25,11 @@ LAYERS = {
     "libfs": ["types", "pmem", "log", "update", "wire"],
     "helper": ["types", "pmem", "wire"],
     "node": ["types", "pmem", "log", "journal", "update", "wire", "lease", "store"],
+    "processes": ["types", "pmem", "wire", "node"],
     "replica": ["types", "pmem", "journal", "store", "node"],
     # Tests alone use it.
     "sim": ["types", "pmem", "log", "update", "wire", "store", "node"],
-    "daemon": ["types", "pmem", "log", "update", "wire", "store", "helper", "node", "replica"],
+    "daemon": ["types", "pmem", "log", "update", "wire", "store", "helper", "node", "processes", "replica"],
     "fuse": ["types", "update", "wire", "libfs", "helper"],
     "preload": ["types", "wire", "libfs"],
     "capi": ["types", "wire", "libfs"],

@@ -1,6 +1,6 @@
 //! Shadows: each daemon of a test keeps a replica, whose tree must be the same when the test ends.
 //!
-//! `ashlar-suite --shadow` runs tests so. SharedFS finds the directory for shadows in the environment.
+//! `ashlar-suite --shadow` runs tests so. Daemons learn it from the environment.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -11,7 +11,7 @@ use crate::command::{eventually, run};
 use crate::mount::ashlar;
 use crate::{Outcome, tried};
 
-/// The variable that names the directory in which each daemon has its shadow.
+/// The variable that gives each daemon a shadow, if it is not empty.
 pub const SHADOWS: &str = "ASHLAR_SHADOWS";
 
 /// How long a daemon may take to apply the logs that a test left.
@@ -45,13 +45,10 @@ pub fn compare_with_shadow(arena: &Path) {
     }
 }
 
-/// The shadow of an arena: it has the arena's id as its name.
+/// The shadow of an arena, beside it.
 fn shadow_of(arena: &Path) -> Option<PathBuf> {
-    const ID_AT: usize = 24;
-    let directory = std::env::var_os(SHADOWS).filter(|directory| !directory.is_empty())?;
-    let superblock = std::fs::read(arena.join("ARENA")).ok()?;
-    let id = u64::from_le_bytes(superblock.get(ID_AT..ID_AT + 8)?.try_into().ok()?);
-    Some(PathBuf::from(directory).join(format!("{id:016x}"))).filter(|shadow| shadow.exists())
+    let is_on = std::env::var_os(SHADOWS).is_some_and(|value| !value.is_empty());
+    Some(arena.with_extension("shadow")).filter(|shadow| is_on && arena.join("ARENA").exists() && shadow.exists())
 }
 
 fn compare(arena: &Path, shadow: &Path) -> Outcome {

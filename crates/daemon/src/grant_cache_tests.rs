@@ -17,10 +17,10 @@ use ashlar_types::{Credentials, InodeId, SessionId, Timestamp};
 use ashlar_wire::Need;
 use std::sync::Arc;
 
-use crate::clock::boot_time;
 use crate::session_files::PreparedSession;
 use crate::test_sessions::{acquire as acquire_lease, apply_settled, identity, insert_session, make_arena};
 use crate::{Config, recovery};
+use ashlar_processes::clock::boot_time;
 
 const LOG_BYTES: u64 = 1 << 20;
 

@@ -19,7 +19,6 @@
 //! Source: `docs/format-session.md`; Assise §3 (SharedFS).
 #![forbid(unsafe_code)]
 
-mod clock;
 mod config;
 mod connections;
 #[cfg(test)]
@@ -39,8 +38,6 @@ mod node_requests;
 mod panics;
 mod placeholder;
 mod pool_filling;
-mod process;
-mod process_watcher;
 mod quarantine;
 mod recovery;
 mod request_slots;

@@ -10,10 +10,10 @@ use ashlar_store::Store;
 use ashlar_types::{LogPosition, SessionId};
 
 use crate::DaemonError;
-use crate::process::is_of_this_boot;
 use crate::session_files::{SessionError, open_lease_table};
 use ashlar_node::records::log_check::{self, LogFault};
 use ashlar_node::sessions::identity::SessionIdentity;
+use ashlar_processes::process::is_of_this_boot;
 
 /// The records and faults that the logs hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -38,7 +38,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Stat;
 
-use crate::clock::boot_time;
+use ashlar_processes::clock::boot_time;
 
 /// The most notifications that wait.
 ///

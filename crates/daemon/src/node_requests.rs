@@ -6,9 +6,9 @@ use ashlar_node::records::validate::Violation;
 use ashlar_types::{Errno, SessionId};
 use ashlar_wire::{Reply, Request};
 
-use crate::clock;
 use crate::mount_notifier::await_gate;
 use crate::shared_state::SharedState;
+use ashlar_processes::clock;
 
 /// Asks the node, and waits until no kernel believes anything that the answer makes untrue.
 ///

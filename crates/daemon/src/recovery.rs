@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_pmem::{Arena, ArenaError};
-use ashlar_replica::{Shadow, forget_journal, open_journal};
+use ashlar_replica::{ReplicaError, Shadow, forget_journal, open_journal};
 use ashlar_store::{MappedRun, Store, StoreError};
 use ashlar_types::SessionId;
 
@@ -22,23 +22,23 @@ use ashlar_node::leases::grant_cache::GrantPublisher;
 use ashlar_node::leases::kernel_notifier::KernelNotifier;
 use ashlar_node::pending::NodeRequest;
 use ashlar_node::recovery::settling::SessionSettling;
-use ashlar_node::recovery::take_up::{self, FoundSession};
+use ashlar_node::recovery::take_up::{self, FoundSession, SoundSession};
 use ashlar_node::recovery::{RecoveryFailure, recover_logs_with as recover_logs_of};
 use ashlar_node::sessions::mapped_table::MappedTable;
 use ashlar_node::sessions::session::ServedSession;
 use ashlar_node::{Node, NodeLimits};
 
-use crate::clock;
 use crate::grant_memory::make_grant_memory;
 use crate::mount_notifier::{Notifier, abort_dead_mount, notifier_of};
-use crate::process::{MachineProcesses, open_process};
-use crate::process_watcher::ProcessWatcher;
 use crate::quarantine::quarantine_session;
 use crate::retired_files;
 use crate::session_files::{SessionError, SessionFiles, open_mapped_table, remove_owner, take_up_session};
 use crate::sessions;
 use crate::shared_state::SharedState;
 use crate::{Config, DaemonError};
+use ashlar_processes::clock;
+use ashlar_processes::process::{MachineProcesses, open_process};
+use ashlar_processes::process_watcher::ProcessWatcher;
 
 /// How long another process may hold the arena before this start gives up.
 const HANDOVER: Duration = Duration::from_secs(1);
@@ -135,29 +135,27 @@ fn try_recover_logs(
     set_aside: &BTreeSet<SessionId>,
 ) -> Result<(Node, FoundSessions, Option<Shadow>), StartFailure> {
     let mut store = Store::open(Arc::clone(arena))?;
-    let mut journal = None;
-    let mut costs = BTreeMap::new();
-    if config.shadow.is_some() {
-        let (opened, applied) = open_journal(arena, &mut store)?;
-        journal = Some(opened);
-        costs = applied.into_costs();
-    } else {
-        forget_journal(arena, &mut store)?;
-    }
+    let journal = match config.shadow {
+        Some(_) => Some(open_journal(arena, &mut store)?),
+        None => {
+            forget_journal(arena, &mut store)?;
+            None
+        }
+    };
     let mut state = make_node(config, arena, store)?;
     state.journal = journal;
-    let mut shadow =
-        config.shadow.as_ref().map(|path| Shadow::open(path, arena, &state)).transpose().map_err(StartFailure::from)?;
+    let mut shadow = config
+        .shadow
+        .as_ref()
+        .map(|path| Shadow::open(path, arena, &mut state))
+        .transpose()
+        .map_err(StartFailure::from)?;
     if let (Some(shadow), Some(fault)) = (&mut shadow, config.shadow_fault) {
         tracing::warn!(?fault, "the shadow has a planted fault");
         shadow.plant(fault);
     }
     state.begin_recovery();
     let left = take_up_sessions(arena, &mut state, set_aside)?;
-    for (id, cost) in costs {
-        // The records of the journal were admitted: a session that has not paid would have been refused.
-        state.sessions.get_mut(&id).map(|session| session.account.spend(cost));
-    }
     recover_logs_of(&mut state, &mut |state, _| match (&mut shadow, &mut state.journal) {
         (Some(shadow), Some(journal)) => shadow.catch_up(journal),
         _ => Ok(()),
@@ -227,15 +225,15 @@ fn take_up_sessions(
             left.damaged.push(id);
             continue;
         }
-        let positions = (state.store.committed(id), state.store.applied(id));
-        let taken_up = match guard_session(id, || take_up_session(arena, id, positions, state.now.since_boot))? {
+        let committed = state.store.committed(id);
+        let taken_up = match guard_session(id, || take_up_session(arena, id, committed, state.now.since_boot))? {
             Ok((session, files)) => {
                 left.files.insert(id, files);
                 let mapped = open_living_table(arena, &session).unwrap_or_else(|error| {
                     tracing::error!(session = id.0, %error, "the table of its process's mapped files can't be read");
                     None
                 });
-                FoundSession::Sound { session: Box::new(session), mapped }
+                FoundSession::Sound(Box::new(SoundSession { session, mapped }))
             }
             Err(SessionError::Unfinished) => {
                 left.unfinished.push(id);
@@ -249,7 +247,7 @@ fn take_up_sessions(
         };
         found.insert(id, taken_up);
     }
-    take_up::take_up_sessions(state, found);
+    take_up::take_up_sessions(state, found).map_err(ReplicaError::from)?;
     Ok(left)
 }
 

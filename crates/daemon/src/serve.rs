@@ -20,12 +20,10 @@ use ashlar_pmem::ArenaError;
 use ashlar_types::{Errno, SessionId, VersionRange};
 use ashlar_wire::{Acceptor, Connection, Listener, MountTerms, ReceiveLimits, Reply, Request, SessionKind, WireError};
 
-use crate::clock;
 use crate::connections::{ACCEPTORS, ConnectedProcess, Connections};
 use crate::materialise::materialise;
 use crate::mount_notifier::{MountDevice, Notifier, notifier_of};
 use crate::node_requests::{ask_node, fence_after_panic, finish_answer};
-use crate::process::has_connected;
 use crate::request_slots::SlotOwner;
 use crate::retired_files::give_up_kept;
 use crate::session_files::{self, SessionError};
@@ -34,6 +32,8 @@ use crate::shared_state::SharedState;
 use crate::slot_service::serve_slot;
 use crate::status;
 use crate::user_shares::{ANSWER_BYTES, UserShare};
+use ashlar_processes::clock;
+use ashlar_processes::process::has_connected;
 
 /// How often a thread checks for another thread's table of mapped files, and the pause between.
 const TABLE_TRIES: u32 = 1000;

@@ -24,8 +24,8 @@ use ashlar_wire::{
 };
 use thiserror::Error;
 
-use crate::process::{is_of_this_boot, open_process};
 use crate::retired::RetiredSession;
+use ashlar_processes::process::{is_of_this_boot, open_process};
 
 /// Why a session's files can't be made or taken up.
 #[derive(Debug, Error)]
@@ -217,14 +217,14 @@ impl PreparedSession {
 /// Takes up the files of a session that this or an earlier SharedFS made.
 ///
 /// A living session may be appending at this moment, so its log is only opened. A log from before the machine's last
-/// start is recovered from `applied` on: the journal may have applied records that the medium has lost of the log.
+/// start is recovered from `committed` on.
 ///
 /// # Errors
 /// [`SessionError::Unfinished`] if the session was never welcomed; others if the files are damaged.
 pub fn take_up_session(
     arena: &Arena,
     id: SessionId,
-    (committed, applied): (LogPosition, LogPosition),
+    committed: LogPosition,
     now: Duration,
 ) -> Result<(ServedSession, SessionFiles), SessionError> {
     let medium = arena.medium();
@@ -255,8 +255,11 @@ pub fn take_up_session(
     // that, so they validate only sessions whose user could exploit that.
     let is_whole = is_of_this_boot(&identity.process)
         && (medium.kind != MediumKind::Disk || identity.uid != 0 || open_process(&identity.process).is_some());
-    let log =
-        if is_whole { Log::open(Arc::clone(&log_memory))? } else { Log::recover(Arc::clone(&log_memory), applied)?.0 };
+    let log = if is_whole {
+        Log::open(Arc::clone(&log_memory))?
+    } else {
+        Log::recover(Arc::clone(&log_memory), committed)?.0
+    };
     let files = SessionFiles::new(&log_memory, control.memory(), page.memory())?;
     let log_room = LogRoom { bytes: log_bytes, allocated: 0 };
     let memory = SessionMemory { log, log_memory, log_room, control, leases, page };

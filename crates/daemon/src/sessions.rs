@@ -21,13 +21,13 @@ use ashlar_wire::{Hello, PROTOCOL_VERSIONS, Peer, SessionKind, Welcome, WelcomeS
 
 use crate::length_check;
 use crate::mount_notifier::{abort_dead_mount, notifier_of};
-use crate::process::{identify_peer, open_process};
 use crate::quarantine::quarantine_fenced;
 use crate::retired::RetiredSession;
 use crate::retired_files;
 use crate::session_files::{PreparedSession, SessionFiles};
 use crate::session_pool;
 use crate::shared_state::{SharedState, StateGuard};
+use ashlar_processes::process::{identify_peer, open_process};
 
 /// How long a new session sleeps before it checks kernels' names again.
 ///
@@ -107,7 +107,7 @@ fn open_session(
     let refused = |error| Refused::Because(format!("no session can be made: {error}"));
     let prepared = prepared.map_err(refused)?;
     let id = prepared.id;
-    let now = crate::clock::boot_time();
+    let now = ashlar_processes::clock::boot_time();
     let (session, files) = prepared.give_to(identity, now).map_err(|error| {
         retired_files::remove(shared, id);
         refused(error.to_string())
@@ -433,7 +433,7 @@ mod tests {
         let shared = crate::recovery::recover(crate::Config::new(place.path())).expect("a sound arena");
         let own = identity(std::process::id(), 0);
         let prepared = prepare_session(&shared).expect("made");
-        let (mut session, _) = prepared.give_to(own, crate::clock::boot_time()).expect("given");
+        let (mut session, _) = prepared.give_to(own, ashlar_processes::clock::boot_time()).expect("given");
         (session.is_ending, session.enders) = (true, 1);
         let id = insert_session(&shared, session);
         let mut state = shared.lock();

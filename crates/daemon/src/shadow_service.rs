@@ -23,7 +23,7 @@ pub fn compare_trees(shared: &SharedState, directory: &Path) -> Result<Box<Compa
         Errno::EIO
     };
     let mut state = shared.lock();
-    if !is_same_directory(directory, &shadow.lock().path()) {
+    if !is_same_directory(directory, shadow.lock().path()) {
         return Err(Errno::ENXIO);
     }
     state.perform(NodeRequest::Commit)?;

@@ -21,14 +21,14 @@ use ashlar_types::{Errno, JournalPosition, SessionId};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::Config;
-use crate::clock;
 use crate::file_guard::FileGuard;
 use crate::placeholder::make_placeholder;
-use crate::process_watcher::ProcessWatcher;
 use crate::request_slots::RequestSlots;
 use crate::session_files::SessionFiles;
 use crate::session_pool::SessionPool;
 use crate::user_shares::{self, UserShares};
+use ashlar_processes::clock;
+use ashlar_processes::process_watcher::ProcessWatcher;
 
 /// How often a thread that waits for a lock checks whether its peer has hung up.
 const HANGUP_CHECK_INTERVAL: Duration = Duration::from_millis(500);

@@ -7,9 +7,7 @@ use ashlar_store::Store;
 use ashlar_types::{LogPosition, SessionId, Timestamp};
 use ashlar_wire::{LeaseRequest, Reply, Request, SessionKind};
 
-use crate::clock::boot_time;
 use crate::node_requests::ask_node;
-use crate::process::find_process;
 use crate::sessions::prepare_session;
 use crate::shared_state::SharedState;
 use ashlar_node::Node;
@@ -18,6 +16,8 @@ use ashlar_node::pending::RequestTerms;
 use ashlar_node::records::apply::Slice;
 use ashlar_node::sessions::identity::SessionIdentity;
 use ashlar_node::sessions::session::ServedSession;
+use ashlar_processes::clock::boot_time;
+use ashlar_processes::process::find_process;
 
 /// Makes a small arena.
 pub fn make_arena(place: &Path) {

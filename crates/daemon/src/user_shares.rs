@@ -23,7 +23,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::clock::now_us;
+use ashlar_processes::clock::now_us;
 
 /// A user counts as asking for so long after its last request.
 const ASKING_US: u64 = 100_000;

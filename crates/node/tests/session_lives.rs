@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ashlar_node::digest::commit::commit;
 use ashlar_node::recovery::settling::SessionSettling;
-use ashlar_node::recovery::take_up::{FoundSession, take_up_sessions};
+use ashlar_node::recovery::take_up::{FoundSession, SoundSession, take_up_sessions};
 use ashlar_node::sessions::beginning::begin_session;
 use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
 use ashlar_node::sessions::removal::remove_ended_sessions;
@@ -75,8 +75,9 @@ fn take_up_removes_rows_without_memory() {
     let session = make_session(SessionId(1), SessionKind::Process);
     let (version, generation) = (session.control.segment_version(), session.log.generation());
     node.store.set_session(SessionId(9), generation, LogPosition(64));
-    let sound = FoundSession::Sound { session: Box::new(session), mapped: None };
-    take_up_sessions(&mut node, [(SessionId(1), sound), (SessionId(2), FoundSession::Lost)].into());
+    let sound = FoundSession::Sound(Box::new(SoundSession { session, mapped: None }));
+    take_up_sessions(&mut node, [(SessionId(1), sound), (SessionId(2), FoundSession::Lost)].into())
+        .expect("no journal");
     assert!(!node.store.has_session(SessionId(9)) && node.store.has_session(SessionId(1)));
     assert_eq!(node.recovery.lost, [SessionId(2)].into());
     assert_ne!(node.sessions[&SessionId(1)].control.segment_version(), version);

@@ -16,13 +16,13 @@ use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_node::records::apply::Slice;
 use ashlar_node::recovery::recover_logs_with;
-use ashlar_node::recovery::take_up::{FoundSession, take_up_sessions};
+use ashlar_node::recovery::take_up::{FoundSession, SoundSession, take_up_sessions};
 use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
 use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionMemory};
 use ashlar_node::sessions::session_page::SessionPage;
 use ashlar_node::{Node, NodeCore, NodeLimits, NodeTime};
 use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory};
-use ashlar_store::{DumpComparison, MemoryArena, MemoryArenaOptions, Store, compare_dumps};
+use ashlar_store::{DumpComparison, MemoryArena, MemoryArenaOptions, Store, StoreError, compare_dumps};
 use ashlar_tests::random::Random;
 use ashlar_types::{
     Access, Epoch, FileKind, FileSystemId, InodeId, JournalPosition, LeaseMode, LeaseScope, LogPosition, NodeNumber,
@@ -86,8 +86,8 @@ fn identity() -> JournalIdentity {
 
 impl Machine {
     fn make_node(&self) -> Node {
-        let mut store = Store::open_in_memory(Arc::clone(&self.arena)).expect("a sound store");
-        let (journal, _) = NodeJournal::open(&mut store, Arc::clone(&self.ring), identity()).expect("a sound journal");
+        let store = Store::open_in_memory(Arc::clone(&self.arena)).expect("a sound store");
+        let journal = NodeJournal::open(&store, Arc::clone(&self.ring), identity()).expect("a sound journal");
         let limits = NodeLimits { lease_hold_us: 0, lease_ttl_us: 0, medium: MediumKind::Pmem };
         let mut node = Node::new(store, limits, Arc::new(OneProcess), self.now).expect("a sound store");
         node.journal = Some(journal);
@@ -99,6 +99,7 @@ impl Machine {
         let now = NodeTime { since_boot: Duration::from_secs(5), wall };
         let mut machine = Self { arena: make_arena(), ring: make_ring(), sessions: Vec::new(), now };
         let mut node = machine.make_node();
+        take_up_sessions(&mut node, BTreeMap::new()).expect("nothing to replay");
         for (id, uid) in [(WRITER, 0), (HOLDER, 0), (READER, 7)] {
             machine.add_session(&mut node, id, uid);
         }
@@ -142,10 +143,10 @@ impl Machine {
             };
             let state = (node.store.committed(*id), true);
             let session = ServedSession::take_up(*id, owner, 1, memory, state, self.now.since_boot).expect("taken up");
-            found.insert(*id, FoundSession::Sound { session: Box::new(session), mapped: None });
+            found.insert(*id, FoundSession::Sound(Box::new(SoundSession { session, mapped: None })));
         }
-        take_up_sessions(&mut node, found);
-        let mut link = link.reconnect(&node);
+        take_up_sessions(&mut node, found).expect("replayed");
+        let mut link = link.reconnect(&mut node);
         let mut await_copy = |state: &mut NodeCore, upto: JournalPosition| {
             link.follow(state);
             await_no_copy(state, upto)
@@ -282,14 +283,14 @@ struct Link {
 }
 
 impl Link {
-    fn start(node: &NodeCore) -> Self {
+    fn start(node: &mut NodeCore) -> Self {
         let (arena, ring) = (make_arena(), make_ring());
         let (replica, sender) = connect(node, open_replica(&arena, &ring));
         Self { arena, ring, replica, sender }
     }
 
     /// The replica's process dies, and starts again.
-    fn restart(self, node: &NodeCore) -> Self {
+    fn restart(self, node: &mut NodeCore) -> Self {
         let Self { arena, ring, replica, .. } = self;
         drop(replica);
         let arena = Arc::new(arena.after_process_death());
@@ -298,7 +299,7 @@ impl Link {
     }
 
     /// The writing node has started again.
-    fn reconnect(self, node: &NodeCore) -> Self {
+    fn reconnect(self, node: &mut NodeCore) -> Self {
         let (replica, sender) = connect(node, self.replica);
         Self { replica, sender, ..self }
     }
@@ -329,8 +330,8 @@ fn open_replica(arena: &Arc<MemoryArena>, ring: &Arc<SharedMemory>) -> Replica {
     Replica::open(store, Arc::clone(ring), identity()).expect("a sound copy")
 }
 
-fn connect(node: &NodeCore, mut replica: Replica) -> (Replica, CopySender) {
-    let journal = node.journal.as_ref().expect("a journal");
+fn connect(node: &mut NodeCore, mut replica: Replica) -> (Replica, CopySender) {
+    let journal = node.journal.as_mut().expect("a journal");
     let (plan, sender) = CopySender::begin(journal, &replica.copy_state()).expect("a copy of this journal");
     replica.follow(plan).expect("followed");
     (replica, sender)
@@ -361,7 +362,7 @@ struct Pair {
 impl Pair {
     fn start() -> Self {
         let (machine, mut node) = Machine::start();
-        let mut link = Link::start(&node);
+        let mut link = Link::start(&mut node);
         take_leases(&mut node, &mut link);
         Self { machine, node, link }
     }
@@ -387,7 +388,7 @@ impl Pair {
                 (node, link) = machine.restart(node, link);
                 take_leases(&mut node, &mut link);
             }
-            11 if random.one_in(3) => link = link.restart(&node),
+            11 if random.one_in(3) => link = link.restart(&mut node),
             _ => {}
         }
         Self { machine, node, link }
@@ -505,4 +506,19 @@ fn each_planted_fault_of_a_replica_is_found() {
         assert!(sound.is_equal(), "{fault:?}: {sound:#?}");
         assert!(!run_with(Some(fault), fault).is_equal(), "{fault:?} is not found");
     }
+}
+
+/// A start connects the replica, and may commit before the first frame is sent.
+#[test]
+fn commit_waits_for_a_replica_that_has_just_connected() {
+    let Pair { mut node, link, .. } = Pair::start();
+    let mut link = link.restart(&mut node);
+    let mut files = Files { files: Vec::new(), next: 0 };
+    let at = Timestamp { seconds: 1000, nanoseconds: 0 };
+    files.create(b"file".to_vec(), 0o644, at, &mut |update| assert!(append(&node, WRITER, update)));
+    let settled = node.settled(WRITER).expect("settled");
+    while !node.apply(WRITER, settled, Slice::Batch) {}
+    assert!(matches!(commit_with(&mut node, &mut await_no_copy), Err(StoreError::CommitUnderWay)));
+    commit(&mut node, &mut link);
+    assert_eq!(node.store.committed(WRITER), settled);
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ashlar_journal::{JournalIdentity, JournalRing};
-use ashlar_node::journal::{FrameApplier, NodeJournal, ReplayError};
+use ashlar_node::journal::{NodeJournal, ReplayError};
 use ashlar_pmem::{Arena, Mapping, MappingAccess, SharedMemory};
 use ashlar_store::Store;
 use ashlar_types::Epoch;
@@ -63,13 +63,11 @@ fn map(arena: &Arena, file: &std::fs::File, bytes: u64) -> Result<Arc<SharedMemo
     Ok(Arc::new(SharedMemory::Mapped(mapping)))
 }
 
-/// Opens the journal of an arena's node, and applies what the store's commits lack; makes one if there is none.
-///
-/// The result has the cost of what was applied, by session.
+/// Opens the journal of an arena's node; makes one if there is none.
 ///
 /// # Errors
 /// Those of the journal and of the system.
-pub fn open_journal(arena: &Arena, store: &mut Store) -> Result<(NodeJournal, FrameApplier), ReplicaError> {
+pub fn open_journal(arena: &Arena, store: &mut Store) -> Result<NodeJournal, ReplicaError> {
     let identity = identity_of(arena);
     let memory = match open_memory(arena)? {
         Some(memory) => memory,
@@ -79,7 +77,7 @@ pub fn open_journal(arena: &Arena, store: &mut Store) -> Result<(NodeJournal, Fr
             make_memory(arena, identity, ring_bytes(arena))?
         }
     };
-    NodeJournal::open(store, memory, identity).map_err(ReplicaError::Journal)
+    Ok(NodeJournal::open(store, memory, identity)?)
 }
 
 /// Removes the journal of a node that has no replica any more.

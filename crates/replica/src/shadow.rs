@@ -41,14 +41,15 @@ impl Shadow {
     ///
     /// # Errors
     /// [`ReplicaError::Shadow`]; those of the arena and the store.
-    pub fn open(path: &Path, main: &Arena, state: &NodeCore) -> Result<Self, ReplicaError> {
-        let journal = state.journal.as_ref().ok_or(ReplicaError::Journal(ReplayError::OtherCopy))?;
+    pub fn open(path: &Path, main: &Arena, state: &mut NodeCore) -> Result<Self, ReplicaError> {
+        let NodeCore { store, journal, .. } = state;
+        let journal = journal.as_mut().ok_or(ReplicaError::Journal(ReplayError::OtherCopy))?;
         let failed = |problem: String| ReplicaError::Shadow { path: path.to_owned(), problem };
         let arena = Arc::new(match Arena::open(path) {
             Err(ArenaError::NotAnArena) => make_arena(path, main)?,
             opened => opened?,
         });
-        let root = state.store.inode(InodeId::ROOT)?.ok_or(failed("there is no root directory".into()))?;
+        let root = store.inode(InodeId::ROOT)?.ok_or(failed("there is no root directory".into()))?;
         // It leaves one that is there as it is.
         Store::format(&arena, root.changed)?;
         let identity = identity_of(main);
@@ -65,7 +66,7 @@ impl Shadow {
         let (replica, sender) = open().map_err(|error| failed(error.to_string()))?;
         let shadow = Self { path: path.to_owned(), arena, replica, sender };
         let is_new = shadow.is_level(journal) && journal.mark().position == JournalPosition(0);
-        if is_new && !shadow.compare(&state.store)?.is_equal() {
+        if is_new && !shadow.compare(store)?.is_equal() {
             return Err(failed("a shadow begins with an empty file system, and this one has files".into()));
         }
         Ok(shadow)

@@ -15,7 +15,7 @@ use ashlar_node::journal::{NodeJournal, ReplayError};
 use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_node::recovery::settling::SessionSettling;
-use ashlar_node::recovery::take_up::{FoundSession, take_up_sessions};
+use ashlar_node::recovery::take_up::{FoundSession, SoundSession, take_up_sessions};
 use ashlar_node::recovery::{RecoveryFailure, recover_logs_with};
 use ashlar_node::sessions::beginning::begin_session;
 use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
@@ -67,7 +67,7 @@ impl ProcessTable for LivingProcesses {
 /// How the machine is made.
 #[derive(Clone, Copy, Debug)]
 pub struct MachineOptions {
-    /// The medium, by which its memory survives a loss of power or not.
+    /// The medium, which says what its memory survives.
     pub medium: MediumKind,
     /// Blocks of the only data segment.
     pub blocks: u32,
@@ -299,21 +299,15 @@ impl Machine {
         if let Some((commits, fault)) = crash_at {
             self.arena.database().plan_fault(self.arena.database().commits() + commits, fault);
         }
-        let mut store = Store::open_in_memory(Arc::clone(&self.arena))?;
-        let open = |ring| NodeJournal::open(&mut store, ring, JOURNAL).map_err(store_error);
-        let opened = self.ring.clone().map(open).transpose()?;
+        let store = Store::open_in_memory(Arc::clone(&self.arena))?;
+        let open = |ring| NodeJournal::open(&store, ring, JOURNAL).map_err(store_error);
+        let journal = self.ring.clone().map(open).transpose()?;
         let mut node = Node::new(store, limits, processes, node_time(now_us))?;
-        let mut costs = BTreeMap::new();
-        if let Some((mut journal, applied)) = opened {
-            // There is a replica, whatever it has acknowledged.
-            journal.handle_ack(JournalPosition(0));
-            (node.journal, costs) = (Some(journal), applied.into_costs());
-        }
+        node.journal = journal;
         node.begin_recovery();
-        self.take_up_sessions(&mut node);
-        for (id, cost) in costs {
-            node.sessions.get_mut(&id).map(|session| session.account.spend(cost));
-        }
+        self.take_up_sessions(&mut node)?;
+        // It connects: from here on no commit goes without it.
+        await_copy(&mut node, JournalPosition(0))?;
         recover_logs_with(&mut node, await_copy).map_err(|failure| match failure {
             RecoveryFailure::Store(error) => error,
             RecoveryFailure::Panic(id) => panic!("SharedFS panics at the log of session {id}"),
@@ -337,19 +331,14 @@ impl Machine {
         Ok(report)
     }
 
-    fn take_up_sessions(&self, node: &mut Node) {
+    fn take_up_sessions(&self, node: &mut Node) -> Result<(), StoreError> {
         let take_up = |(&id, twins): (&SessionId, &SessionTwins)| {
-            let session = self.take_up_session(
-                id,
-                twins,
-                (node.store.committed(id), node.store.applied(id)),
-                node.now.since_boot,
-            );
-            let sound = |session| FoundSession::Sound { session: Box::new(session), mapped: None };
+            let session = self.take_up_session(id, twins, node.store.committed(id), node.now.since_boot);
+            let sound = |session| FoundSession::Sound(Box::new(SoundSession { session, mapped: None }));
             (id, session.map_or(FoundSession::Lost, sound))
         };
         let found = self.twins.iter().map(take_up).collect();
-        take_up_sessions(node, found);
+        take_up_sessions(node, found).map_err(store_error)
     }
 
     /// Takes up a session's memory; `None` if it has no owner.
@@ -357,7 +346,7 @@ impl Machine {
         &self,
         id: SessionId,
         twins: &SessionTwins,
-        (committed, applied): (LogPosition, LogPosition),
+        committed: LogPosition,
         now: Duration,
     ) -> Option<ServedSession> {
         let page = SessionPage::new(Arc::clone(&twins.leases)).ok()?;
@@ -370,7 +359,7 @@ impl Machine {
         let log = if is_whole {
             Log::open(Arc::clone(&twins.log)).ok()?
         } else {
-            Log::recover(Arc::clone(&twins.log), applied).ok()?.0
+            Log::recover(Arc::clone(&twins.log), committed).ok()?.0
         };
         let log_room = LogRoom { bytes: twins.log.len(), allocated: 0 };
         let memory = SessionMemory { log, log_memory: Arc::clone(&twins.log), log_room, control, leases, page };

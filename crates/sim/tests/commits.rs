@@ -92,7 +92,7 @@ fn retried_commit_of_replica_keeps_later_frames() {
     copy.start().expect("started");
     machine.start_with(0, None, &mut acknowledge).expect("started");
     let state = copy.replica.as_ref().expect("running").copy_state();
-    let journal = machine.node.as_ref().expect("running").journal.as_ref().expect("a journal");
+    let journal = machine.node.as_mut().expect("running").journal.as_mut().expect("a journal");
     let (plan, mut sender) = CopySender::begin(journal, &state).expect("its copy");
     copy.replica.as_mut().expect("running").follow(plan).expect("followed");
     let client = begin(&mut machine);

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use ashlar_daemon::{Config, DaemonError, RESTART_EXIT, RETRY_EXIT, ReplicaFault};
-use ashlar_pmem::ArenaSummary;
 use ashlar_wire::Admission;
 use tracing_subscriber::EnvFilter;
 
@@ -19,7 +18,7 @@ use crate::system::arena::{ArenaLocation, survives};
 use crate::system::background::{leave_terminal, this_program};
 use crate::system::mounts::has_mounts;
 
-/// Names the directory in which each daemon has its shadow.
+/// Gives each daemon a shadow, if it is not empty.
 const SHADOWS: &str = "ASHLAR_SHADOWS";
 /// Names a fault that is planted in the shadow.
 const SHADOW_FAULT: &str = "ASHLAR_SHADOW_FAULT";
@@ -50,7 +49,7 @@ pub fn run(arguments: &DaemonArguments) -> Result<ExitCode, CliError> {
         words.extend(["--linger-seconds".into(), seconds.to_string().into()]);
     }
     words.extend(["--sessions".into(), sessions.to_string().into()]);
-    if let Some(shadow) = find_shadow(arguments.shadow.as_deref(), &prepared.summary) {
+    if let Some(shadow) = find_shadow(arguments.shadow.as_deref(), place.directory()) {
         words.extend([
             "--shadow".into(),
             std::path::absolute(shadow).map_err(CliError::system("finding the shadow"))?.into(),
@@ -64,11 +63,10 @@ pub fn run(arguments: &DaemonArguments) -> Result<ExitCode, CliError> {
 
 /// Returns the directory of the shadow, if there is to be one.
 ///
-/// Tests give each daemon one, also where a mount starts the daemon: in a directory of the arena's own below
-/// [`SHADOWS`].
-fn find_shadow(chosen: Option<&Path>, arena: &ArenaSummary) -> Option<PathBuf> {
-    let below = || std::env::var_os(SHADOWS).filter(|directory| !directory.is_empty());
-    chosen.map(Path::to_owned).or_else(|| Some(PathBuf::from(below()?).join(format!("{:016x}", arena.id))))
+/// Tests give each daemon one, also where a mount starts the daemon: beside its arena.
+fn find_shadow(chosen: Option<&Path>, arena: &Path) -> Option<PathBuf> {
+    let is_everywhere = || std::env::var_os(SHADOWS).is_some_and(|value| !value.is_empty());
+    chosen.map(Path::to_owned).or_else(|| is_everywhere().then(|| arena.with_extension("shadow")))
 }
 
 /// Runs SharedFS itself.

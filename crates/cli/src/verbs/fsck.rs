@@ -87,6 +87,8 @@ fn check_offline(place: &ArenaLocation, repair: bool) -> Result<Findings, CliErr
         remaining = before.clone();
     } else if !before.is_empty() {
         store.repair().map_err(|error| place.store_error(error))?;
+        // Its frames describe a tree that is no more. The logs hold all of them that the store lacks.
+        arena.remove_journal().map_err(|error| place.error(error))?;
         // A second check, since nothing else shows that the repair worked.
         last = check(&mut store, place, "checking again")?;
         remaining = sentences(&last);

@@ -19,9 +19,7 @@ use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update, Whiteout}
 use ashlar_wire::{Credit, CreditKind, LeaseRequest, Need, Reply, SessionKind};
 
 use super::mirror::Mirror;
-use crate::clock::boot_time;
 use crate::node_requests::ask_node;
-use crate::process::find_process;
 use crate::session_files::PreparedSession;
 use crate::shared_state::SharedState;
 use crate::test_sessions::{acquire, apply_settled};
@@ -34,6 +32,8 @@ use ashlar_node::pending::RequestTerms;
 use ashlar_node::records::apply::Slice;
 use ashlar_node::sessions::identity::SessionIdentity;
 use ashlar_node::sessions::session::{Control, LogRoom};
+use ashlar_processes::clock::boot_time;
+use ashlar_processes::process::find_process;
 
 /// Small, so that the log goes round often; a record may take a quarter of it.
 const RING_BYTES: u64 = 24 << 10;

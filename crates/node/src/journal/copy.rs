@@ -49,14 +49,22 @@ pub struct CopySender {
 impl CopySender {
     /// Decides where a copy goes on, and begins to send.
     ///
+    /// From here on the node commits nothing that this replica has not made durable.
+    ///
     /// # Errors
     /// [`ReplayError::OtherCopy`] if the copy lacks frames that the journal no longer has, or is none of this journal.
-    pub fn begin(journal: &NodeJournal, copy: &CopyState) -> Result<(CopyPlan, Self), ReplayError> {
+    pub fn begin(journal: &mut NodeJournal, copy: &CopyState) -> Result<(CopyPlan, Self), ReplayError> {
         let ring = journal.ring();
         let common = ring.lineage().last_common(ring.end(), &copy.lineage, copy.end);
-        let from = common.filter(|from| *from >= ring.head()).ok_or(ReplayError::OtherCopy)?;
+        let Some(from) = common.filter(|from| *from >= ring.head()) else {
+            let (head, end) = (ring.head(), ring.end());
+            tracing::warn!(?common, %head, %end, lineage = ?ring.lineage(), ?copy, "a copy does not fit");
+            return Err(ReplayError::OtherCopy);
+        };
         let sender = Self { cursor: ring.cursor_at(from)?, durable: JournalPosition(0) };
-        Ok((CopyPlan { lineage: ring.lineage().clone(), from }, sender))
+        let lineage = ring.lineage().clone();
+        journal.admit_replica(from);
+        Ok((CopyPlan { lineage, from }, sender))
     }
 
     /// Returns the next frames, at most so many bytes but for the first frame; `None` if there is nothing new.

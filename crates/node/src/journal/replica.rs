@@ -82,6 +82,8 @@ impl Replica {
     /// [`ReplayError::OtherCopy`] if frames behind that are applied; [`ReplayError::Journal`].
     pub fn follow(&mut self, plan: CopyPlan) -> Result<(), ReplayError> {
         if plan.from < self.cursor.position {
+            let applied = self.cursor.position;
+            tracing::warn!(from = %plan.from, %applied, "a copy has applied frames that the journal lacks");
             return Err(ReplayError::OtherCopy);
         }
         Ok(self.ring.cut(plan.from, plan.lineage)?)

@@ -13,6 +13,7 @@ use ashlar_log::RecordAt;
 use ashlar_pmem::SharedMemory;
 use ashlar_store::{JournalMark, Store, StoreError};
 use ashlar_types::{Access, Epoch, InodeId, JournalPosition, LogPosition, NodeNumber, SessionId};
+use ashlar_wire::Credit;
 
 use crate::journal::applier::{FrameApplier, ReplayError};
 
@@ -74,6 +75,8 @@ impl BatchNotes {
 pub struct NodeJournal {
     node: NodeNumber,
     ring: JournalRing<Arc<SharedMemory>>,
+    /// The store has all frames that were there at the start.
+    is_replayed: bool,
     order: u64,
     /// The position that the commit under way makes durable, and that of the last commit.
     frozen: JournalPosition,
@@ -84,46 +87,46 @@ pub struct NodeJournal {
 }
 
 impl NodeJournal {
-    /// Takes a journal whose frames are all applied to the store.
     fn new(node: NodeNumber, ring: JournalRing<Arc<SharedMemory>>, mark: JournalMark) -> Self {
         let committed = mark.position;
-        Self { node, ring, order: mark.order, frozen: committed, committed, acknowledged: None, bytes: Vec::new() }
+        let (order, acknowledged, bytes) = (mark.order, None, Vec::new());
+        Self { node, ring, is_replayed: false, order, frozen: committed, committed, acknowledged, bytes }
     }
 
-    /// Opens a journal, applies the frames that a store's commits lack, and takes the journal.
-    ///
-    /// It begins an epoch: the machine may have lost power since a frame was appended.
-    ///
-    /// Records without a verdict are left to their sessions' logs: a verdict says that none of them counts. The result
-    /// has the cost of what was applied, by session.
+    /// Opens a journal, and begins an epoch in it: the machine may have lost power since a frame was appended.
     ///
     /// # Errors
-    /// [`ReplayError`]; the store is then half changed.
-    pub fn open(
-        store: &mut Store,
-        memory: Arc<SharedMemory>,
-        identity: JournalIdentity,
-    ) -> Result<(Self, FrameApplier), ReplayError> {
+    /// [`ReplayError::Open`], [`ReplayError::Journal`].
+    pub fn open(store: &Store, memory: Arc<SharedMemory>, identity: JournalIdentity) -> Result<Self, ReplayError> {
         let (node, mut ring) = (identity.node, JournalRing::open(memory, identity)?);
         let number = ring.lineage().last().epoch.number + 1;
         ring.begin_epoch(Epoch { number, node })?;
-        let mut applier = FrameApplier::new(store, node);
-        let committed = applier.mark().position;
-        let (mut cursor, mut buffer) = (ring.cursor_at(committed)?, Vec::new());
-        while let Some(frame) = ring.read_frame(cursor, &mut buffer)? {
+        Ok(Self::new(node, ring, store.journal_mark(node).unwrap_or_default()))
+    }
+
+    /// Applies the frames that the store's commits lack. Nothing is appended before that.
+    ///
+    /// Records without a verdict are left to their sessions' logs: a verdict says that none of them counts. Returns the
+    /// cost of what was applied, by session.
+    ///
+    /// # Errors
+    /// [`ReplayError`]; the store is then half changed.
+    pub(crate) fn replay(&mut self, store: &mut Store) -> Result<BTreeMap<SessionId, Credit>, ReplayError> {
+        let mut applier = FrameApplier::new(store, self.node);
+        let (mut cursor, mut buffer) = (self.ring.cursor_at(applier.mark().position)?, Vec::new());
+        while let Some(frame) = self.ring.read_frame(cursor, &mut buffer)? {
             applier.apply_frame(store, &frame)?;
             cursor = frame.next();
         }
-        let mark = JournalMark { position: committed, order: applier.mark().order };
-        let mut journal = Self::new(node, ring, mark);
+        self.order = applier.mark().order;
+        self.is_replayed = true;
         let unjudged: Vec<_> = applier.unjudged().collect();
         for (session, from) in unjudged {
-            let verdict = BatchVerdict { upto: from, ..journal.next_verdict(session) };
-            journal
-                .append(store, &FrameBody::Verdict(verdict))
+            let verdict = BatchVerdict { upto: from, ..self.next_verdict(session) };
+            self.append(store, &FrameBody::Verdict(verdict))
                 .map_err(|error| ReplayError::Store(journal_failure(error)))?;
         }
-        Ok((journal, applier))
+        Ok(applier.into_costs())
     }
 
     /// Returns the ring, for those that copy it.
@@ -163,6 +166,7 @@ impl NodeJournal {
     /// # Errors
     /// Those of the ring.
     pub(super) fn append(&mut self, store: &mut Store, body: &FrameBody<'_>) -> Result<(), JournalError> {
+        assert!(self.is_replayed, "frames of the last start are not applied yet");
         self.ring.append(body)?;
         if let FrameBody::Verdict(verdict) = body {
             self.order = verdict.order;
@@ -230,11 +234,14 @@ impl NodeJournal {
         self.ring.truncate(bound).map(drop).map_err(journal_failure)
     }
 
-    /// Takes the position up to which the replica's copy is durable, for the first time too.
-    ///
-    /// From the first time on, nothing is committed here that the replica has not made durable.
+    /// Waits for a replica from now on, whose copy is durable up to this position.
+    pub(super) fn admit_replica(&mut self, durable: JournalPosition) {
+        self.acknowledged = Some(durable);
+    }
+
+    /// Takes the position up to which the replica's copy is durable.
     pub fn handle_ack(&mut self, durable: JournalPosition) {
-        self.acknowledged = self.acknowledged.max(Some(durable));
+        self.acknowledged = self.acknowledged.map(|acknowledged| acknowledged.max(durable));
     }
 
     /// Returns whether the replica, if there is one, has made the journal durable up to this position.

@@ -86,7 +86,7 @@ impl Replication {
     }
 
     /// Agrees with the writing node where the copy goes on.
-    fn connect(&mut self, journal: &NodeJournal) -> Result<(), ReplayError> {
+    fn connect(&mut self, journal: &mut NodeJournal) -> Result<(), ReplayError> {
         self.cut();
         let Some(replica) = &mut self.machine.replica else { return Ok(()) };
         let mut state = replica.copy_state();
@@ -169,8 +169,8 @@ impl Simulation {
 
     /// SharedFS and the replica connect, if both run.
     pub(super) fn connect_replica(&mut self) {
-        let (Some(replication), Some(node)) = (&mut self.replication, &self.machine.node) else { return };
-        let Some(journal) = &node.journal else { return };
+        let (Some(replication), Some(node)) = (&mut self.replication, &mut self.machine.node) else { return };
+        let Some(journal) = &mut node.journal else { return };
         if replication.sender.is_some() || replication.machine.replica.is_none() {
             return;
         }

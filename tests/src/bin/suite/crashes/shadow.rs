@@ -67,7 +67,10 @@ fn start_daemon(site: &TestArena, shadow: Option<&Path>, fault: Option<&str>) ->
     if let Some(fault) = fault {
         command.env("ASHLAR_SHADOW_FAULT", fault);
     }
-    let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // As the daemons that mounts start, it logs into the arena.
+    fs::create_dir_all(site.arena()).map_err(tried("making the arena's directory"))?;
+    let log = fs::File::create(site.arena().join("daemon.log")).map_err(tried("making the log"))?;
+    let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     let daemon = quiet.spawn().map_err(tried("starting the daemon"))?;
     eventually("the daemon serves", PATIENCE, || site.daemon().is_ok())?;
     Ok(daemon)
@@ -113,7 +116,7 @@ fn equal() -> Outcome<Verdict> {
             let kept = fs::File::open(&path).map_err(tried("opening"))?;
             fs::remove_file(&path).map_err(tried("removing"))?;
             shadowed.compare()?.success()?;
-            shadowed.site.kill_daemon()?;
+            shadowed.site.kill_daemon().map_err(|error| format!("{error}\n{}", shadowed.site.complaints()))?;
             shadowed.compare()?.success()?;
             ensure!(fs::read(top.join("round0/renamed3")).is_ok_and(|data| data.len() == 300), "a file has changed");
             drop(kept);
@@ -132,9 +135,11 @@ fn equal() -> Outcome<Verdict> {
 fn planted() -> Outcome<Verdict> {
     for fault in ["kept-inode", "batch-border", "access-time"] {
         let shadowed = ShadowedArena::start(Medium::Memory, Some(fault))?;
-        let path = shadowed.site.point(0).join("file");
+        let (site, path) = (&shadowed.site, shadowed.site.point(0).join("file"));
         fs::write(&path, "content").map_err(tried("writing"))?;
-        let open = fs::File::open(&path).map_err(tried("opening"))?;
+        // Another session keeps the file when it loses its name.
+        site.mount(1)?;
+        let open = fs::File::open(site.point(1).join("file")).map_err(tried("opening"))?;
         let mut one = [0];
         open.read_at(&mut one, 0).map_err(tried("reading"))?;
         if fault == "kept-inode" {

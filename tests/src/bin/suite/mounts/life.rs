@@ -221,6 +221,7 @@ fn damage() -> Outcome<Verdict> {
     write(&site.point(0).join("victim"), &marked)?;
     write(&site.point(0).join("other"), "sound")?;
     site.umount(0)?;
+    site.expect_damage();
     let segments = site.arena().join("segments");
     let mut flipped = 0;
     for file in fs::read_dir(&segments).map_err(tried("listing segments"))?.flatten() {
