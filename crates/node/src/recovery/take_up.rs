@@ -79,8 +79,8 @@ fn replay_journal(state: &mut NodeCore) -> Result<(), ReplayError> {
 
 /// Lets a log go on where the journal has applied it.
 ///
-/// After a loss of power, the medium may have lost records of a log that were durable in the journal: a commit makes the
-/// journal durable first.
+/// After a loss of power, the medium may have lost records of a log that were durable in the journal: a commit makes
+/// the journal durable first.
 fn continue_shorter_logs(state: &mut NodeCore) {
     let NodeCore { store, sessions, .. } = state;
     for session in sessions.values_mut().filter(|session| !session.is_whole) {

@@ -17,8 +17,6 @@ use crate::replica_machine::{ReplicaMachine, ReplicaOptions};
 const PART_BYTES: usize = 3000;
 /// Messages that are under way at most: the writing node then waits.
 const PARTS_MAX: usize = 6;
-/// Trees are compared at one of so many equal positions.
-const COMPARED_PART: u64 = 4;
 
 /// The replica, and the connection to it.
 pub(super) struct Replication {
@@ -41,6 +39,8 @@ pub(super) struct Replication {
     /// The copy that a loss of power at the replica leaves at least, and the journal that one at the writer leaves.
     durable_here: JournalPosition,
     durable_there: JournalPosition,
+    /// The position at which the trees were compared last.
+    compared: Option<JournalPosition>,
     draws: SimRandom,
 }
 
@@ -73,6 +73,7 @@ impl Replication {
             compares_epochs: plant != Some(SimBug::UncomparedEpoch),
             durable_here: JournalPosition(0),
             durable_there: JournalPosition(0),
+            compared: None,
             draws,
         })
     }
@@ -268,7 +269,7 @@ impl Simulation {
         } else if let Err(error) = self.advance_replica() {
             return self.break_replica(&error);
         }
-        self.compare_trees(COMPARED_PART);
+        self.compare_trees();
     }
 
     fn schedule_replica(&mut self, most_us: u64) {
@@ -402,13 +403,13 @@ impl Simulation {
         }
     }
 
-    /// Compares the trees if the replica has applied all of the journal, once in so many times.
-    pub(super) fn compare_trees(&mut self, part: u64) {
+    /// Compares the trees if the replica has applied all of the journal, once at each position.
+    pub(super) fn compare_trees(&mut self) {
         let (Some(replication), Some(node)) = (&mut self.replication, &self.machine.node) else { return };
-        if !replication.is_level(node) || !replication.draws.one_in(part) {
+        let Some(replica) = replication.machine.replica.as_ref().filter(|_| replication.is_level(node)) else { return };
+        if replication.compared.replace(replica.mark().position) == Some(replica.mark().position) {
             return;
         }
-        let Some(replica) = &replication.machine.replica else { return };
         self.counts.compared += 1;
         let compared = match (node.store.dump_lines(), replica.store().dump_lines()) {
             (Ok(one), Ok(two)) => compare_dumps(one, two, 1).map_err(|error| error.to_string()),
@@ -441,6 +442,9 @@ impl Simulation {
         if !replication.is_level(node) {
             return self.break_check("replica", "it has not applied all of the journal");
         }
-        self.compare_trees(1);
+        if let Some(replication) = &mut self.replication {
+            replication.compared = None;
+        }
+        self.compare_trees();
     }
 }
