@@ -28,6 +28,7 @@ pub mod effects;
 pub mod fuzzing;
 #[cfg(all(test, not(fuzzing)))]
 mod fuzzing;
+pub mod invariants;
 pub mod journal;
 pub mod leases;
 pub mod limits;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ashlar_store::{Store, StoreError};
 use ashlar_types::{Errno, LogPosition, SessionId};
 
+use crate::invariants::check_session;
 use crate::journal::acts::{journal_session, remove_session_row};
 use crate::leases::decisions::decide_all;
 use crate::limits::NodeLimits;
@@ -84,7 +85,9 @@ impl Node {
 
     /// Applies a session's log up to `to`, or one batch of it; see [`apply_log`].
     pub fn apply(&mut self, id: SessionId, to: LogPosition, slice: Slice) -> bool {
-        apply_log(&mut self.core, id, to, slice)
+        let reached = apply_log(&mut self.core, id, to, slice);
+        check_session(&mut self.core, id);
+        reached
     }
 
     /// Returns the end of the settled part of a session's log; see [`find_settled`].

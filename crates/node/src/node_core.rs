@@ -88,6 +88,8 @@ pub struct NodeCore {
     pub scratch: Vec<u8>,
     /// The buffer in which writes of a batch are joined.
     pub joined: Vec<u8>,
+    /// The decisions of the lease manager so far, some of which are checked.
+    pub decisions: u32,
 }
 
 impl NodeCore {
@@ -129,6 +131,7 @@ impl NodeCore {
             sealed: VecDeque::new(),
             scratch: Vec::new(),
             joined: Vec::new(),
+            decisions: 0,
         })
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_node::digest::commit::commit;
+use ashlar_node::records::apply::Slice;
 use ashlar_node::recovery::settling::SessionSettling;
 use ashlar_node::recovery::take_up::{FoundSession, SoundSession, take_up_sessions};
 use ashlar_node::sessions::beginning::begin_session;
@@ -115,4 +116,24 @@ fn settling_ends_dead_and_fenced_sessions() {
     let found: Vec<_> = removed.iter().map(|removed| (removed.session.id.0, removed.is_reusable)).collect();
     assert_eq!(found, [(2, true), (3, false), (5, false)]);
     assert_eq!(node.sessions.keys().copied().collect::<Vec<_>>(), [SessionId(1), SessionId(4)]);
+}
+
+/// Positions only grow; a node that finds otherwise must not go on.
+#[test]
+#[should_panic(expected = "was applied, and now only")]
+fn position_that_goes_back_ends_the_node() {
+    let mut node = make_node();
+    begin_session(&mut node, make_session(SessionId(1), SessionKind::Process), false).expect("begun");
+    node.sessions.get_mut(&SessionId(1)).expect("a session").checked = LogPosition(64);
+    node.apply(SessionId(1), LogPosition(0), Slice::All);
+}
+
+/// No session has used more than it was granted.
+#[test]
+#[should_panic(expected = "of a credit of")]
+fn use_beyond_credit_ends_the_node() {
+    let mut node = make_node();
+    begin_session(&mut node, make_session(SessionId(1), SessionKind::Process), false).expect("begun");
+    node.sessions.get_mut(&SessionId(1)).expect("a session").account.used.blocks = u64::MAX;
+    node.apply(SessionId(1), LogPosition(0), Slice::All);
 }

@@ -11,6 +11,7 @@ use ashlar_types::{JournalPosition, LogPosition, SessionId};
 
 use crate::digest::commit_state::CommitState;
 use crate::effects::NodeEffect;
+use crate::invariants::check_sessions;
 use crate::node_core::NodeCore;
 use crate::sessions::session::ServedSession;
 use crate::sessions::session_table::SessionTable;
@@ -166,6 +167,7 @@ pub fn finish_commit(state: &mut NodeCore, done: NodeCommitDone) -> Result<(), S
         state.commits.ended = state.commits.begun;
     }
     publish_committed(state, &committed);
+    check_sessions(state);
     state.effects.push(NodeEffect::WakeDigests);
     Ok(())
 }

@@ -5,6 +5,7 @@ use ashlar_types::{InodeId, LeaseScope, SessionId};
 
 use crate::access::open_handles::note_opened;
 use crate::effects::NodeEffect;
+use crate::invariants::check_decision;
 use crate::leases::grant_cache::GrantPublisher;
 use crate::leases::invalidation::{begin_invalidation, queue_invalidation};
 use crate::leases::leasing::Ancestors;
@@ -32,6 +33,7 @@ pub fn decide_some(state: &mut NodeCore) -> bool {
             session.page.set_revoking(false);
         }
     }
+    check_decision(state);
     true
 }
 

@@ -7,6 +7,7 @@ use ashlar_wire::{Reply, Request};
 
 use crate::access::open_rights;
 use crate::blame::Blame;
+use crate::invariants::check_session;
 use crate::leases::grant::report_store_error;
 use crate::leases::wants;
 use crate::node_core::NodeCore;
@@ -72,6 +73,9 @@ impl PendingRequests {
         let mut row = self.rows.remove(&ticket).expect("a pending request");
         let _blame = row.session.and_then(|id| state.sessions.get(&id)).map(Blame::for_request);
         let progress = row.advance(state);
+        if let Some(id) = row.session {
+            check_session(state, id);
+        }
         if !matches!(progress, Progress::Done(_)) {
             self.rows.insert(ticket, row);
         }

@@ -19,6 +19,7 @@ use crate::blame;
 use crate::digest::commit::{AwaitCopy, await_no_copy, commit_with};
 use crate::digest::freed_blocks::{release_blocks, take_unreleased_blocks};
 use crate::digest::orphans::free_orphans;
+use crate::invariants::check_sessions;
 use crate::node_core::NodeCore;
 use crate::records::apply::{Slice, apply_log};
 use crate::records::logs::{cut_log, fence_session, find_settled};
@@ -80,7 +81,9 @@ pub fn recover_logs_with(state: &mut NodeCore, await_copy: &mut AwaitCopy<'_>) -
     cut_unmet(state, &bounds, await_copy)?;
     fence_barred(state);
     state.recovery.phase = RecoveryPhase::Running;
-    Ok(commit_with(state, await_copy)?)
+    commit_with(state, await_copy)?;
+    check_sessions(state);
+    Ok(())
 }
 
 /// Seals a session's log and returns the end of its records.

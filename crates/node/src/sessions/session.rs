@@ -193,6 +193,8 @@ pub struct ServedSession {
     pub is_cut: bool,
     /// How many of its records were skipped at recovery: they build on what another session has destroyed.
     pub skipped: u32,
+    /// How far its log was applied at the last check of invariants.
+    pub checked: LogPosition,
     /// Whether its files are quarantined.
     pub is_quarantined: bool,
     /// Why it was fenced, if it was.
@@ -270,6 +272,7 @@ impl ServedSession {
             enders: 0,
             is_cut: false,
             skipped: 0,
+            checked: LogPosition(0),
             is_quarantined: false,
             fenced: None,
             notifier: None,
