@@ -224,7 +224,8 @@ impl ClientLocks {
     pub fn begin_again(&mut self) {
         if let Some(LockUnderway { wanted, before, .. }) = self.underway.take() {
             let held = self.held.entry(wanted.place).or_default();
-            *held = before;
+            // SharedFS may have set it already.
+            held.least = before.least;
             if wanted.place.is_own() {
                 self.doubtful.insert(wanted.place.inode);
             }

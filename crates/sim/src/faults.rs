@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use ashlar_node::journal::ReplicaFault;
+
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FaultKind {
@@ -23,11 +25,17 @@ pub enum FaultKind {
     StoppedProcess,
     /// SharedFS is killed between two of its writes to the memory of sessions.
     KillInCall,
+    /// The replica's process dies, and is started again after a while.
+    ReplicaDeath,
+    /// The replica's machine loses its power.
+    ReplicaPowerLoss,
+    /// The connection to the replica is lost, with all messages.
+    CutLink,
 }
 
 impl FaultKind {
     /// All kinds.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::ProcessDeath,
         Self::SharedFsDeath,
         Self::PowerLoss,
@@ -37,6 +45,9 @@ impl FaultKind {
         Self::RecoveryCrash,
         Self::StoppedProcess,
         Self::KillInCall,
+        Self::ReplicaDeath,
+        Self::ReplicaPowerLoss,
+        Self::CutLink,
     ];
 
     /// Returns its name.
@@ -52,6 +63,9 @@ impl FaultKind {
             Self::RecoveryCrash => "recovery-crash",
             Self::StoppedProcess => "stopped-process",
             Self::KillInCall => "kill-in-call",
+            Self::ReplicaDeath => "replica-death",
+            Self::ReplicaPowerLoss => "replica-power-loss",
+            Self::CutLink => "cut-link",
         }
     }
 }
@@ -124,11 +138,21 @@ pub enum SimBug {
     UnnoticedDeath,
     /// A write of SharedFS to the memory of sessions is lost, shortly before SharedFS is killed.
     LostWrite,
+    /// The replica acknowledges frames before it has made them durable.
+    EarlyAck,
+    /// SharedFS commits before the replica has acknowledged.
+    UngatedCommit,
+    /// The replica frees inodes that are to be kept.
+    DroppedKeptList,
+    /// The replica ends a batch one record early.
+    MovedBatchBorder,
+    /// A connection begins without a comparison of epochs.
+    UncomparedEpoch,
 }
 
 impl SimBug {
     /// All bugs.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 23] = [
         Self::UnsyncedLog,
         Self::UnsyncedDependencies,
         Self::UnloggedDependencies,
@@ -147,6 +171,11 @@ impl SimBug {
         Self::LostLockNotes,
         Self::UnnoticedDeath,
         Self::LostWrite,
+        Self::EarlyAck,
+        Self::UngatedCommit,
+        Self::DroppedKeptList,
+        Self::MovedBatchBorder,
+        Self::UncomparedEpoch,
     ];
 
     /// Returns its name.
@@ -171,6 +200,21 @@ impl SimBug {
             Self::LostLockNotes => "lost-lock-notes",
             Self::UnnoticedDeath => "unnoticed-death",
             Self::LostWrite => "lost-write",
+            Self::EarlyAck => "early-ack",
+            Self::UngatedCommit => "ungated-commit",
+            Self::DroppedKeptList => "dropped-kept-list",
+            Self::MovedBatchBorder => "moved-batch-border",
+            Self::UncomparedEpoch => "uncompared-epoch",
+        }
+    }
+
+    /// Returns the fault that it plants in the replica.
+    #[must_use]
+    pub const fn replica_fault(self) -> Option<ReplicaFault> {
+        match self {
+            Self::DroppedKeptList => Some(ReplicaFault::KeptInode),
+            Self::MovedBatchBorder => Some(ReplicaFault::BatchBorder),
+            _ => None,
         }
     }
 

@@ -8,13 +8,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ashlar_journal::JournalRing;
 use ashlar_log::Log;
-use ashlar_node::digest::commit::commit;
+use ashlar_node::digest::commit::{AwaitCopy, await_no_copy, commit_with};
+use ashlar_node::journal::{NodeJournal, ReplayError};
 use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_node::recovery::settling::SessionSettling;
 use ashlar_node::recovery::take_up::{FoundSession, SoundSession, take_up_sessions};
-use ashlar_node::recovery::{RecoveryFailure, recover_logs};
+use ashlar_node::recovery::{RecoveryFailure, recover_logs_with};
 use ashlar_node::sessions::beginning::begin_session;
 use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
 use ashlar_node::sessions::noted_locks::LEASES_FILE_BYTES;
@@ -24,10 +26,11 @@ use ashlar_node::sessions::session_page::SessionPage;
 use ashlar_node::{Node, NodeLimits, NodeTime};
 use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory, WriteGate};
 use ashlar_store::{CommitFault, MemoryArena, MemoryArenaOptions, Store, StoreError};
-use ashlar_types::{InodeId, LogGeneration, LogPosition, SessionId, Timestamp};
+use ashlar_types::{InodeId, JournalPosition, LogGeneration, LogPosition, SessionId, Timestamp};
 use ashlar_wire::{CONTROL_BYTES, ControlPage, LEASE_SLOTS_FIRST, LeaseTable, SessionKind};
 
 use crate::random::SimRandom;
+use crate::replica_machine::{JOURNAL, new_ring, power_loss};
 
 /// Bytes of a log's ring: few, so that logs go round.
 const RING_BYTES: u64 = 24 << 10;
@@ -70,6 +73,8 @@ pub struct MachineOptions {
     pub blocks: u32,
     /// Microseconds for which a fresh lease isn't revoked.
     pub lease_hold_us: u64,
+    /// Bytes of the journal's ring; `None` on a machine by itself.
+    pub ring_bytes: Option<u64>,
 }
 
 /// The findings of a start of SharedFS.
@@ -91,6 +96,8 @@ pub struct Machine {
     pub arena: Arc<MemoryArena>,
     /// The memory of sessions.
     pub twins: BTreeMap<SessionId, SessionTwins>,
+    /// The journal's memory, if there is a replica.
+    ring: Option<Arc<SharedMemory>>,
     /// SharedFS, while it runs.
     pub node: Option<Node>,
     /// The arena that the next crash leaves in place of the true one, if a bug is planted.
@@ -123,6 +130,14 @@ pub fn wall_time(now_us: u64) -> Timestamp {
     Timestamp { seconds: FIRST_SECOND + (now_us / 1_000_000) as i64, nanoseconds: (now_us % 1_000_000 * 1000) as u32 }
 }
 
+/// Returns the error of a store whose journal can't be used.
+fn store_error(error: ReplayError) -> StoreError {
+    match error {
+        ReplayError::Store(error) => error,
+        error => StoreError::Io { what: "the journal can't be used", source: std::io::Error::other(error.to_string()) },
+    }
+}
+
 fn crash_medium(options: MachineOptions) -> CrashMedium {
     if options.medium == MediumKind::Disk { CrashMedium::Pages } else { CrashMedium::Words }
 }
@@ -139,8 +154,14 @@ impl Machine {
     /// # Errors
     /// Those of the store.
     pub fn new(options: MachineOptions) -> Result<Self, StoreError> {
+        let gate = Arc::<WriteGate>::default();
+        let new_ring = |bytes: u64| {
+            let bytes = JournalRing::<SharedMemory>::bytes_for(bytes) as usize;
+            new_ring(CrashTwin::new(crash_medium(options), bytes).behind_gate(&gate)).map_err(store_error)
+        };
         Ok(Self {
             options,
+            ring: options.ring_bytes.map(new_ring).transpose()?,
             arena: new_arena(options)?,
             twins: BTreeMap::new(),
             node: None,
@@ -150,7 +171,7 @@ impl Machine {
             last_pid: 100,
             boots: 1,
             sessions_made: 0,
-            gate: Arc::default(),
+            gate,
         })
     }
 
@@ -259,6 +280,19 @@ impl Machine {
     /// # Errors
     /// Those of the store: [`StoreError`] of the planned crash, for one.
     pub fn start(&mut self, now_us: u64, crash_at: Option<(u64, CommitFault)>) -> Result<StartReport, StoreError> {
+        self.start_with(now_us, crash_at, &mut await_no_copy)
+    }
+
+    /// Starts SharedFS, which waits for its replica before each commit.
+    ///
+    /// # Errors
+    /// As [`Self::start`], and those of `await_copy`.
+    pub fn start_with(
+        &mut self,
+        now_us: u64,
+        crash_at: Option<(u64, CommitFault)>,
+        await_copy: &mut AwaitCopy<'_>,
+    ) -> Result<StartReport, StoreError> {
         let limits =
             NodeLimits { lease_hold_us: self.options.lease_hold_us, lease_ttl_us: 0, medium: self.options.medium };
         let processes = Arc::new(LivingProcesses(self.processes.clone()));
@@ -266,10 +300,15 @@ impl Machine {
             self.arena.database().plan_fault(self.arena.database().commits() + commits, fault);
         }
         let store = Store::open_in_memory(Arc::clone(&self.arena))?;
+        let open = |ring| NodeJournal::open(&store, ring, JOURNAL).map_err(store_error);
+        let journal = self.ring.clone().map(open).transpose()?;
         let mut node = Node::new(store, limits, processes, node_time(now_us))?;
+        node.journal = journal;
         node.begin_recovery();
-        self.take_up_sessions(&mut node);
-        recover_logs(&mut node).map_err(|failure| match failure {
+        self.take_up_sessions(&mut node)?;
+        // It connects: from here on no commit goes without it.
+        await_copy(&mut node, JournalPosition(0))?;
+        recover_logs_with(&mut node, await_copy).map_err(|failure| match failure {
             RecoveryFailure::Store(error) => error,
             RecoveryFailure::Panic(id) => panic!("SharedFS panics at the log of session {id}"),
         })?;
@@ -287,19 +326,19 @@ impl Machine {
             report.applied.entry(id).or_insert(position);
         }
         self.recovered = report.applied.clone();
-        self.settle(&mut node)?;
+        self.settle(&mut node, await_copy)?;
         self.node = Some(node);
         Ok(report)
     }
 
-    fn take_up_sessions(&self, node: &mut Node) {
+    fn take_up_sessions(&self, node: &mut Node) -> Result<(), StoreError> {
         let take_up = |(&id, twins): (&SessionId, &SessionTwins)| {
             let session = self.take_up_session(id, twins, node.store.committed(id), node.now.since_boot);
             let sound = |session| FoundSession::Sound(Box::new(SoundSession { session, mapped: None }));
             (id, session.map_or(FoundSession::Lost, sound))
         };
         let found = self.twins.iter().map(take_up).collect();
-        take_up_sessions(node, found).expect("there is no journal");
+        take_up_sessions(node, found).map_err(store_error)
     }
 
     /// Takes up a session's memory; `None` if it has no owner.
@@ -332,7 +371,7 @@ impl Machine {
     }
 
     /// Lets living sessions go on, and removes dead ones.
-    fn settle(&mut self, node: &mut Node) -> Result<(), StoreError> {
+    fn settle(&mut self, node: &mut Node, await_copy: &mut AwaitCopy<'_>) -> Result<(), StoreError> {
         for session in node.sessions.values().filter(|session| session.is_cut) {
             // No start takes it up any more.
             let memory = session.page.memory();
@@ -355,7 +394,7 @@ impl Machine {
             self.twins.remove(&id);
             node.remove_session_row(id);
         }
-        commit(node)
+        commit_with(node, await_copy)
     }
 
     /// Ends a start that no crash has cut off.
@@ -383,15 +422,7 @@ impl Machine {
             self.recovered.clear();
             return;
         }
-        // None of it, all of it, or some.
-        let style = random.below(4);
-        let mut choose = |contents: usize| match style {
-            0 => 0,
-            1 => contents - 1,
-            2 => random.below(contents as u64) as usize,
-            _ if random.one_in(4) => 0,
-            _ => contents - 1,
-        };
+        let mut choose = power_loss(random);
         let left = self.stale_arena.take().unwrap_or_else(|| Arc::clone(&self.arena));
         self.arena = Arc::new(left.after_crash(&mut choose));
         let (medium, gate) = (crash_medium(self.options), &self.gate);
@@ -402,6 +433,7 @@ impl Machine {
             }
             SharedMemory::Mapped(_) => Arc::clone(memory),
         };
+        self.ring = self.ring.as_ref().map(&mut crash);
         for twins in self.twins.values_mut() {
             let [log, control, leases] = twins.each().map(&mut crash);
             *twins = SessionTwins { log, control, leases };

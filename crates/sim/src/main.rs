@@ -9,7 +9,7 @@ use ashlar_sim::simulation::{STEPS, SimCounts, SimOptions, run_seed};
 use clap::Parser;
 use clap::builder::PossibleValuesParser;
 
-/// Runs the simulator: one machine under faults, from one seed.
+/// Runs the simulator: one machine, or one with a replica, under faults, from one seed.
 #[derive(Debug, Parser)]
 #[command(name = "ashlar-sim", version)]
 struct SimArguments {

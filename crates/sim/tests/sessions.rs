@@ -17,7 +17,7 @@ use ashlar_wire::{Credit, CreditKind, LeaseRequest, Need, Request};
 /// Their ends are done one after the other, and other requests are served in between.
 #[test]
 fn sessions_ending_together_stay_until_logs_are_applied() {
-    let options = MachineOptions { medium: MediumKind::Pmem, blocks: 64, lease_hold_us: 0 };
+    let options = MachineOptions { medium: MediumKind::Pmem, blocks: 64, lease_hold_us: 0, ring_bytes: None };
     let mut machine = Machine::new(options).expect("an arena");
     machine.start(0, None).expect("started");
     let mut ends = Vec::new();
@@ -57,7 +57,7 @@ fn sessions_ending_together_stay_until_logs_are_applied() {
 /// The session that had the file open may have closed it, with writes to it in its log that are not applied yet.
 #[test]
 fn release_without_lease_leaves_orphan_to_its_writer() {
-    let options = MachineOptions { medium: MediumKind::Pmem, blocks: 640, lease_hold_us: 0 };
+    let options = MachineOptions { medium: MediumKind::Pmem, blocks: 640, lease_hold_us: 0, ring_bytes: None };
     let mut machine = Machine::new(options).expect("an arena");
     machine.start(0, None).expect("started");
     let mut clients = Vec::new();
@@ -137,7 +137,7 @@ fn append(machine: &mut Machine, client: &SimClient, update: &Update<'_>) {
 /// record would have overwritten it.
 #[test]
 fn log_cut_at_lost_grant_keeps_synced_content() {
-    let options = MachineOptions { medium: MediumKind::Disk, blocks: 640, lease_hold_us: 0 };
+    let options = MachineOptions { medium: MediumKind::Disk, blocks: 640, lease_hold_us: 0, ring_bytes: None };
     let mut machine = Machine::new(options).expect("an arena");
     machine.start(0, None).expect("started");
     let pid = machine.start_process();

@@ -12,7 +12,6 @@ use ashlar_types::{JournalPosition, LogPosition, SessionId};
 use crate::digest::commit_state::CommitState;
 use crate::effects::NodeEffect;
 use crate::invariants::check_sessions;
-use crate::journal::NodeJournal;
 use crate::node_core::NodeCore;
 use crate::sessions::session::ServedSession;
 use crate::sessions::session_table::SessionTable;
@@ -89,14 +88,14 @@ pub fn begin_commit(state: &mut NodeCore) -> Option<NodeCommit> {
         state.commits.record_begin();
     }
     state.commits.is_running = true;
-    let (awaited, flush) = state.journal.as_mut().map(NodeJournal::begin_commit).unzip();
+    let (awaited, flush) = state.journal.as_mut().map(|journal| journal.begin_commit(is_new)).unzip();
     Some(NodeCommit { job, awaited, flush: flush.flatten(), flushed: None })
 }
 
 /// A commit that waits to be run, without the node.
 ///
 /// The shell makes the journal durable ([`Self::flush`]), waits until the replica has done so too
-/// ([`NodeJournal::is_acknowledged`]), and runs the commit.
+/// ([`crate::journal::NodeJournal::is_acknowledged`]), and runs the commit.
 #[derive(Debug)]
 #[must_use = "a commit that is not run commits nothing"]
 pub struct NodeCommit {

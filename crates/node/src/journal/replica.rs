@@ -142,8 +142,12 @@ impl Replica {
 
     /// Freezes the applied state for a commit; `None` if there is nothing to commit.
     pub fn begin_commit(&mut self) -> Option<CommitJob> {
+        // A batch that is tried again takes only what it took the first time.
+        let is_new = !self.store.is_frozen();
         let job = self.store.begin_commit()?;
-        self.frozen = self.applier.mark().position;
+        if is_new {
+            self.frozen = self.applier.mark().position;
+        }
         Some(job)
     }
 

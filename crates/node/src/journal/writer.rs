@@ -207,8 +207,12 @@ impl NodeJournal {
     }
 
     /// Begins a commit. The frames before the position must be durable first, here and at the replica.
-    pub fn begin_commit(&mut self) -> (JournalPosition, Option<(FlushJob, Arc<SharedMemory>)>) {
-        self.frozen = self.ring.end();
+    ///
+    /// A commit that is tried again takes only what it took the first time: then `is_new` is `false`.
+    pub fn begin_commit(&mut self, is_new: bool) -> (JournalPosition, Option<(FlushJob, Arc<SharedMemory>)>) {
+        if is_new {
+            self.frozen = self.ring.end();
+        }
         (self.frozen, self.ring.begin_flush().map(|job| (job, Arc::clone(self.ring.memory()))))
     }
 

@@ -1,7 +1,9 @@
 //! Takes up the sessions that an earlier SharedFS has left.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use ashlar_log::Log;
 use ashlar_store::MappedRun;
 use ashlar_types::{LogPosition, SessionId};
 
@@ -44,6 +46,7 @@ pub fn take_up_sessions(state: &mut NodeCore, found: BTreeMap<SessionId, FoundSe
         }
     }
     replay_journal(state)?;
+    continue_shorter_logs(state);
     for (id, _) in state.store.sessions() {
         let is_there = state.sessions.contains_key(&id) || state.recovery.lost.contains(&id);
         if id != SessionId::SHARED_FS && !is_there {
@@ -72,6 +75,24 @@ fn replay_journal(state: &mut NodeCore) -> Result<(), ReplayError> {
     }
     *orphans = store.orphans()?.into_iter().collect();
     Ok(())
+}
+
+/// Lets a log go on where the journal has applied it.
+///
+/// After a loss of power, the medium may have lost records of a log that were durable in the journal: a commit makes
+/// the journal durable first.
+fn continue_shorter_logs(state: &mut NodeCore) {
+    let NodeCore { store, sessions, .. } = state;
+    for session in sessions.values_mut().filter(|session| !session.is_whole) {
+        let applied = store.applied(session.id);
+        if session.log.tail() >= applied {
+            continue;
+        }
+        // A log that is damaged is fenced when it is read.
+        if let Ok((log, _)) = Log::recover(Arc::clone(&session.log_memory), applied) {
+            session.log = Arc::new(log);
+        }
+    }
 }
 
 fn take_up_session(state: &mut NodeCore, SoundSession { mut session, mapped }: SoundSession) {

@@ -1,11 +1,15 @@
 //! Faults: processes that die or stop, SharedFS killed and started again, and loss of power.
 
-use ashlar_store::CommitFault;
+use ashlar_node::NodeCore;
+use ashlar_node::digest::commit::await_no_copy;
+use ashlar_store::{CommitFault, StoreError};
+use ashlar_types::JournalPosition;
 
 use super::{SimEvent, Simulation};
 use crate::client::Asked;
 use crate::faults::{FaultKind, SimBug};
 use crate::history::UpdateHistory;
+use crate::machine::StartReport;
 
 /// Crashes of recovery, one after the other, before one is left to end.
 const RECOVERY_CRASHES_MAX: u32 = 3;
@@ -27,12 +31,16 @@ impl Simulation {
         }
         let pause = self.fault.between(5_000, 400_000);
         self.schedule(pause, SimEvent::Fault);
-        let (drawn, slot) = (self.fault.below(10), self.fault.below(self.slots.len() as u64) as usize);
+        let kinds = if self.replication.is_some() { 14 } else { 10 };
+        let (drawn, slot) = (self.fault.below(kinds), self.fault.below(self.slots.len() as u64) as usize);
         let kind = match drawn {
             0..=2 => FaultKind::ProcessDeath,
             3..=5 => FaultKind::SharedFsDeath,
             6 | 7 => FaultKind::PowerLoss,
-            _ => FaultKind::StoppedProcess,
+            8 | 9 => FaultKind::StoppedProcess,
+            10 => FaultKind::ReplicaDeath,
+            11 => FaultKind::ReplicaPowerLoss,
+            _ => FaultKind::CutLink,
         };
         if !self.may_fail(kind) {
             return;
@@ -41,6 +49,11 @@ impl Simulation {
             FaultKind::ProcessDeath => self.end_client(slot, "dies"),
             FaultKind::SharedFsDeath if self.machine.node.is_some() => self.kill_shared_fs(),
             FaultKind::PowerLoss => self.lose_power(),
+            FaultKind::ReplicaDeath | FaultKind::ReplicaPowerLoss => self.end_replica(kind),
+            FaultKind::CutLink => {
+                self.count_fault(kind);
+                self.cut_link();
+            }
             FaultKind::StoppedProcess => {
                 let pause = self.fault.between(1_000, 800_000);
                 let until = self.now_us + pause;
@@ -79,7 +92,8 @@ impl Simulation {
     /// Kills SharedFS. Clients go on, as far as they need it not.
     pub(super) fn kill_shared_fs(&mut self) {
         self.count_fault(FaultKind::SharedFsDeath);
-        self.trace("SharedFS", || "is killed".to_owned());
+        let journal = self.describe_journal();
+        self.trace("SharedFS", || format!("is killed{journal}"));
         self.plant_before_crash();
         self.machine.kill_shared_fs();
         self.reset_shell();
@@ -121,6 +135,17 @@ impl Simulation {
         self.schedule(pause, SimEvent::SharedFsStarts);
     }
 
+    /// Starts SharedFS once. It waits for the replica, which may fail meanwhile.
+    fn start_machine(&mut self, crash_at: Option<(u64, CommitFault)>) -> Result<StartReport, StoreError> {
+        let is_failing = self.may_fail(FaultKind::ReplicaDeath);
+        let Some(replication) = &mut self.replication else { return self.machine.start(self.now_us, crash_at) };
+        let mut await_copy = |state: &mut NodeCore, upto: JournalPosition| {
+            replication.follow(state, |draws| is_failing && draws.one_in(30))?;
+            await_no_copy(state, upto)
+        };
+        self.machine.start_with(self.now_us, crash_at, &mut await_copy)
+    }
+
     /// Starts SharedFS, unless it runs.
     pub(super) fn start_shared_fs(&mut self) {
         if self.machine.node.is_some() {
@@ -143,7 +168,7 @@ impl Simulation {
                 };
                 (self.fault.below(3), fault)
             });
-            let started = self.machine.start(self.now_us, crash_at);
+            let started = self.start_machine(crash_at);
             if crash_at.is_some() {
                 // If the planned commit did not come, SharedFS is killed right after its start.
                 crashes += 1;
@@ -169,6 +194,7 @@ impl Simulation {
         if let Some(node) = &mut self.machine.node {
             node.request_digest();
         }
+        self.cut_link();
         if self.administrator.is_active {
             let pause = self.limits.between(1, 3_000);
             self.schedule(pause, SimEvent::Administer);

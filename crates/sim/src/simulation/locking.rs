@@ -38,11 +38,10 @@ impl Simulation {
         }
         let is_root = client.user.is_privileged();
         let own = LockPlace { inode, kind: LockKind::Record, owner: LOCK_OWNER_PROCESS };
-        let place = match self.work.below(4) {
-            0 if is_root => LockPlace { kind: LockKind::Flock, owner: 1, ..own },
-            1 if is_root => LockPlace { owner: self.work.between(1, 2), ..own },
-            _ => own,
-        };
+        // A process asks for record locks of other owners on a mount.
+        let is_flock = is_root && self.work.one_in(3);
+        let place =
+            if is_flock { LockPlace { kind: LockKind::Flock, owner: self.work.between(1, 2), ..own } } else { own };
         let (one, two) = (self.work.below(CELLS as u64) as usize, self.work.below(CELLS as u64) as usize);
         let cells = if place.kind == LockKind::Flock { (0, CELLS - 1) } else { (one.min(two), one.max(two)) };
         let action = self.work.pick(&[LockAction::Read, LockAction::Write, LockAction::Write, LockAction::Unlock])?;

@@ -5,6 +5,7 @@ mod failures;
 mod locking;
 mod plants;
 mod quotas;
+mod replication;
 mod shell;
 mod work;
 
@@ -14,12 +15,13 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use self::quotas::Administrator;
+use self::replication::Replication;
 use ashlar_node::digest::commit::{NodeCommit, NodeCommitDone};
 use ashlar_node::pending::RequestTicket;
 use ashlar_node::pending::progress::WaitFor;
 use ashlar_node::pending::round::{DigestPace, DigestRound};
 use ashlar_pmem::MediumKind;
-use ashlar_types::{LogPosition, SessionId};
+use ashlar_types::{JournalPosition, LogPosition, SessionId};
 
 use crate::client::SimClient;
 use crate::faults::{FaultKind, FaultKinds, SimBug};
@@ -95,6 +97,8 @@ pub struct SimCounts {
     pub recoveries: u64,
     /// Trees that were compared.
     pub trees: u64,
+    /// Trees of a replica that were compared with the node's.
+    pub compared: u64,
     /// Checks of other kinds.
     pub checks: u64,
 }
@@ -109,18 +113,19 @@ impl SimCounts {
         self.faults.iter_mut().zip(other.faults).for_each(|(sum, count)| *sum += count);
         self.recoveries += other.recoveries;
         self.trees += other.trees;
+        self.compared += other.compared;
         self.checks += other.checks;
     }
 }
 
 impl fmt::Display for SimCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { events, steps, updates, commits, faults, recoveries, trees, checks } = self;
+        let Self { events, steps, updates, commits, faults, recoveries, trees, compared, checks } = self;
         write!(f, "{steps} steps, {updates} updates, {commits} commits, {events} events; ")?;
         for (kind, count) in FaultKind::ALL.into_iter().zip(faults) {
             write!(f, "{count} {kind}, ")?;
         }
-        write!(f, "{recoveries} recoveries; {trees} trees compared, {checks} other checks")
+        write!(f, "{recoveries} recoveries; {trees} trees compared, {compared} with a replica's, {checks} other checks")
     }
 }
 
@@ -155,6 +160,15 @@ enum SimEvent {
     Fault,
     /// The administrator comes.
     Administer,
+    /// SharedFS and the replica connect.
+    Connects,
+    SendsFrames,
+    /// A message of this connection arrives at the replica.
+    PartArrives(u64),
+    AckArrives(u64, JournalPosition),
+    /// The replica of this life goes on.
+    ReplicaWorks(u64),
+    ReplicaStarts,
 }
 
 /// A scheduled event: time, order, the life of SharedFS for which it is meant (0: any), event.
@@ -186,6 +200,8 @@ enum CommitStage {
     Idle,
     Scheduled,
     Begun(NodeCommit),
+    /// The replica has not made the journal durable.
+    Awaiting(NodeCommit),
     Ran(NodeCommitDone),
 }
 
@@ -216,6 +232,7 @@ struct Simulation {
     queue: BinaryHeap<Scheduled>,
     scheduled: u64,
     machine: Machine,
+    replication: Option<Replication>,
     shell: ShellState,
     slots: Vec<ClientSlot>,
     history: UpdateHistory,
@@ -257,7 +274,8 @@ pub fn run_seed(options: SimOptions) -> RunOutcome {
 impl Simulation {
     fn new(options: SimOptions) -> Result<Self, String> {
         let mut setup = SimRandom::new(options.seed, 1);
-        let machine = MachineOptions {
+        let mut machine = MachineOptions {
+            ring_bytes: None,
             medium: match setup.below(7) {
                 0 => MediumKind::Memory,
                 1..=3 => MediumKind::Pmem,
@@ -267,6 +285,12 @@ impl Simulation {
             blocks: setup.between(80, 200) as u32,
             lease_hold_us: setup.pick(&[0, 200, 2000]).unwrap_or(0),
         };
+        // The other half tests a machine by itself.
+        let has_replica = setup.one_in(2) && machine.medium != MediumKind::Memory;
+        machine.ring_bytes = has_replica.then(|| setup.between(192, 512) << 10);
+        let replica =
+            machine.ring_bytes.map(|bytes| Replication::new(options.seed, machine.blocks, bytes, options.plant));
+        let replication = replica.transpose().map_err(|error| error.to_string())?;
         let slots = setup.between(2, 4) as usize;
         // Only the super-user may change an empty tree.
         let uids: Vec<u32> =
@@ -278,6 +302,7 @@ impl Simulation {
             queue: BinaryHeap::new(),
             scheduled: 0,
             machine: Machine::new(machine).map_err(|error| error.to_string())?,
+            replication,
             shell: ShellState::default(),
             slots: uids.into_iter().map(|uid| ClientSlot { uid, client: None, wake: 0 }).collect(),
             history: UpdateHistory::default(),
@@ -299,6 +324,7 @@ impl Simulation {
     /// Runs until everything has ended, or a check fails.
     fn run(&mut self) {
         self.trace("machine", || "starts".to_owned());
+        self.start_replica();
         self.start_shared_fs();
         for slot in 0..self.slots.len() {
             let pause = self.pace.below(500);
@@ -338,6 +364,7 @@ impl Simulation {
             }
             self.handle(event);
             self.perform_effects();
+            self.observe_journal();
             self.check_event();
         }
         if self.broken.is_none() {
@@ -358,6 +385,12 @@ impl Simulation {
             SimEvent::SharedFsStarts => self.start_shared_fs(),
             SimEvent::Fault => self.draw_fault(),
             SimEvent::Administer => self.administer(),
+            SimEvent::Connects => self.connect_replica(),
+            SimEvent::SendsFrames => self.send_frames(),
+            SimEvent::PartArrives(connection) => self.take_part(connection),
+            SimEvent::AckArrives(connection, position) => self.take_ack(connection, position),
+            SimEvent::ReplicaWorks(life) => self.work_replica(life),
+            SimEvent::ReplicaStarts => self.start_replica(),
         }
     }
 
@@ -365,7 +398,13 @@ impl Simulation {
     fn schedule(&mut self, pause_us: u64, event: SimEvent) {
         self.scheduled += 1;
         let life = match event {
-            SimEvent::Client(_) | SimEvent::Fault | SimEvent::Administer | SimEvent::SharedFsStarts => 0,
+            SimEvent::Client(_)
+            | SimEvent::Fault
+            | SimEvent::Administer
+            | SimEvent::SharedFsStarts
+            | SimEvent::PartArrives(_)
+            | SimEvent::ReplicaWorks(_)
+            | SimEvent::ReplicaStarts => 0,
             _ => self.life,
         };
         self.queue.push(Reverse((self.now_us + pause_us, self.scheduled, life, event)));
@@ -393,6 +432,9 @@ impl Simulation {
     /// Returns whether no client has anything to do, and SharedFS runs.
     fn is_quiet(&self) -> bool {
         let is_idle = |slot: &ClientSlot| slot.client.as_ref().is_none_or(|client| client.goal.is_none());
-        self.machine.node.is_some() && self.slots.iter().all(is_idle) && self.shell.waiters.is_empty()
+        self.machine.node.is_some()
+            && self.slots.iter().all(is_idle)
+            && self.shell.waiters.is_empty()
+            && self.is_replica_level()
     }
 }

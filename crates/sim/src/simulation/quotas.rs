@@ -20,6 +20,10 @@ pub(super) struct Administrator {
     pub(super) is_active: bool,
     /// The limits that may stand: one, or two while they change.
     limits: BTreeMap<QuotaKey, Vec<QuotaLimits>>,
+    /// The use by updates of the super-user that these limits did not bind, by account.
+    ///
+    /// Balances that other sessions had got before may be used on top.
+    exempt: BTreeMap<QuotaKey, QuotaAmount>,
     /// The change that is under way.
     change: Option<(QuotaKey, QuotaLimits)>,
     /// Whether SharedFS has the request.
@@ -99,6 +103,7 @@ impl Simulation {
         let limits = QuotaLimits { blocks: limit(10), inodes: limit(7) };
         let before = self.administrator.highest_limits(key);
         self.administrator.limits.insert(key, vec![before, limits]);
+        self.administrator.exempt.remove(&key);
         self.administrator.change = Some((key, limits));
     }
 
@@ -148,11 +153,19 @@ impl Simulation {
     pub(super) fn check_use(&mut self, session: SessionId, is_root: bool, before: &BTreeMap<QuotaKey, QuotaAmount>) {
         let counts_anew = self.history.updates.last().is_some_and(|last| last.counts_subtree());
         for (key, used) in self.use_of_names() {
+            let had = before.get(&key).copied().unwrap_or_default();
             if is_root && (counts_anew || !matches!(key, QuotaKey::Subtree(_))) {
+                let exempt = self.administrator.exempt.entry(key).or_default();
+                exempt.blocks += used.blocks.saturating_sub(had.blocks);
+                exempt.inodes += used.inodes.saturating_sub(had.inodes);
                 continue;
             }
             self.counts.checks += 1;
-            let (had, limits) = (before.get(&key).copied().unwrap_or_default(), self.administrator.highest_limits(key));
+            let limits = self.administrator.highest_limits(key);
+            let exempt = self.administrator.exempt.get(&key).copied().unwrap_or_default();
+            let most = |limit: Option<u64>, exempt: u64| limit.map(|limit| limit + exempt);
+            let limits =
+                QuotaLimits { blocks: most(limits.blocks, exempt.blocks), inodes: most(limits.inodes, exempt.inodes) };
             let is_beyond =
                 |had: u64, used: u64, limit: Option<u64>| used > had && limit.is_some_and(|most| used > most);
             if is_beyond(had.blocks, used.blocks, limits.blocks) || is_beyond(had.inodes, used.inodes, limits.inodes) {

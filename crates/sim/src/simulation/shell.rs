@@ -32,8 +32,7 @@ impl Simulation {
                     self.schedule_digest(pause);
                 }
                 NodeEffect::Commit => self.schedule_commit(),
-                // The machine has no replica.
-                NodeEffect::Replicate => {}
+                NodeEffect::Replicate => self.schedule(1, SimEvent::SendsFrames),
             }
         }
     }
@@ -262,7 +261,23 @@ impl Simulation {
     }
 
     pub(super) fn run_commit(&mut self) {
-        let CommitStage::Begun(job) = std::mem::take(&mut self.shell.commit) else { return };
+        if !matches!(self.shell.commit, CommitStage::Begun(_) | CommitStage::Awaiting(_)) {
+            return;
+        }
+        let (CommitStage::Begun(mut job) | CommitStage::Awaiting(mut job)) = std::mem::take(&mut self.shell.commit)
+        else {
+            return;
+        };
+        job.flush();
+        let journal = self.machine.node.as_ref().and_then(|node| node.journal.as_ref());
+        let is_awaited = job.awaited().zip(journal).is_some_and(|(upto, journal)| !journal.is_acknowledged(upto));
+        if is_awaited && !self.has_plant(SimBug::UngatedCommit) {
+            let journal = self.describe_journal();
+            self.trace("SharedFS", || format!("waits for the replica{journal}"));
+            self.shell.commit = CommitStage::Awaiting(job);
+            return;
+        }
+        self.check_gate(job.awaited());
         let database = self.machine.arena.database();
         if self.may_fail(FaultKind::CommitCrash) && self.fault.one_in(30) {
             self.count_fault(FaultKind::CommitCrash);
@@ -317,7 +332,10 @@ impl Simulation {
         }
         node.effects.push(NodeEffect::WakeDigests);
         let is_wanted = node.commits.is_wanted;
-        self.trace("SharedFS", || if finished.is_ok() { "has committed" } else { "could not commit" }.to_owned());
+        let journal = self.describe_journal();
+        self.trace("SharedFS", || {
+            if finished.is_ok() { format!("has committed{journal}") } else { "could not commit".to_owned() }
+        });
         if is_wanted {
             self.shell.commit = CommitStage::Scheduled;
             self.schedule(pause, SimEvent::CommitBegins);
@@ -328,6 +346,7 @@ impl Simulation {
     pub(super) fn reset_shell(&mut self) {
         self.life += 1;
         self.shell = ShellState::default();
+        self.cut_link();
         self.administrator.reset();
     }
 }

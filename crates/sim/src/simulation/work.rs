@@ -4,7 +4,7 @@ use ashlar_log::AppendError;
 use ashlar_node::leases::grant::Patience;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_pmem::Persistent;
-use ashlar_types::{Errno, FileKind, InodeId, LogPosition};
+use ashlar_types::{Errno, FileKind, InodeId, LeaseScope, LogPosition};
 use ashlar_update::Update;
 use ashlar_wire::{Credit, CreditKind, LeaseRequest, Need, Reply, Request};
 
@@ -13,12 +13,14 @@ use crate::client::{Asked, Goal, PreparedUpdate, SimClient, SyncProgress, SyncSt
 use crate::client_locks::{LockPlace, cells_of};
 use crate::faults::SimBug;
 use crate::history::LoggedUpdate;
-use crate::intent::Intent;
+use crate::intent::{Intent, inode};
 use crate::machine::wall_time;
 use crate::quota_balances::quota_wants;
 
 /// How often a client tries for a goal before it gives up.
 const TRIES_MAX: u32 = 300;
+/// One directory in so many is asked for with all that is below it.
+const SUBTREE_PART: u64 = 6;
 /// How often a client that needs SharedFS looks whether it runs, in microseconds.
 const RECONNECT_US: u64 = 2_000;
 
@@ -332,8 +334,16 @@ impl Simulation {
             let has_need = self.work.one_in(3);
             let need = Need { contents: has_need, entries: has_need, children: has_need, xattrs: has_need };
             let wanted: Vec<_> = if asks_all { claims.iter().collect() } else { missing };
-            let want = |&&(id, is_write): &&(InodeId, bool)| LeaseRequest::on_inode(id, is_write, need);
-            let wants = wanted.iter().map(want).collect();
+            let tree = &self.history.tree.model;
+            let is_directory = |id| inode(tree, id).is_some_and(|found| found.is_directory());
+            let mut wants = Vec::with_capacity(wanted.len());
+            for &&(id, is_write) in &wanted {
+                let mut want = LeaseRequest::on_inode(id, is_write, need);
+                if is_write && is_directory(id) && self.work.one_in(SUBTREE_PART) {
+                    want.lease.scope = LeaseScope::Subtree;
+                }
+                wants.push(want);
+            }
             return self.ask(slot, Request::Acquire(wants));
         }
         let (now, has_late_seal) = (self.now_us, self.has_plant(SimBug::LateSealCount));
