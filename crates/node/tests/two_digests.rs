@@ -11,6 +11,7 @@ use std::time::Duration;
 use ashlar_journal::{FrameBody, JournalIdentity, JournalRing, OwnAct};
 use ashlar_log::Log;
 use ashlar_node::digest::commit::{await_no_copy, commit_with};
+use ashlar_node::journal::acts::journal_act;
 use ashlar_node::journal::{CopySender, NodeJournal, Replica, ReplicaFault};
 use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
@@ -521,4 +522,22 @@ fn commit_waits_for_a_replica_that_has_just_connected() {
     assert!(matches!(commit_with(&mut node, &mut await_no_copy), Err(StoreError::CommitUnderWay)));
     commit(&mut node, &mut link);
     assert_eq!(node.store.committed(WRITER), settled);
+}
+
+/// Only a commit makes room, and it may need the very thread that ends a session.
+#[test]
+fn session_ends_while_the_journal_is_short() {
+    let Pair { mut node, .. } = Pair::start();
+    let mut files = Files { files: Vec::new(), next: 0 };
+    let at = Timestamp { seconds: 1000, nanoseconds: 0 };
+    files.create(b"file".to_vec(), 0o644, at, &mut |update| assert!(append(&node, WRITER, update)));
+    let body = vec![0; 200 << 10];
+    while !node.is_journal_short() {
+        journal_act(&mut node, OwnAct::Update { kind: 1, body: &body });
+    }
+    let settled = node.settled(WRITER).expect("settled");
+    assert!(!node.apply(WRITER, settled, Slice::Batch), "a digest waits for room");
+    let ticket = node.begin_request(NodeRequest::EndSessions(vec![WRITER]), RequestTerms::OWN);
+    let is_over = (0..100).any(|_| matches!(node.advance(ticket), Progress::Done(_)));
+    assert!(is_over && node.store.applied(WRITER) == settled);
 }

@@ -10,9 +10,12 @@ use ashlar_types::Epoch;
 
 use crate::error::ReplicaError;
 
-/// The journal takes this part of a small arena, and no more than so many bytes of a large one.
+/// The journal takes this part of a large arena, and no more than so many bytes.
 const ARENA_PART: u64 = 8;
 const RING_BYTES_MAX: u64 = 256 << 20;
+/// Of a small arena it takes a larger part: a lease move may need room for a whole log.
+const SMALL_ARENA_PART: u64 = 4;
+const SMALL_RING_BYTES_MAX: u64 = 32 << 20;
 /// It takes no less than this: any frame must fit.
 const RING_BYTES_MIN: u64 = 1 << 20;
 
@@ -24,7 +27,9 @@ pub fn identity_of(arena: &Arena) -> JournalIdentity {
 
 /// Returns the bytes of the ring of an arena.
 pub fn ring_bytes(arena: &Arena) -> u64 {
-    (arena.summary().size_bytes / ARENA_PART).clamp(RING_BYTES_MIN, RING_BYTES_MAX) / 4096 * 4096
+    let arena_bytes = arena.summary().size_bytes;
+    let least = (arena_bytes / SMALL_ARENA_PART).min(SMALL_RING_BYTES_MAX);
+    (arena_bytes / ARENA_PART).max(least).clamp(RING_BYTES_MIN, RING_BYTES_MAX) / 4096 * 4096
 }
 
 /// Opens the memory of the journal in an arena; `None` if the arena has no journal.

@@ -38,7 +38,7 @@ impl EndSessions {
     pub fn advance(&mut self, node: &mut NodeCore) -> Progress<()> {
         loop {
             if let Some((id, sealed)) = self.current {
-                if !apply_log(node, id, sealed, Slice::Batch) {
+                if !apply_log(node, id, sealed, Slice::BatchThrough(sealed)) {
                     return Progress::More;
                 }
                 self.current = None;

@@ -42,11 +42,12 @@ const CLOCK_SLACK_SECONDS: i64 = 1;
 /// How much of a log is applied while the lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slice {
-    /// One batch, so that other threads get the lock after it.
+    /// One batch, so that other threads get the lock after it; none while the journal is short of room.
     Batch,
     /// All of the log: a lease can't move before its holder's log is applied.
     All,
-    /// One batch that ends behind this position: at recovery another log depends on that much.
+    /// One batch that ends behind this position, whatever room the journal has: lease moves and the ends of sessions
+    /// wait for none, and at recovery another log may depend on that much.
     BatchThrough(LogPosition),
 }
 
