@@ -28,7 +28,7 @@ LAYERS = {
     "processes": ["types", "pmem", "wire", "node"],
     "replica": ["types", "pmem", "journal", "store", "node"],
     # Tests alone use it.
-    "sim": ["types", "pmem", "log", "update", "wire", "store", "node"],
+    "sim": ["types", "pmem", "log", "journal", "update", "wire", "store", "node"],
     "daemon": ["types", "pmem", "log", "update", "wire", "store", "helper", "node", "processes", "replica"],
     "fuse": ["types", "update", "wire", "libfs", "helper"],
     "preload": ["types", "wire", "libfs"],
