@@ -215,6 +215,8 @@ fn watched_directory() -> Outcome<(TestArena, WatchProgram, WatchProgram)> {
 /// A restarted SharedFS knows the watches before it serves any session.
 fn killed() -> Outcome<Verdict> {
     let (site, mut actor, mut watcher) = watched_directory()?;
+    // Longer than an announced watch is kept without being found.
+    std::thread::sleep(Duration::from_secs(4));
     for round in 0..4 {
         check_events(&mut actor, &mut watcher, &format!("name{round}"))?;
         site.kill_daemon()?;
