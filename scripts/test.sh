@@ -25,7 +25,7 @@ suite=${PIPESTATUS[0]}
 shadows=0
 if [ $# = 0 ]; then
   echo "== whole processes, with shadows =="
-  words=(quota/ two_mounts/ life/full kill/killed kill/programs programs/git programs/sqlite run/killed)
+  words=(quota/ two_mounts/random kill/killed_sharedfs kill/programs programs/git run/killed_sharedfs)
   scripts/as-root.sh "${CARGO_TARGET_DIR:-target}"/release/ashlar-suite --shadow "${words[@]}" 2>&1 | tee -a "$log"
   shadows=${PIPESTATUS[0]}
 fi
