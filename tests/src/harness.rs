@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ashlar_types::RING_SWITCH;
 
-use crate::mount::clear_behind;
+use crate::mount::{clear_behind, obstacle};
 use crate::shadows::{Comparisons, SHADOWS, take_comparisons};
 use crate::{Outcome, command, number, tried};
 
@@ -31,6 +31,11 @@ pub enum Verdict {
 /// The verdict of a test that has nothing to add.
 pub fn passed() -> Outcome<Verdict> {
     Ok(Verdict::Passed(String::new()))
+}
+
+/// Runs a test, or says why nothing can be mounted here.
+pub fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
 /// The longest time of a test, on two slow cores; longer loops set their own number.

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ashlar_tests::command::{Done, call, eventually, finish, run, signal};
-use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, TestArena, obstacle};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::{Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, number, tried};
 use ashlar_wire::PATIENCE_VARIABLE;
 use rustix::process::Signal;
@@ -36,10 +36,6 @@ const USER: u32 = 65534;
 const SOON: Duration = Duration::from_secs(60);
 /// Lines that a writer prints before it is killed, at least.
 const SAID_MIN: u64 = 200;
-
-fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
-    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
-}
 
 fn in_tree(path: &str) -> PathBuf {
     Path::new(TREE).join(path)

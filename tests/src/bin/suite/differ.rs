@@ -7,8 +7,8 @@ use std::process::Command;
 
 use ashlar_tests::command::run;
 use ashlar_tests::differ::{Comparison, DifferPlace, Drawn, DrawnCalls, ServedBy, count_kinds};
-use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, TestArena, obstacle};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::{Medium, TestArena};
 use ashlar_tests::reference::{Reference, unmount};
 use ashlar_tests::{Outcome, ensure, number, tried};
 use tempfile::TempDir;
@@ -34,10 +34,6 @@ const ACCELERATED_MIN: f64 = 0.5;
 /// Kinds of differences of which each run shows one.
 const KINDS_SHOWN_MAX: usize = 20;
 const SOURCES: [&str; 5] = ["main.c", "draw.c", "calls.c", "world.c", "library.c"];
-
-fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
-    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
-}
 
 /// A file system in memory, which has no limit on offsets of its own.
 struct InMemory(TempDir);

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use ashlar_libfs::{DescriptorPolicy, LibFs, NewInode, Options, RenameFlags, WriteAt};
 use ashlar_tests::command::{eventually, run};
-use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, obstacle, program};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, program};
 use ashlar_tests::{Outcome, ensure, number, tried};
 use ashlar_types::{Credentials, Errno, FileKind, InodeId};
 use ashlar_wire::{DEFER_VARIABLE, SessionKind};
@@ -54,10 +54,6 @@ const ROOT: Credentials = Credentials::checked(0, 0);
 /// The user `nobody`.
 const USER: u32 = 65534;
 const SOON: Duration = Duration::from_secs(30);
-
-fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
-    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
-}
 
 fn connect(site: &TestArena) -> Outcome<Arc<LibFs>> {
     let socket = site.arena().join("socket");

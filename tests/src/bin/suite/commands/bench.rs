@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use ashlar_tests::command::{Done, eventually, finish, run, signal};
-use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, TestArena, ashlar, obstacle};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::{Medium, TestArena, ashlar};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -27,10 +27,6 @@ pub const TESTS: &[Test] = &[
 const SOON: Duration = Duration::from_secs(30);
 /// The contenders that have figures in every case; some have a floor besides.
 const ALL: [&str; 3] = ["run", "fuse", "compared"];
-
-fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
-    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
-}
 
 fn list_names(directory: &Path) -> Outcome<Vec<String>> {
     let entries = fs::read_dir(directory).map_err(tried(format!("listing {}", directory.display())))?;

@@ -4,8 +4,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use ashlar_tests::command::{Done, kill, run, shell, signal};
-use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, TestArena, ashlar, obstacle, parent};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::{Medium, TestArena, ashlar, parent};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -16,10 +16,6 @@ pub const TESTS: &[Test] = &[
     Test { name: "compare/arena_in_use_is_refused", run: || when_mountable(in_use) },
     Test { name: "compare/updates_that_only_logs_hold_are_said", run: || when_mountable(undigested) },
 ];
-
-fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
-    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
-}
 
 /// Copies an arena that no process serves to a place beside it.
 fn copy(site: &TestArena) -> Outcome<PathBuf> {

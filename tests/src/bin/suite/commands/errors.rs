@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 use ashlar_tests::command::{run, shell};
-use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, TestArena, ashlar, obstacle, program};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::{Medium, TestArena, ashlar, program};
 use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_wire::socket_of;
 use rustix::fs::{FlockOperation, flock};
@@ -28,10 +28,6 @@ pub const TESTS: &[Test] = &[
     Test { name: "errors/damaged_superblock_is_refused", run: || when_mountable(damaged) },
     Test { name: "errors/check_asks_no_dying_daemon", run: || when_mountable(dying) },
 ];
-
-fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
-    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
-}
 
 fn bad_flag() -> Outcome<Verdict> {
     run(&mut ashlar(&["mount", "--sizes", "1G", "/mnt"]))?.failure(2, &["--sizes", "--size"])?;

@@ -10,8 +10,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use ashlar_tests::command::{is_alive, run, signal, wait, was_killed};
-use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, TestArena, ashlar, obstacle};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::{Medium, TestArena, ashlar};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -49,10 +49,6 @@ int main(int count, char **words) {
     return 3;
 }
 "#;
-
-fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
-    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
-}
 
 /// A mount, and a place for reports.
 struct ReportedMount {

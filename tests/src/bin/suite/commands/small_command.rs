@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ashlar_tests::command::{Done, run};
-use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, TestArena, obstacle, program};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::{Medium, TestArena, program};
 use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_wire::DEFER_VARIABLE;
 
@@ -83,10 +83,6 @@ const LEFT: &[&str] = &[
         '{"directory":"/none","arena":"/none","pid":4194304,"device":9}' "$@" | grep -a -e ASHLAR_RUN -e '^1.json'"#,
     r#"unshare -m sh -c 'mkdir large && mount --bind large /run/ashlar && printf "%9000s" "" > large/1.json && exec "$@" cat /proc/self/environ' sh "$@""#,
 ];
-
-fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
-    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
-}
 
 /// A place for scripts, and the files that they find there.
 struct ScriptDirectory {

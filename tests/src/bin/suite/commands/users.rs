@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::Command;
 
 use ashlar_tests::command::{Done, run};
-use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, obstacle, program};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, program};
 use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.
@@ -24,10 +24,6 @@ pub const TESTS: &[Test] = &[
 const USER: u32 = 65534;
 /// The variable by which sudo names its caller.
 const SUDO_USER: &str = "SUDO_UID";
-
-fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
-    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
-}
 
 /// Mounts with options, as root without sudo or as root behind it.
 fn mount(site: &TestArena, number: usize, options: &[&str], sudo_user: Option<u32>) -> Outcome<Done> {

@@ -7,8 +7,8 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use ashlar_tests::command::{Done, eventually, run, wait};
-use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, TestArena, ashlar, obstacle};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::{Medium, TestArena, ashlar};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -23,10 +23,6 @@ pub const TESTS: &[Test] = &[
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The exit status of a comparison that finds differences.
 const DIFFERENT: i32 = 1;
-
-fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
-    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
-}
 
 /// An arena whose daemon has a shadow.
 struct ShadowedArena {

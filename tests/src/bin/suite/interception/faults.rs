@@ -10,8 +10,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ashlar_tests::command::{Done, eventually, is_alive, kill, run, signal, wait};
-use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, obstacle, parent, program};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, parent, program};
 use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_types::VersionRange;
 use ashlar_wire::{
@@ -46,10 +46,6 @@ const USER: &str = "65534";
 /// Blocks that a program writes beforehand: then its log has room, and some to spare.
 const BEFORE: usize = 40;
 const TERMINAL: &str = include_str!("../../../../jobs/terminal.py");
-
-fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
-    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
-}
 
 /// A command whose standard error is a terminal, as if a person were watching; its messages go to `said`. If it hangs,
 /// it is killed.

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ashlar_tests::command::run;
-use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, TestArena, obstacle};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::{Front, Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_types::Errno;
 
@@ -40,10 +40,6 @@ const RUNNERS: [&str; 4] = [
     "python3 -c 'import os, sys; os.posix_spawn(sys.argv[1], sys.argv[1:], {\"PATH\": \"/usr/bin:/bin\"}); os.wait()' \"$0\" one",
     "printf '#! %s\\n' \"$0\" > script && chmod +x script && ./script one",
 ];
-
-fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
-    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
-}
 
 /// Compiles a program or a library with a compiler and options; `None` if the compiler can't.
 fn compile(site: &TestArena, compiler: &str, name: &str, text: &str, options: &[&str]) -> Outcome<Option<PathBuf>> {

@@ -8,8 +8,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::Duration;
 
 use ashlar_tests::command::{eventually, finish, run, wait};
-use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, TestArena, obstacle};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::{Front, Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.
@@ -159,10 +159,6 @@ for line in sys.stdin:
     else:
         print(read(words[0], int(words[1]))[0], flush=True)
 ";
-
-fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
-    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
-}
 
 /// A program that has files mapped, and answers requests about them.
 struct MappingHolder {

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use ashlar_tests::command::run;
-use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, obstacle};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::{Front, Medium, TestArena, ashlar};
 use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_wire::DEFER_VARIABLE;
 use serde_json::Value;
@@ -22,10 +22,6 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/record_lock_survives_exec_with_two_descriptors", run: || when_mountable(locked) },
     Test { name: "run/calls_past_the_library_fail_on_shared_files", run: || when_mountable(past) },
 ];
-
-fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
-    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
-}
 
 /// A script's output on a mount, by each of these ways.
 fn outputs_on(size: &'static str, fronts: &[Front], script: &str) -> Outcome<Vec<String>> {

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use ashlar_tests::command::run;
-use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, TestArena, obstacle};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::{Front, Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_wire::DEFER_VARIABLE;
 
@@ -74,10 +74,6 @@ pub const PROFILE: &str = "/var/cache/ashlar/plans/program_profile";
 const BELIEVED: usize = 8;
 /// How often it runs then. One run in sixteen is observed.
 const TIMES: usize = 160;
-
-fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
-    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
-}
 
 struct ProgramSite {
     site: TestArena,

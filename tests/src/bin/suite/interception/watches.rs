@@ -7,8 +7,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ashlar_tests::command::{eventually, run, wait};
-use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, TestArena, obstacle, program};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::{Front, Medium, TestArena, program};
 use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.
@@ -30,10 +30,6 @@ const SCRIPT: &str = include_str!("../../../../jobs/watched.py");
 /// All events of inotify.
 const ALL: &str = "4095";
 const SOON: Duration = Duration::from_secs(20);
-
-fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
-    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
-}
 
 /// A program that watches and changes files by order.
 struct WatchProgram {
@@ -215,8 +211,6 @@ fn watched_directory() -> Outcome<(TestArena, WatchProgram, WatchProgram)> {
 /// A restarted SharedFS knows the watches before it serves any session.
 fn killed() -> Outcome<Verdict> {
     let (site, mut actor, mut watcher) = watched_directory()?;
-    // Longer than an announced watch is kept without being found.
-    std::thread::sleep(Duration::from_secs(4));
     for round in 0..4 {
         check_events(&mut actor, &mut watcher, &format!("name{round}"))?;
         site.kill_daemon()?;

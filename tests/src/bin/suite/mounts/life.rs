@@ -9,8 +9,8 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use ashlar_tests::command::{eventually, finish, is_alive, kill, run, shell, signal, wait};
-use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, TestArena, ashlar, obstacle, parent};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::{Medium, TestArena, ashlar, parent};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::process::Signal;
@@ -47,10 +47,6 @@ pub const TESTS: &[Test] = &[
 ];
 
 const SOON: Duration = Duration::from_secs(30);
-
-fn when_mountable(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
-    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
-}
 
 fn write(path: &Path, content: &str) -> Outcome {
     fs::write(path, content).map_err(tried(format!("writing {}", path.display())))
