@@ -507,13 +507,7 @@ impl Arena {
         bytes: u64,
         fill: impl FnOnce(&File) -> Result<(), E>,
     ) -> Result<File, E> {
-        let (root, temporary) = (&self.directories.root, format!("{JOURNAL}.new"));
-        remove_file(root, &temporary)?;
-        let file = allocate_file(root, &temporary, bytes, bytes)?;
-        fill(&file)?;
-        root.rename(&temporary, JOURNAL).map_err(at_file(root, JOURNAL))?;
-        sync_directory(root)?;
-        Ok(file)
+        make_whole(&self.directories.root, JOURNAL, bytes, fill)
     }
 
     /// Removes the file of the node's journal.
@@ -555,7 +549,7 @@ impl Arena {
             }
             let number = state.segments.last().map_or(0, |last| last.number + 1);
             let segment = SegmentInfo { number, blocks: (bytes / BLOCK_BYTES) as u32 };
-            match make_segment(&self.directories.segments, &segment_name(number), segment.file_bytes()) {
+            match make_whole(&self.directories.segments, &segment_name(number), segment.file_bytes(), |_| Ok(())) {
                 Ok(_) => state.segments.push(segment),
                 Err(error) => {
                     self.remove_segments_from(state, before)?;
@@ -681,15 +675,18 @@ fn full(directory: &PrivateDirectory, name: &str, needed_bytes: u64) -> impl Fn(
     }
 }
 
-/// Makes a file of allocated zeros under its final name: it is there whole or not at all, after a crash too.
-fn make_segment(directory: &PrivateDirectory, name: &str, bytes: u64) -> Result<File, ArenaError> {
+/// Makes a file of allocated zeros, fills it, and names it: it is there whole or not at all, after a crash too.
+fn make_whole<E: From<ArenaError>>(
+    directory: &PrivateDirectory,
+    name: &str,
+    bytes: u64,
+    fill: impl FnOnce(&File) -> Result<(), E>,
+) -> Result<File, E> {
     let temporary = format!("{name}.new");
     remove_file(directory, &temporary)?;
     let file = allocate_file(directory, &temporary, bytes, bytes)?;
-    directory.rename(&temporary, name).map_err(|error| {
-        let _ = directory.remove_file(&temporary);
-        full(directory, name, bytes)(error)
-    })?;
+    let named = || directory.rename(&temporary, name).map_err(full(directory, name, bytes));
+    fill(&file).and_then(|()| Ok(named()?)).inspect_err(|_| _ = directory.remove_file(&temporary))?;
     sync_directory(directory)?;
     Ok(file)
 }
