@@ -69,12 +69,14 @@ pub(crate) struct WatchFinder {
 
 impl WatchFinder {
     /// Searches for watches on the file system with this device number.
-    pub(crate) fn find_watches(&mut self, device: u64) -> FoundWatches {
+    ///
+    /// `lists_all`: a process may have opened the descriptor of a watch and closed another one since.
+    pub(crate) fn find_watches(&mut self, device: u64, lists_all: bool) -> FoundWatches {
         let mut found = FoundWatches::default();
         self.round += 1;
         self.has_counts = fs::metadata("/proc/self/fd").is_ok_and(|own| own.size() > 0);
         for pid in numbers_in(Path::new("/proc")) {
-            self.scan_process(pid, device, &mut found);
+            self.scan_process(pid, device, lists_all, &mut found);
         }
         let round = self.round;
         self.processes.retain(|_, process| process.round == round);
@@ -87,7 +89,7 @@ impl WatchFinder {
         found
     }
 
-    fn scan_process(&mut self, pid: u32, device: u64, found: &mut FoundWatches) {
+    fn scan_process(&mut self, pid: u32, device: u64, lists_all: bool, found: &mut FoundWatches) {
         let process = Path::new("/proc").join(pid.to_string());
         let directory = process.join("fd");
         // From Linux 6.2 on, the size is the number of descriptors; before, it is 0. Another process of this number has
@@ -97,7 +99,7 @@ impl WatchFinder {
         let known = self.processes.entry(pid).or_default();
         known.round = self.round;
         // Not all processes are listed in one round.
-        let is_due = known.listed == 0 || (self.round + u64::from(pid)).is_multiple_of(ROUNDS);
+        let is_due = lists_all || known.listed == 0 || (self.round + u64::from(pid)).is_multiple_of(ROUNDS);
         if known.seen != seen || !self.has_counts || is_due {
             (known.seen, known.listed) = (seen, self.round);
             let is_instance = |number: &u32| {
@@ -204,17 +206,31 @@ inotify wd:3 ino:11 sdev:800001 mask:fff ignored_mask:0
         let stat = fs::metadata(&directory).expect("a directory");
         let device = stat.dev();
         let mut finder = WatchFinder::default();
-        finder.find_watches(device);
+        finder.find_watches(device, false);
         let file = tempfile::NamedTempFile::new_in(&directory).expect("a file");
         let inode = InodeId(file.as_file().metadata().expect("its attributes").ino());
         let mut child =
             std::process::Command::new("tail").args(["-f", "--"]).arg(file.path()).spawn().expect("a child");
-        let sees = |finder: &mut WatchFinder| finder.find_watches(device).inodes.contains(&inode);
+        let sees = |finder: &mut WatchFinder| finder.find_watches(device, false).inodes.contains(&inode);
         while !sees(&mut finder) {
             assert_eq!(child.try_wait().expect("asked"), None, "it watches nothing, and has ended");
             std::thread::yield_now();
         }
         child.kill().and_then(|()| child.wait()).expect("ended");
         assert!(!sees(&mut finder));
+    }
+
+    #[test]
+    fn replaced_descriptor_is_found_when_all_are_listed() {
+        use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
+        let directory = tempfile::tempdir().expect("a directory");
+        let stat = fs::metadata(directory.path()).expect("a directory");
+        let other = fs::File::open(directory.path()).expect("opened");
+        let mut finder = WatchFinder::default();
+        finder.find_watches(stat.dev(), false);
+        drop(other);
+        let watching = init(CreateFlags::CLOEXEC).expect("a descriptor");
+        add_watch(&watching, directory.path(), WatchFlags::CREATE).expect("a watch");
+        assert!(finder.find_watches(stat.dev(), true).inodes.contains(&InodeId(stat.ino())));
     }
 }

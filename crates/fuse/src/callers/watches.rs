@@ -56,6 +56,8 @@ const CALLS_OF_32_BITS: [i64; 2] = [316, 367];
 pub(crate) struct Watches {
     /// Whether a search is under way.
     is_searching: AtomicBool,
+    /// A watch was announced since the last search began.
+    is_announced: AtomicBool,
     /// When a program was last seen to have a session.
     last_used: Mutex<Option<Instant>>,
     finder: Mutex<WatchFinder>,
@@ -106,7 +108,9 @@ impl Watches {
         self.is_searching.store(true, Ordering::SeqCst);
         let mut finder = self.finder.lock();
         let (began, busy) = (Instant::now(), thread_time());
-        let found = finder.find_watches(device);
+        // Its descriptor was opened before. A process with as many descriptors as before would not be listed for long,
+        // and the watch would count as over.
+        let found = finder.find_watches(device, self.is_announced.swap(false, Ordering::SeqCst));
         let took = thread_time().saturating_sub(busy);
         drop(finder);
         self.apply_found(file_system, &found, began);
@@ -171,6 +175,7 @@ impl Watches {
         inode: InodeId,
         reason: ReserveReason,
     ) -> Result<(), Errno> {
+        self.is_announced.store(true, Ordering::SeqCst);
         self.reserve(file_system, inode, reason, Instant::now() + ANNOUNCED_TTL)
     }
 
