@@ -64,12 +64,11 @@ pub fn commit_thread(shared: &SharedState) {
             state.effects.push(NodeEffect::WakeDigests);
             continue;
         };
-        let job = state.unlocked(move || {
-            job.flush();
-            job
-        });
-        let upto = job.awaited();
-        let awaited = upto.map_or(Ok(()), |upto| shared.await_shadow(&mut state, upto));
+        let mut awaited = Ok(());
+        if let Some(upto) = job.awaited() {
+            state.unlocked(|| job.flush());
+            awaited = shared.await_shadow(&mut state, upto);
+        }
         let done = state.unlocked(move || if awaited.is_ok() { job.run() } else { job.give_up() });
         if let Err(error) = finish_commit(&mut state, done) {
             state.counters.commits_failed += 1;
@@ -101,10 +100,7 @@ pub fn digest_all(shared: &SharedState) -> Result<(), StoreError> {
     }
     apply_all(shared, &mut state)?;
     shared.commit(&mut state)?;
-    match (&shared.shadow, &mut state.journal) {
-        (Some(shadow), Some(journal)) => shadow.lock().catch_up(journal),
-        _ => Ok(()),
-    }
+    shared.shadow.as_ref().map_or(Ok(()), |shadow| shadow.lock().catch_up(&mut state))
 }
 
 /// Applies all logs.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use ashlar_log::Log;
 use ashlar_pmem::SessionFile;
+use ashlar_processes::clock::boot_time;
 use ashlar_types::FileKind;
 use ashlar_update::{SetAttributes, Update};
 use ashlar_wire::{Credit, CreditKind, LeaseRequest};
@@ -20,7 +21,6 @@ use std::sync::Arc;
 use crate::session_files::PreparedSession;
 use crate::test_sessions::{acquire as acquire_lease, apply_settled, identity, insert_session, make_arena};
 use crate::{Config, recovery};
-use ashlar_processes::clock::boot_time;
 
 const LOG_BYTES: u64 = 1 << 20;
 

@@ -60,6 +60,7 @@ pub use ashlar_node::journal::ReplicaFault;
 pub use config::Config;
 pub use error::{DaemonError, SupervisorError};
 pub use log_check::{LogFindings, check_logs};
+pub use shadow_service::describe_comparison;
 pub use supervisor::{DEATH_REPORT, RESTART_EXIT, RETRY_EXIT, Supervised, supervise};
 
 use std::os::fd::AsRawFd;

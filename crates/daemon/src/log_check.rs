@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 
 use ashlar_log::Log;
 use ashlar_pmem::{Arena, Mapping, MappingAccess, SessionFile, sigbus};
+use ashlar_processes::process::is_of_this_boot;
 use ashlar_store::Store;
 use ashlar_types::{LogPosition, SessionId};
 
@@ -13,7 +14,6 @@ use crate::DaemonError;
 use crate::session_files::{SessionError, open_lease_table};
 use ashlar_node::records::log_check::{self, LogFault};
 use ashlar_node::sessions::identity::SessionIdentity;
-use ashlar_processes::process::is_of_this_boot;
 
 /// The records and faults that the logs hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -33,12 +33,11 @@ use std::time::{Duration, Instant};
 use ashlar_helper::{Helper, Line, Pages, end_connection, inval_inode};
 use ashlar_node::leases::grant::AnswerGate;
 use ashlar_node::leases::kernel_notifier::{KernelNotifier, KernelTicket, NoteStale, StaleCache};
+use ashlar_processes::clock::boot_time;
 use ashlar_types::{InodeId, MountLine, mount_lines};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Stat;
-
-use ashlar_processes::clock::boot_time;
 
 /// The most notifications that wait.
 ///

@@ -3,12 +3,12 @@
 use ashlar_node::leases::grant::{LATER, Patience};
 use ashlar_node::pending::{GatedReply, NodeAnswer, NodeRequest, RequestTerms};
 use ashlar_node::records::validate::Violation;
+use ashlar_processes::clock;
 use ashlar_types::{Errno, SessionId};
 use ashlar_wire::{Reply, Request};
 
 use crate::mount_notifier::await_gate;
 use crate::shared_state::SharedState;
-use ashlar_processes::clock;
 
 /// Asks the node, and waits until no kernel believes anything that the answer makes untrue.
 ///

@@ -13,6 +13,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_pmem::{Arena, ArenaError};
+use ashlar_processes::clock;
+use ashlar_processes::process::{MachineProcesses, open_process};
+use ashlar_processes::process_watcher::ProcessWatcher;
 use ashlar_replica::{ReplicaError, Shadow, forget_journal, open_journal};
 use ashlar_store::{MappedRun, Store, StoreError};
 use ashlar_types::SessionId;
@@ -23,7 +26,7 @@ use ashlar_node::leases::kernel_notifier::KernelNotifier;
 use ashlar_node::pending::NodeRequest;
 use ashlar_node::recovery::settling::SessionSettling;
 use ashlar_node::recovery::take_up::{self, FoundSession, SoundSession};
-use ashlar_node::recovery::{RecoveryFailure, recover_logs_with as recover_logs_of};
+use ashlar_node::recovery::{RecoveryFailure, recover_logs as recover_logs_of};
 use ashlar_node::sessions::mapped_table::MappedTable;
 use ashlar_node::sessions::session::ServedSession;
 use ashlar_node::{Node, NodeLimits};
@@ -36,9 +39,6 @@ use crate::session_files::{SessionError, SessionFiles, open_mapped_table, remove
 use crate::sessions;
 use crate::shared_state::SharedState;
 use crate::{Config, DaemonError};
-use ashlar_processes::clock;
-use ashlar_processes::process::{MachineProcesses, open_process};
-use ashlar_processes::process_watcher::ProcessWatcher;
 
 /// How long another process may hold the arena before this start gives up.
 const HANDOVER: Duration = Duration::from_secs(1);
@@ -144,22 +144,14 @@ fn try_recover_logs(
     };
     let mut state = make_node(config, arena, store)?;
     state.journal = journal;
-    let mut shadow = config
-        .shadow
-        .as_ref()
-        .map(|path| Shadow::open(path, arena, &mut state))
-        .transpose()
-        .map_err(StartFailure::from)?;
+    let mut shadow = config.shadow.as_ref().map(|path| Shadow::open(path, arena, &mut state)).transpose()?;
     if let (Some(shadow), Some(fault)) = (&mut shadow, config.shadow_fault) {
         tracing::warn!(?fault, "the shadow has a planted fault");
         shadow.plant(fault);
     }
     state.begin_recovery();
     let left = take_up_sessions(arena, &mut state, set_aside)?;
-    recover_logs_of(&mut state, &mut |state, _| match (&mut shadow, &mut state.journal) {
-        (Some(shadow), Some(journal)) => shadow.catch_up(journal),
-        _ => Ok(()),
-    })?;
+    recover_logs_of(&mut state, &mut |state, _| shadow.as_mut().map_or(Ok(()), |shadow| shadow.catch_up(state)))?;
     Ok((state, left, shadow))
 }
 

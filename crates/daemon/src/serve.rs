@@ -17,6 +17,8 @@ use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_node::sessions::admission::{Refused, find_session, record_return};
 use ashlar_node::sessions::session::ServedSession;
 use ashlar_pmem::ArenaError;
+use ashlar_processes::clock;
+use ashlar_processes::process::has_connected;
 use ashlar_types::{Errno, SessionId, VersionRange};
 use ashlar_wire::{Acceptor, Connection, Listener, MountTerms, ReceiveLimits, Reply, Request, SessionKind, WireError};
 
@@ -32,8 +34,6 @@ use crate::shared_state::SharedState;
 use crate::slot_service::serve_slot;
 use crate::status;
 use crate::user_shares::{ANSWER_BYTES, UserShare};
-use ashlar_processes::clock;
-use ashlar_processes::process::has_connected;
 
 /// How often a thread checks for another thread's table of mapped files, and the pause between.
 const TABLE_TRIES: u32 = 1000;

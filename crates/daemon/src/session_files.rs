@@ -16,6 +16,7 @@ use ashlar_node::sessions::session_page::SessionPage;
 use ashlar_pmem::{
     Arena, ArenaError, MapError, Mapping, MappingAccess, MediumKind, OutOfBounds, SessionFile, SharedMemory,
 };
+use ashlar_processes::process::{is_of_this_boot, open_process};
 use ashlar_store::MappedRun;
 use ashlar_types::{Credentials, LogGeneration, LogPosition, SessionId};
 use ashlar_wire::{
@@ -25,7 +26,6 @@ use ashlar_wire::{
 use thiserror::Error;
 
 use crate::retired::RetiredSession;
-use ashlar_processes::process::{is_of_this_boot, open_process};
 
 /// Why a session's files can't be made or taken up.
 #[derive(Debug, Error)]

@@ -16,6 +16,7 @@ use ashlar_node::sessions::removal::{RemovedSession, remove_ended_sessions};
 use ashlar_node::sessions::session::{Control, LogRoom, ServedSession};
 use ashlar_node::{Node, NodeEffect};
 use ashlar_pmem::{Arena, MediumKind};
+use ashlar_processes::process::{identify_peer, open_process};
 use ashlar_types::{Errno, InodeId, LogGeneration, SessionId, VersionRange};
 use ashlar_wire::{Hello, PROTOCOL_VERSIONS, Peer, SessionKind, Welcome, WelcomeSegment};
 
@@ -27,7 +28,6 @@ use crate::retired_files;
 use crate::session_files::{PreparedSession, SessionFiles};
 use crate::session_pool;
 use crate::shared_state::{SharedState, StateGuard};
-use ashlar_processes::process::{identify_peer, open_process};
 
 /// How long a new session sleeps before it checks kernels' names again.
 ///

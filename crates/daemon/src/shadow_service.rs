@@ -4,7 +4,7 @@ use std::path::Path;
 
 use ashlar_node::pending::NodeRequest;
 use ashlar_replica::Shadow;
-use ashlar_store::{DumpSummary, StoreError};
+use ashlar_store::{DumpComparison, DumpSummary, StoreError};
 use ashlar_types::Errno;
 use ashlar_wire::{ComparedTree, ComparisonReply, TreeDifference};
 use parking_lot::Mutex;
@@ -26,18 +26,25 @@ pub fn compare_trees(shared: &SharedState, directory: &Path) -> Result<Box<Compa
     if !is_same_directory(directory, shadow.lock().path()) {
         return Err(Errno::ENXIO);
     }
+    // A commit may be under way, which needs the lock to end.
     state.perform(NodeRequest::Commit)?;
     apply_all(shared, &mut state).map_err(failed)?;
     // No frame may follow: the lock is held until both trees are read.
     shared.commit(&mut state).map_err(failed)?;
     let mut shadow = shadow.lock();
-    let journal = state.journal.as_mut().ok_or(Errno::ENXIO)?;
-    shadow.catch_up(journal).map_err(failed)?;
+    shadow.catch_up(&mut state).map_err(failed)?;
+    let journal = state.journal.as_ref().ok_or(Errno::ENXIO)?;
     if !shadow.is_level(journal) {
         tracing::error!(journal = ?journal.mark(), "the shadow has not applied all of the journal");
         return Err(Errno::EIO);
     }
     let compared = shadow.compare(&state.store).map_err(failed)?;
+    Ok(Box::new(describe_comparison(&compared)))
+}
+
+/// Returns a comparison as it is sent and printed.
+#[must_use]
+pub fn describe_comparison(compared: &DumpComparison) -> ComparisonReply {
     let tree = |summary: &DumpSummary| ComparedTree {
         inodes: summary.inodes,
         entries: summary.entries,
@@ -47,16 +54,16 @@ pub fn compare_trees(shared: &SharedState, directory: &Path) -> Result<Box<Compa
     let differences = compared.differences.iter().map(|difference| TreeDifference {
         subject: difference.subject.to_string(),
         attribute: difference.attribute.clone(),
-        first: difference.first.clone(),
-        second: difference.second.clone(),
+        a: difference.first.clone(),
+        b: difference.second.clone(),
         text: difference.to_string(),
     });
-    Ok(Box::new(ComparisonReply {
+    ComparisonReply {
         first: tree(&compared.first),
         second: tree(&compared.second),
         differences_count: compared.differences_count,
         differences: differences.collect(),
-    }))
+    }
 }
 
 fn is_same_directory(one: &Path, two: &Path) -> bool {
@@ -80,7 +87,6 @@ fn follow(shared: &SharedState, shadow: &Mutex<Shadow>) -> Result<(), StoreError
         let Some(journal) = state.journal.as_mut() else { return Ok(()) };
         let mut locked = shadow.lock();
         let is_new = locked.take_frames(journal)?;
-        journal.handle_ack(locked.durable());
         if is_new {
             drop(state);
             locked.apply_frames()?;

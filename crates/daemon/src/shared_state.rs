@@ -15,6 +15,8 @@ use ashlar_node::pending::progress::{Progress, WaitFor};
 use ashlar_node::pending::{NodeAnswer, NodeRequest, RequestTerms, RequestTicket};
 use ashlar_node::{Node, NodeCore, NodeEffect};
 use ashlar_pmem::Arena;
+use ashlar_processes::clock;
+use ashlar_processes::process_watcher::ProcessWatcher;
 use ashlar_replica::Shadow;
 use ashlar_store::StoreError;
 use ashlar_types::{Errno, JournalPosition, SessionId};
@@ -27,8 +29,6 @@ use crate::request_slots::RequestSlots;
 use crate::session_files::SessionFiles;
 use crate::session_pool::SessionPool;
 use crate::user_shares::{self, UserShares};
-use ashlar_processes::clock;
-use ashlar_processes::process_watcher::ProcessWatcher;
 
 /// How often a thread that waits for a lock checks whether its peer has hung up.
 const HANGUP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -284,8 +284,9 @@ impl SharedState {
     /// # Errors
     /// Those of the shadow.
     pub fn await_shadow(&self, state: &mut NodeCore, upto: JournalPosition) -> Result<(), StoreError> {
-        let (Some(shadow), Some(journal)) = (&self.shadow, &mut state.journal) else { return Ok(()) };
-        if journal.is_acknowledged(upto) { Ok(()) } else { shadow.lock().catch_up(journal) }
+        let is_acknowledged = state.journal.as_ref().is_none_or(|journal| journal.is_acknowledged(upto));
+        let shadow = self.shadow.as_ref().filter(|_| !is_acknowledged);
+        shadow.map_or(Ok(()), |shadow| shadow.lock().catch_up(state))
     }
 
     /// Returns for how long a mount's kernel may believe its cache.

@@ -3,6 +3,8 @@
 use std::path::Path;
 
 use ashlar_pmem::{Arena, ArenaOptions};
+use ashlar_processes::clock::boot_time;
+use ashlar_processes::process::find_process;
 use ashlar_store::Store;
 use ashlar_types::{LogPosition, SessionId, Timestamp};
 use ashlar_wire::{LeaseRequest, Reply, Request, SessionKind};
@@ -16,8 +18,6 @@ use ashlar_node::pending::RequestTerms;
 use ashlar_node::records::apply::Slice;
 use ashlar_node::sessions::identity::SessionIdentity;
 use ashlar_node::sessions::session::ServedSession;
-use ashlar_processes::clock::boot_time;
-use ashlar_processes::process::find_process;
 
 /// Makes a small arena.
 pub fn make_arena(place: &Path) {

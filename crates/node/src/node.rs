@@ -7,7 +7,7 @@ use ashlar_store::{Store, StoreError};
 use ashlar_types::{Errno, LogPosition, SessionId};
 
 use crate::invariants::check_session;
-use crate::journal::acts::{journal_session, remove_session_row};
+use crate::journal::acts::remove_session_row;
 use crate::leases::decisions::decide_all;
 use crate::limits::NodeLimits;
 use crate::node_core::NodeCore;
@@ -18,7 +18,6 @@ use crate::records::apply::{Slice, apply_log};
 use crate::records::logs::{fence_session, find_settled};
 use crate::records::validate::Violation;
 use crate::sessions::identity::ProcessTable;
-use crate::sessions::session::ServedSession;
 use crate::time::NodeTime;
 
 /// A node.
@@ -115,11 +114,6 @@ impl Node {
     #[must_use]
     pub fn settled_fenced(&self) -> Vec<SessionId> {
         self.core.sessions.settled_fenced(&self.core.store)
-    }
-
-    /// Journals the beginning of a session; see [`journal_session`].
-    pub fn journal_session(&mut self, session: &ServedSession) {
-        journal_session(&mut self.core, session);
     }
 
     /// Removes the row of a session that has ended; see [`remove_session_row`].

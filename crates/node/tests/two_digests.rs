@@ -16,8 +16,9 @@ use ashlar_node::journal::{CopySender, NodeJournal, Replica, ReplicaFault};
 use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_node::records::apply::Slice;
-use ashlar_node::recovery::recover_logs_with;
+use ashlar_node::recovery::recover_logs;
 use ashlar_node::recovery::take_up::{FoundSession, SoundSession, take_up_sessions};
+use ashlar_node::sessions::beginning::begin_session;
 use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
 use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionMemory};
 use ashlar_node::sessions::session_page::SessionPage;
@@ -26,8 +27,8 @@ use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory};
 use ashlar_store::{DumpComparison, MemoryArena, MemoryArenaOptions, Store, StoreError, compare_dumps};
 use ashlar_tests::random::Random;
 use ashlar_types::{
-    Access, Epoch, FileKind, FileSystemId, InodeId, JournalPosition, LeaseMode, LeaseScope, LogPosition, NodeNumber,
-    QuotaKey, QuotaLimits, SessionId, Timestamp, WantedLease,
+    Access, Epoch, FileKind, FileSystemId, InodeId, JournalPosition, LeaseMode, LeaseScope, NodeNumber, QuotaKey,
+    QuotaLimits, SessionId, Timestamp, WantedLease,
 };
 use ashlar_update::{Create, Rename, SetAttributes, Update};
 use ashlar_wire::{ControlPage, Credit, CreditKind, LeaseRequest, LeaseTable, Need, Request, SessionKind};
@@ -117,11 +118,7 @@ impl Machine {
         let mut session = ServedSession::new(id, owner, 1, memory, self.now.since_boot).expect("long enough");
         session.grant_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 50 }, CreditKind::Common);
         session.ranges.add(&session.page, InodeId(1000 * id.0), 900);
-        node.store.set_session(id, session.log.generation(), LogPosition(0));
-        node.journal_session(&session);
-        node.leasing.take_up(&session);
-        node.ways.add_user(&session.credentials);
-        node.sessions.insert(id, session);
+        begin_session(node, session, false).expect("begun");
     }
 
     /// SharedFS dies, and starts again.
@@ -152,7 +149,7 @@ impl Machine {
             link.follow(state);
             await_no_copy(state, upto)
         };
-        recover_logs_with(&mut node, &mut await_copy).expect("recovered");
+        recover_logs(&mut node, &mut await_copy).expect("recovered");
         (node, link)
     }
 }

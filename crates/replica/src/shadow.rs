@@ -19,8 +19,6 @@ use crate::journal_file::{identity_of, make_memory, open_memory, ring_bytes};
 
 /// Bytes of frames that are sent at a time.
 const PART_BYTES: usize = 1 << 20;
-/// All frames are applied that can be.
-const FRAMES_MAX: usize = usize::MAX;
 /// A shadow's arena is larger than its model by this part and so many bytes: it places blocks differently, and frees
 /// them later.
 const SPARE_PART: u64 = 4;
@@ -77,11 +75,11 @@ impl Shadow {
         self.replica.plant(fault);
     }
 
-    /// Takes what is new in the journal, and makes it durable; returns whether there was anything.
+    /// Takes what is new in the journal, makes it durable and acknowledges it; returns whether there was anything.
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn take_frames(&mut self, journal: &NodeJournal) -> Result<bool, StoreError> {
+    pub fn take_frames(&mut self, journal: &mut NodeJournal) -> Result<bool, StoreError> {
         let part = self.sender.next_part(journal, PART_BYTES).map_err(|error| self.failure(&error))?;
         let Some(part) = part else { return Ok(false) };
         if self.replica.room() < part.bytes.len() as u64 {
@@ -89,6 +87,7 @@ impl Shadow {
         }
         self.replica.take_frames(&part).map_err(|error| self.failure(&error))?;
         self.replica.flush().map_err(|error| self.failure(&error))?;
+        journal.handle_ack(self.replica.durable());
         Ok(true)
     }
 
@@ -97,11 +96,7 @@ impl Shadow {
     /// # Errors
     /// Those of the journal and the store.
     pub fn apply_frames(&mut self) -> Result<(), StoreError> {
-        while self.replica.apply_frames(FRAMES_MAX).map_err(|error| self.failure(&error))? {}
-        self.commit()
-    }
-
-    fn commit(&mut self) -> Result<(), StoreError> {
+        self.replica.apply_frames(usize::MAX).map_err(|error| self.failure(&error))?;
         while let Some(job) = self.replica.begin_commit() {
             self.replica.finish_commit(job.run())?;
         }
@@ -112,11 +107,11 @@ impl Shadow {
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn catch_up(&mut self, journal: &mut NodeJournal) -> Result<(), StoreError> {
+    pub fn catch_up(&mut self, state: &mut NodeCore) -> Result<(), StoreError> {
+        let Some(journal) = &mut state.journal else { return Ok(()) };
         while self.take_frames(journal)? {
             self.apply_frames()?;
         }
-        journal.handle_ack(self.replica.durable());
         Ok(())
     }
 
@@ -135,11 +130,6 @@ impl Shadow {
     /// Returns its directory.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// Returns the position up to which it has made the journal durable.
-    pub fn durable(&self) -> JournalPosition {
-        self.replica.durable()
     }
 
     /// Returns whether it has applied all of the journal.

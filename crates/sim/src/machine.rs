@@ -16,7 +16,7 @@ use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_node::recovery::settling::SessionSettling;
 use ashlar_node::recovery::take_up::{FoundSession, SoundSession, take_up_sessions};
-use ashlar_node::recovery::{RecoveryFailure, recover_logs_with};
+use ashlar_node::recovery::{RecoveryFailure, recover_logs};
 use ashlar_node::sessions::beginning::begin_session;
 use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
 use ashlar_node::sessions::noted_locks::LEASES_FILE_BYTES;
@@ -308,7 +308,7 @@ impl Machine {
         self.take_up_sessions(&mut node)?;
         // It connects: from here on no commit goes without it.
         await_copy(&mut node, JournalPosition(0))?;
-        recover_logs_with(&mut node, await_copy).map_err(|failure| match failure {
+        recover_logs(&mut node, await_copy).map_err(|failure| match failure {
             RecoveryFailure::Store(error) => error,
             RecoveryFailure::Panic(id) => panic!("SharedFS panics at the log of session {id}"),
         })?;

@@ -614,9 +614,9 @@ pub struct TreeDifference {
     /// Its attribute; `None` if only one of the trees has the thing.
     pub attribute: Option<String>,
     /// The attribute in the first tree.
-    pub first: Option<String>,
+    pub a: Option<String>,
     /// The attribute in the second tree.
-    pub second: Option<String>,
+    pub b: Option<String>,
     /// The difference as a sentence.
     pub text: String,
 }

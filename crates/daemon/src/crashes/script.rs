@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 use ashlar_log::{AppendError, Log};
 use ashlar_pmem::{Mapping, MappingAccess, MediumKind, Persistent, SessionFile};
+use ashlar_processes::clock::boot_time;
+use ashlar_processes::process::find_process;
 use ashlar_sim::tree_picture::PicturedTree;
 use ashlar_tests::random::Random;
 use ashlar_types::{FileKind, InodeId, LogPosition, SessionId, Timestamp};
@@ -32,8 +34,6 @@ use ashlar_node::pending::RequestTerms;
 use ashlar_node::records::apply::Slice;
 use ashlar_node::sessions::identity::SessionIdentity;
 use ashlar_node::sessions::session::{Control, LogRoom};
-use ashlar_processes::clock::boot_time;
-use ashlar_processes::process::find_process;
 
 /// Small, so that the log goes round often; a record may take a quarter of it.
 const RING_BYTES: u64 = 24 << 10;

@@ -138,7 +138,7 @@ impl FrameApplier {
         match frame.decode()? {
             FrameBody::Began(began) => begin_session(store, &began)?,
             FrameBody::Records(records) => self.take_records(&records)?,
-            FrameBody::Verdict(verdict) => self.apply_verdict(store, &verdict)?,
+            FrameBody::Verdict(verdict) => self.apply_verdict(store, verdict)?,
             FrameBody::Own(act) => apply_act(store, &act)?,
             FrameBody::Ended { session } => store.remove_session(session),
             FrameBody::After { .. } | FrameBody::Adopt { .. } => return Err(ReplayError::SeveralNodes),
@@ -165,17 +165,18 @@ impl FrameApplier {
         Ok(())
     }
 
-    fn apply_verdict(&mut self, store: &mut Store, verdict: &BatchVerdict) -> Result<(), ReplayError> {
+    fn apply_verdict(&mut self, store: &mut Store, mut verdict: BatchVerdict) -> Result<(), ReplayError> {
         if verdict.order != self.mark.order + 1 {
             return Err(ReplayError::Contradiction("a verdict is missing"));
         }
         self.mark.order = verdict.order;
-        if let Some(batch) = self.batches.remove(&verdict.session).filter(|batch| batch.is_whole) {
-            let (mut verdict, mut records) = (verdict.clone(), read_records(batch.from, &batch.bytes)?);
+        let (session, upto) = (verdict.session, verdict.upto);
+        if let Some(batch) = self.batches.remove(&session).filter(|batch| batch.is_whole) {
+            let mut records = read_records(batch.from, &batch.bytes)?;
             self.spoil(&mut verdict, &mut records);
             self.apply_batch(store, &verdict, &records)?;
         }
-        store.advance(verdict.session, verdict.upto);
+        store.advance(session, upto);
         store.take_quota_moves();
         Ok(())
     }
@@ -206,8 +207,7 @@ impl FrameApplier {
         let is_admitted = |record: &BatchRecord<'_>| {
             record.position < verdict.upto && !verdict.refused.iter().any(|refused| refused.position == record.position)
         };
-        for (record, update) in records.iter().zip(&updates).filter(|(record, _)| is_admitted(record)) {
-            let _ = record;
+        for (_, update) in records.iter().zip(&updates).filter(|(record, _)| is_admitted(record)) {
             let (cost, sum) = (Credit::from(update.cost()), self.costs.entry(verdict.session).or_default());
             sum.blocks += cost.blocks;
             sum.metadata_bytes += cost.metadata_bytes;

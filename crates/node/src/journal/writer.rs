@@ -78,21 +78,14 @@ pub struct NodeJournal {
     /// The store has all frames that were there at the start.
     is_replayed: bool,
     order: u64,
-    /// The position that the commit under way makes durable, and that of the last commit.
+    /// The position of the commit under way, or of the last one.
     frozen: JournalPosition,
-    committed: JournalPosition,
     /// The position that the replica has acknowledged; `None` while the node has no replica.
     acknowledged: Option<JournalPosition>,
     bytes: Vec<u8>,
 }
 
 impl NodeJournal {
-    fn new(node: NodeNumber, ring: JournalRing<Arc<SharedMemory>>, mark: JournalMark) -> Self {
-        let committed = mark.position;
-        let (order, acknowledged, bytes) = (mark.order, None, Vec::new());
-        Self { node, ring, is_replayed: false, order, frozen: committed, committed, acknowledged, bytes }
-    }
-
     /// Opens a journal, and begins an epoch in it: the machine may have lost power since a frame was appended.
     ///
     /// # Errors
@@ -101,7 +94,8 @@ impl NodeJournal {
         let (node, mut ring) = (identity.node, JournalRing::open(memory, identity)?);
         let number = ring.lineage().last().epoch.number + 1;
         ring.begin_epoch(Epoch { number, node })?;
-        Ok(Self::new(node, ring, store.journal_mark(node).unwrap_or_default()))
+        let JournalMark { position: frozen, order } = store.journal_mark(node).unwrap_or_default();
+        Ok(Self { node, ring, is_replayed: false, order, frozen, acknowledged: None, bytes: Vec::new() })
     }
 
     /// Applies the frames that the store's commits lack. Nothing is appended before that.
@@ -229,8 +223,7 @@ impl NodeJournal {
     /// # Errors
     /// Those of the medium.
     pub fn finish_commit(&mut self) -> Result<(), StoreError> {
-        self.committed = self.frozen;
-        let bound = self.committed.min(self.ring.flushed());
+        let bound = self.frozen.min(self.ring.flushed());
         self.ring.truncate(bound).map(drop).map_err(journal_failure)
     }
 

@@ -16,7 +16,7 @@ use ashlar_store::{Store, StoreError};
 use ashlar_types::{LogPosition, SessionId};
 
 use crate::blame;
-use crate::digest::commit::{AwaitCopy, await_no_copy, commit_with};
+use crate::digest::commit::{AwaitCopy, commit_with};
 use crate::digest::freed_blocks::{release_blocks, take_unreleased_blocks};
 use crate::digest::orphans::free_orphans;
 use crate::invariants::check_sessions;
@@ -50,19 +50,11 @@ fn guard_session<T>(id: SessionId, step: impl FnOnce() -> T) -> Result<T, Recove
     blame::contain(step).map_err(|_| RecoveryFailure::Panic(id))
 }
 
-/// Applies what all sessions have logged, and commits it, in a node that has no replica.
-///
-/// # Errors
-/// [`RecoveryFailure`].
-pub fn recover_logs(state: &mut NodeCore) -> Result<(), RecoveryFailure> {
-    recover_logs_with(state, &mut await_no_copy)
-}
-
 /// Applies what all sessions have logged, and commits it.
 ///
 /// # Errors
 /// [`RecoveryFailure`].
-pub fn recover_logs_with(state: &mut NodeCore, await_copy: &mut AwaitCopy<'_>) -> Result<(), RecoveryFailure> {
+pub fn recover_logs(state: &mut NodeCore, await_copy: &mut AwaitCopy<'_>) -> Result<(), RecoveryFailure> {
     let mut bounds = Vec::new();
     for id in state.live_ids() {
         let end = guard_session(id, || seal_log(state, id))?;

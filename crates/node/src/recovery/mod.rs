@@ -5,4 +5,4 @@ pub mod settling;
 pub mod state;
 pub mod take_up;
 
-pub use logs::{RecoveryFailure, recover_logs, recover_logs_with};
+pub use logs::{RecoveryFailure, recover_logs};

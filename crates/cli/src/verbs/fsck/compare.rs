@@ -8,10 +8,10 @@ use std::io::{BufWriter, ErrorKind, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use ashlar_daemon::LogFindings;
-use ashlar_store::{DumpComparison, DumpDifference, DumpError, DumpLines, DumpSummary, Store, compare_dumps};
+use ashlar_daemon::{LogFindings, describe_comparison};
+use ashlar_store::{DumpComparison, DumpError, DumpLines, Store, compare_dumps};
 use ashlar_types::Errno;
-use ashlar_wire::{ComparedTree, Reply, Request};
+use ashlar_wire::{ComparedTree, ComparisonReply, Reply, Request, TreeDifference};
 use serde::Serialize;
 
 use crate::error::CliError;
@@ -69,52 +69,21 @@ impl ArenaTree {
         let problems = self.logs.problems.iter().map(|problem| format!("in {name}, {problem}"));
         lacking.into_iter().chain(problems).collect()
     }
-
-    fn describe(&self, summary: &DumpSummary) -> ComparedArena {
-        ComparedArena {
-            arena: self.place.directory().display().to_string(),
-            inodes: summary.inodes,
-            entries: summary.entries,
-            bytes: summary.bytes,
-            sha256: summary.hash.to_string(),
-            undigested: self.logs.records,
-        }
-    }
 }
 
 /// An arena in the output of a comparison.
 #[derive(Debug, Serialize)]
 struct ComparedArena {
     arena: String,
-    inodes: u64,
-    entries: u64,
-    bytes: u64,
-    /// The hash of the dump.
-    sha256: String,
+    #[serde(flatten)]
+    tree: ComparedTree,
     /// Updates in logs that the tree lacks.
     undigested: u64,
 }
 
-/// A difference in the output of a comparison.
-#[derive(Debug, Serialize)]
-struct ComparedSubject {
-    subject: String,
-    attribute: Option<String>,
-    a: Option<String>,
-    b: Option<String>,
-    /// The difference as a sentence.
-    text: String,
-}
-
-impl ComparedSubject {
-    fn new(difference: &DumpDifference) -> Self {
-        Self {
-            subject: difference.subject.to_string(),
-            attribute: difference.attribute.clone(),
-            a: difference.first.clone(),
-            b: difference.second.clone(),
-            text: difference.to_string(),
-        }
+impl ComparedArena {
+    fn new(place: &ArenaLocation, tree: ComparedTree, undigested: u64) -> Self {
+        Self { arena: place.directory().display().to_string(), tree, undigested }
     }
 }
 
@@ -126,7 +95,7 @@ struct ComparisonReport {
     equal: bool,
     differences_count: u64,
     /// The first differences.
-    differences: Vec<ComparedSubject>,
+    differences: Vec<TreeDifference>,
     /// Sentences about logs.
     notes: Vec<String>,
 }
@@ -155,13 +124,13 @@ fn compare(first: &ArenaChoice, second: &ArenaChoice) -> Result<ComparisonReport
     let spinner = progress::spinner("comparing");
     let compared = compare_trees(&a, &b);
     spinner.finish_and_clear();
-    let compared = compared?;
+    let ComparisonReply { first, second, differences_count, differences } = describe_comparison(&compared?);
     Ok(ComparisonReport {
-        a: a.describe(&compared.first),
-        b: b.describe(&compared.second),
-        equal: compared.is_equal(),
-        differences_count: compared.differences_count,
-        differences: compared.differences.iter().map(ComparedSubject::new).collect(),
+        a: ComparedArena::new(&a.place, first, a.logs.records),
+        b: ComparedArena::new(&b.place, second, b.logs.records),
+        equal: differences_count == 0,
+        differences_count,
+        differences,
         notes: a.notes("A").into_iter().chain(b.notes("B")).collect(),
     })
 }
@@ -173,27 +142,13 @@ fn compare_in_use(a: &ArenaLocation, b: &ArenaLocation) -> Result<Option<Compari
     match ask_patiently(a, &Request::CompareShadow { directory })? {
         None => Ok(None),
         Some(Reply::Compared(compared)) => {
-            let of = |place: &ArenaLocation, tree: ComparedTree| ComparedArena {
-                arena: place.directory().display().to_string(),
-                inodes: tree.inodes,
-                entries: tree.entries,
-                bytes: tree.bytes,
-                sha256: tree.sha256,
-                undigested: 0,
-            };
-            let differences = compared.differences.into_iter().map(|difference| ComparedSubject {
-                subject: difference.subject,
-                attribute: difference.attribute,
-                a: difference.first,
-                b: difference.second,
-                text: difference.text,
-            });
+            let ComparisonReply { first, second, differences_count, differences } = *compared;
             Ok(Some(ComparisonReport {
-                a: of(a, compared.first),
-                b: of(b, compared.second),
-                equal: compared.differences_count == 0,
-                differences_count: compared.differences_count,
-                differences: differences.collect(),
+                a: ComparedArena::new(a, first, 0),
+                b: ComparedArena::new(b, second, 0),
+                equal: differences_count == 0,
+                differences_count,
+                differences,
                 notes: Vec::new(),
             }))
         }
@@ -217,10 +172,12 @@ fn text(report: &ComparisonReport) -> String {
         text += &format!("note: {note}\n");
     }
     if report.equal {
-        for (name, count) in [("inodes", report.a.inodes), ("entries", report.a.entries), ("bytes", report.a.bytes)] {
+        for (name, count) in
+            [("inodes", report.a.tree.inodes), ("entries", report.a.tree.entries), ("bytes", report.a.tree.bytes)]
+        {
             text += &format!("{name:<12}{}\n", grouped(count));
         }
-        return text + &format!("{:<12}{}\nequal: no difference found\n", "sha256", report.a.sha256);
+        return text + &format!("{:<12}{}\nequal: no difference found\n", "sha256", report.a.tree.sha256);
     }
     for difference in &report.differences {
         text += &format!("difference: {}\n", difference.text);
@@ -258,13 +215,10 @@ mod tests {
     fn report(shown: usize, count: u64) -> ComparisonReport {
         let arena = |path: &str| ComparedArena {
             arena: path.into(),
-            inodes: 1234,
-            entries: 1,
-            bytes: 2,
-            sha256: "ab".into(),
+            tree: ComparedTree { inodes: 1234, entries: 1, bytes: 2, sha256: "ab".into() },
             undigested: 0,
         };
-        let difference = || ComparedSubject {
+        let difference = || TreeDifference {
             subject: "inode 1".into(),
             attribute: None,
             a: None,
