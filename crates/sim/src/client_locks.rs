@@ -224,8 +224,10 @@ impl ClientLocks {
     pub fn begin_again(&mut self) {
         if let Some(LockUnderway { wanted, before, .. }) = self.underway.take() {
             let held = self.held.entry(wanted.place).or_default();
-            // SharedFS may have set it already.
-            held.least = before.least;
+            // SharedFS may have set it already, and so have given others what it is weaker than.
+            for (least, before) in held.least.iter_mut().zip(before.least) {
+                *least = (*least).min(before);
+            }
             if wanted.place.is_own() {
                 self.doubtful.insert(wanted.place.inode);
             }

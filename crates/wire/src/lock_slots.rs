@@ -170,6 +170,20 @@ impl LockList {
         has_room
     }
 
+    /// Makes the locks in a range no stronger than `mode`; a list that has no room for the result stays unchanged.
+    ///
+    /// It holds what an owner has for certain while it is unknown whether a request for such a lock was served.
+    pub fn weaken(&mut self, range: ByteRange, mode: LockMode) {
+        let mut new = self.clone();
+        let has_room = self.ranges().iter().filter(|held| held.mode > mode && held.range.overlaps(range)).all(|held| {
+            let first = held.range.first.max(range.first);
+            new.set(ByteRange { first, last: held.range.last.min(range.last) }, mode.into())
+        });
+        if has_room {
+            *self = new;
+        }
+    }
+
     /// Appends a range behind all others; `false` if the list has no room.
     fn push(&mut self, held: LockedRange) -> bool {
         if let Some(before) = self.ranges[..self.count].last_mut() {

@@ -100,7 +100,10 @@ impl LibFs {
                 return Ok(RecordLockOutcome::NoRoom);
             }
         }
-        let before = self.control.lock_slot(slot).2;
+        let mut certain = self.control.lock_slot(slot).2;
+        if let Some(mode) = action.mode() {
+            certain.weaken(range, mode);
+        }
         loop {
             let sharedfs_generation = self.sharedfs_generation();
             let asked = self.control.lock_slot_at_present(slot);
@@ -122,11 +125,12 @@ impl LibFs {
             if self.sharedfs_generation() == sharedfs_generation {
                 return Ok(RecordLockOutcome::Done);
             }
-            // Until the new SharedFS has answered, the process has its former locks. If it knows this lock by a note,
-            // it is asked to remove it when the file is closed.
+            // Until the new SharedFS has answered, the process has its former locks for certain, none stronger than the
+            // requested one: another process may have got what a served request gave up. If SharedFS knows this lock by
+            // a note, it is asked to remove it when the file is closed.
             self.record_locks.mark_doubtful(inode);
             self.control.change_locks(slot, inode, LockSlotState::Shared, |list| {
-                *list = before.clone();
+                *list = certain.clone();
                 true
             });
         }

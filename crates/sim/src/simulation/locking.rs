@@ -129,7 +129,10 @@ impl Simulation {
             }
             Ok(_) if wanted.place.is_own() && wanted.action != LockAction::Unlock => {
                 let Some(number) = client.control.lock_slot_of(inode) else { return client.locks.fail() };
-                let before = client.control.lock_slot(number).2;
+                let mut certain = client.control.lock_slot(number).2;
+                if let Some(mode) = wanted.action.mode() {
+                    certain.weaken(wanted.range(), mode);
+                }
                 if !copy_lock(client, number, &wanted) {
                     client.locks.doubtful.insert(inode);
                     client.locks.fail();
@@ -140,7 +143,7 @@ impl Simulation {
                 }
                 client.locks.begin_again();
                 client.control.change_locks(number, inode, LockSlotState::Shared, |list| {
-                    *list = before.clone();
+                    *list = certain.clone();
                     true
                 });
             }

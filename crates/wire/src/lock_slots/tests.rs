@@ -300,7 +300,7 @@ proptest! {
 
     #[test]
     fn list_equals_byte_by_byte_model(
-        steps in prop::collection::vec((0_u64..40, 0_u64..40, 0_u8..3, any::<bool>()), 1..60),
+        steps in prop::collection::vec((0_u64..40, 0_u64..40, 0_u8..5, any::<bool>()), 1..60),
     ) {
         let mut list = LockList::default();
         // The last byte stands for all bytes behind it.
@@ -308,11 +308,20 @@ proptest! {
         for (a, b, action, is_open) in steps {
             let (first, end) = (a.min(b), if is_open { 40 } else { a.max(b) });
             let range = ByteRange::new(first, if is_open { LOCK_LAST } else { end });
-            let action = [LockAction::Read, LockAction::Write, LockAction::Unlock][usize::from(action)];
-            let any = bytes[first as usize..=end as usize].iter().any(Option::is_some);
-            prop_assert_eq!(list.overlaps(range), any);
-            prop_assert!(list.set(range, action));
-            bytes[first as usize..=end as usize].fill(action.mode());
+            let within = &mut bytes[first as usize..=end as usize];
+            prop_assert_eq!(list.overlaps(range), within.iter().any(Option::is_some));
+            match action {
+                0 => list.weaken(range, LockMode::Read),
+                1 => list.weaken(range, LockMode::Write),
+                _ => {
+                    let action = [LockAction::Read, LockAction::Write, LockAction::Unlock][usize::from(action) - 2];
+                    prop_assert!(list.set(range, action));
+                    within.fill(action.mode());
+                }
+            }
+            if action == 0 {
+                within.iter_mut().for_each(|held| *held = (*held).min(Some(LockMode::Read)));
+            }
             let mut found = [None; 41];
             for LockedRange { mode, range } in list.ranges() {
                 found[range.first as usize..=range.last.min(40) as usize].fill(Some(*mode));
