@@ -1,5 +1,7 @@
 //! Sessions step by step: their ends, and what a loss of power leaves of them.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use ashlar_node::leases::grant::Patience;
 use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
@@ -83,6 +85,42 @@ fn release_without_lease_leaves_orphan_to_its_writer() {
     let fenced: Vec<_> = node.sessions.values().filter_map(|session| session.fenced.clone()).collect();
     assert!(fenced.is_empty(), "{fenced:?}");
     assert_eq!(node.store.inode(inode).expect("read").map(|found| found.size), Some(100));
+}
+
+/// A batch frees a file and makes another one, whose lease gets the slot of the first one's.
+///
+/// If SharedFS is killed anywhere in between, the next one validates the writes to the first file again.
+#[test]
+fn kill_as_a_lease_slot_passes_on_fences_no_session() {
+    let options = MachineOptions { medium: MediumKind::Pmem, blocks: 640, lease_hold_us: 0, ring_bytes: None };
+    let at = Timestamp { seconds: 1, nanoseconds: 0 };
+    let mut cut_off = 0;
+    for writes in 0..40 {
+        let mut machine = Machine::new(options).expect("an arena");
+        machine.start(0, None).expect("started");
+        let pid = machine.start_process();
+        let (id, first, count) = machine.begin_session(pid, 0, 0).expect("begun");
+        let client = SimClient::attach(pid, id, 0, &machine.twins[&id], first.0..first.0 + count).expect("attached");
+        let root = LeaseRequest::on_inode(InodeId::ROOT, true, Need::default());
+        serve(&mut machine, &client, Request::Acquire(vec![root]));
+        let [one, other] = [first, InodeId(first.0 + 1)];
+        let unnamed = |inode| Update::Create(Create { name: b"", ..file(inode, at) });
+        client.control.open_handle(one);
+        append(&mut machine, &client, &unnamed(one));
+        apply_log(&mut machine, &client);
+        append(&mut machine, &client, &Update::Write { inode: one, offset: 0, at, strip: false, data: &[7; 100] });
+        client.control.close_handle(one);
+        append(&mut machine, &client, &Update::Release { inode: one });
+        client.control.open_handle(other);
+        append(&mut machine, &client, &unnamed(other));
+        machine.gate.plan_end(writes);
+        let applied = catch_unwind(AssertUnwindSafe(|| apply_log(&mut machine, &client)));
+        cut_off += u64::from(applied.is_err());
+        machine.kill_shared_fs();
+        let report = machine.start(1000, None).expect("started");
+        assert!(report.fenced.is_empty(), "killed after {writes} writes: {:?}", report.fenced);
+    }
+    assert!(cut_off > 3, "only {cut_off} kills came in the middle");
 }
 
 /// Applies all that a session has logged.

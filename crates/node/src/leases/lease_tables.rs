@@ -24,14 +24,34 @@ impl LeaseTables<'_> {
     ///
     /// That must happen before SharedFS publishes the position up to which it has validated their records. After a
     /// restart in between, SharedFS would otherwise validate later records by a table that lacks these leases.
-    pub fn write_attached(&mut self) {
+    ///
+    /// A slot may have had the lease of an inode that these records freed, and that earlier ones change. So a restart
+    /// must not validate by leases until the position is published. Returns the sessions to which that applies; for them
+    /// the caller then calls [`end_attaching`](Self::end_attaching).
+    #[must_use]
+    pub fn write_attached(&mut self) -> Vec<SessionId> {
+        let mut attaching = Vec::new();
         loop {
             let words: Vec<_> = self.leasing.manager.take_attached().collect();
             if words.is_empty() {
-                return;
+                return attaching;
             }
-            // If a table grows for one word, further words have room in it.
-            words.iter().for_each(|word| self.write_word(word));
+            for word in &words {
+                let session = self.sessions.get(&word.session).filter(|session| !session.page.is_revoking());
+                if let Some(session) = session {
+                    session.page.set_revoking(true);
+                    attaching.push(word.session);
+                }
+                // If the table grows for this word, further words have room in it.
+                self.write_word(word);
+            }
+        }
+    }
+
+    /// Lets leases decide again at a restart.
+    pub fn end_attaching(&self, attaching: &[SessionId]) {
+        for session in attaching.iter().filter_map(|id| self.sessions.get(id)) {
+            session.page.set_revoking(false);
         }
     }
 

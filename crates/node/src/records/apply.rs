@@ -354,13 +354,14 @@ fn record_applied(state: &mut NodeCore, id: SessionId, from: LogPosition, record
     if applied > from {
         state.commits.record_applied(state.now.since_boot);
     }
-    state.lease_tables().write_attached();
+    let attaching = state.lease_tables().write_attached();
     if let Some(session) = state.sessions.get_mut(&id) {
         session.records += records;
         session.digested_bytes += applied.0.saturating_sub(from.0);
         session.control.set_applied(applied);
         session.page.set_validated(applied.max(session.validated));
     }
+    state.lease_tables().end_attaching(&attaching);
 }
 
 fn validate_record(

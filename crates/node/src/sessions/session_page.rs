@@ -7,7 +7,8 @@
 //!   64  identity                                                              (`identity.rs`)
 //! 2048  validated:8                       records before it were validated under the leases of their time
 //! 2056  granted blocks:8  metadata:8      credit granted so far, less what was recalled
-//! 2072  revoking:8                        a lease is being taken, and records written under it are not validated yet
+//! 2072  revoking:8                        a lease is being taken, or its slot passes on, and records written under it are
+//!                                         not validated yet
 //! 2080  stale until:8                     milliseconds since boot until which a mount's kernel may believe stale state
 //! 2088  mount's device:8                  the device number that its files show, 0 if it is no mount
 //! 2096  lease slots:8                     of the table, that have room; 0 if all have, as an earlier version made it
@@ -128,14 +129,14 @@ impl<M: Persistent> SessionPage<M> {
         self.0.flush_word(BARRED);
     }
 
-    /// Returns whether a kill came while a lease was being taken.
+    /// Returns whether a kill came while a lease was being taken, or while its slot passed to another inode.
     ///
     /// Records written under it may not be validated.
     pub fn is_revoking(&self) -> bool {
         self.0.load(REVOKING) != 0
     }
 
-    /// Notes that a lease is about to be taken, or that its records are validated.
+    /// Notes that this is about to happen to a lease, or that its records are validated.
     pub fn set_revoking(&self, revoking: bool) {
         self.0.store(REVOKING, u64::from(revoking));
     }
