@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ashlar_types::RING_SWITCH;
 
-use crate::mount::{clear_behind, obstacle};
+use crate::mount::{clear_behind, obstacle, take_complaints};
 use crate::shadows::{Comparisons, SHADOWS, take_comparisons};
 use crate::{Outcome, command, number, tried};
 
@@ -87,6 +87,10 @@ fn run_here(test: &Test) -> ExitCode {
         }
         Err(words) => {
             print!("{words}");
+            let complaints = take_complaints();
+            if !complaints.is_empty() {
+                print!("\nthe daemons' log:\n{complaints}");
+            }
             ExitCode::FAILURE
         }
     }

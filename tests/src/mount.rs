@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -323,8 +324,7 @@ impl TestArena {
     }
 
     /// The daemon's last warnings, for messages.
-    #[must_use]
-    pub fn complaints(&self) -> String {
+    fn complaints(&self) -> String {
         const SHOWN: usize = 20;
         let log = std::fs::read_to_string(self.arena.join("daemon.log")).unwrap_or_default();
         let lines: Vec<_> = log.lines().filter(|line| !line.contains("\"INFO\"")).collect();
@@ -343,8 +343,19 @@ impl TestArena {
     }
 }
 
+/// The daemons' complaints, of the arenas that are gone.
+static COMPLAINTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Takes what daemons have complained of in their logs, for the report of a failed test.
+pub fn take_complaints() -> String {
+    COMPLAINTS.lock().map(|mut all| std::mem::take(&mut *all).join("\n")).unwrap_or_default()
+}
+
 impl Drop for TestArena {
     fn drop(&mut self) {
+        if let Ok(mut all) = COMPLAINTS.lock() {
+            all.extend(Some(self.complaints()).filter(|lines| !lines.is_empty()));
+        }
         if !self.is_damaged.load(Ordering::Relaxed) {
             compare_with_shadow(&self.arena);
         }
