@@ -93,12 +93,12 @@ const DISK: CrashSetup = CrashSetup { medium: MediumKind::Disk, ..MEMORY };
 
 #[test]
 fn crash_of_digest_or_recovery_on_memory_keeps_a_prefix() {
-    all_is_well(MEMORY, 0..4);
+    all_is_well(MEMORY, 0..8);
 }
 
 #[test]
 fn crash_of_digest_or_recovery_on_disk_keeps_a_prefix() {
-    all_is_well(DISK, 100..104);
+    all_is_well(DISK, 100..108);
 }
 
 #[test]

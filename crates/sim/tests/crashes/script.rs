@@ -200,9 +200,9 @@ impl SessionScript {
     /// Draws a change, and makes it if it is valid.
     fn change(&mut self) {
         let drawn = match self.random.below(16) {
-            0..=4 => self.draw_write(),
-            5 | 6 => self.draw_allocation(),
-            7 => return self.open_or_close(),
+            0..=6 => self.draw_write(),
+            7 | 8 => self.draw_allocation(),
+            9 => return self.open_or_close(),
             _ => Intent::draw(&self.model, &self.client.handles, true, &mut self.random),
         };
         if let Some(intent) = drawn {
