@@ -18,7 +18,8 @@ pub struct SharedWords {
 impl SharedWords {
     /// Returns so many zeros.
     pub fn zeros(length: usize) -> Self {
-        Self { pages: vec![Arc::new([0; PAGE_WORDS]); length.div_ceil(PAGE_WORDS)], length }
+        let (page, pages) = (Arc::new([0; PAGE_WORDS]), length.div_ceil(PAGE_WORDS));
+        Self { pages: std::iter::repeat_n(page, pages).collect(), length }
     }
 
     /// Returns the number of words.
