@@ -21,8 +21,6 @@
 
 mod config;
 mod connections;
-#[cfg(test)]
-mod crashes;
 mod digest;
 mod error;
 mod file_guard;

@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::shared_words::{PAGE_WORDS, SharedWords};
 use crate::write_gate::WriteGate;
 use crate::{OutOfBounds, Persistent};
 
 const WORD_BYTES: usize = 8;
 const LINE_WORDS: usize = crate::flush::LINE_BYTES / WORD_BYTES;
-const PAGE_WORDS: usize = 4096 / WORD_BYTES;
 
 /// The crash model that a [`CrashTwin`] follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +37,8 @@ struct Unsettled {
 #[derive(Clone)]
 pub struct CrashState {
     medium: CrashMedium,
-    current: Vec<u64>,
-    settled: Vec<u64>,
+    current: SharedWords,
+    settled: SharedWords,
     unsettled: BTreeMap<usize, Unsettled>,
     scrambled: Vec<Range<usize>>,
     persist_points: u64,
@@ -56,7 +56,7 @@ impl fmt::Debug for CrashState {
 
 impl CrashState {
     fn put(&mut self, index: usize, value: u64) {
-        let old = std::mem::replace(&mut self.current[index], value);
+        let old = std::mem::replace(self.current.word_mut(index), value);
         if self.scrambled.iter().any(|words| words.contains(&index)) {
             return;
         }
@@ -79,7 +79,7 @@ impl CrashState {
         let settled = &mut self.settled;
         self.unsettled.retain(|&index, word| {
             if word.flushed > 0 {
-                settled[index] = word.values[word.flushed - 1];
+                *settled.word_mut(index) = word.values[word.flushed - 1];
                 word.values.drain(..word.flushed);
                 word.flushed = 0;
             }
@@ -122,21 +122,14 @@ impl CrashState {
                         .collect(),
                 })
                 .collect(),
-            CrashMedium::Pages => {
-                let mut pages: Vec<usize> = self.unsettled.keys().map(|index| index / PAGE_WORDS).collect();
-                pages.dedup();
-                let content = |words: &[u64], page: usize| {
-                    let start = page * PAGE_WORDS;
-                    words[start..(start + PAGE_WORDS).min(words.len())].to_vec()
-                };
-                pages
-                    .into_iter()
-                    .map(|page| Choice {
-                        start: page * PAGE_WORDS,
-                        contents: vec![content(&self.settled, page), content(&self.current, page)],
-                    })
-                    .collect()
-            }
+            CrashMedium::Pages => self
+                .unsettled_pages()
+                .into_iter()
+                .map(|page| Choice {
+                    start: page * PAGE_WORDS,
+                    contents: vec![self.settled.page(page).to_vec(), self.current.page(page).to_vec()],
+                })
+                .collect(),
         };
         let total = choices.iter().try_fold(1usize, |product, choice| product.checked_mul(choice.contents.len()));
         let exhaustive = total.filter(|&total| total <= limit);
@@ -157,25 +150,36 @@ impl CrashState {
     /// one to the newest, and returns the index of one.
     #[must_use]
     pub fn crash_image(&self, choose: &mut dyn FnMut(usize) -> usize) -> Vec<u8> {
+        bytes(&self.crash_words(choose))
+    }
+
+    fn crash_words(&self, choose: &mut dyn FnMut(usize) -> usize) -> SharedWords {
         let mut words = self.settled.clone();
         let mut done = 0;
         for (&index, word) in &self.unsettled {
             match self.medium {
                 CrashMedium::Words => match choose(1 + word.values.len()) {
                     0 => {}
-                    chosen => words[index] = word.values[chosen - 1],
+                    chosen => *words.word_mut(index) = word.values[chosen - 1],
                 },
                 CrashMedium::Pages if index < done => {}
                 CrashMedium::Pages => {
-                    let page = index / PAGE_WORDS * PAGE_WORDS;
-                    done = (page + PAGE_WORDS).min(words.len());
+                    let page = index / PAGE_WORDS;
+                    done = (page + 1) * PAGE_WORDS;
                     if choose(2) == 1 {
-                        words[page..done].copy_from_slice(&self.current[page..done]);
+                        words.set_page(page, &self.current);
                     }
                 }
             }
         }
-        bytes(&words)
+        words
+    }
+
+    /// The numbers of the pages that hold unsettled words.
+    fn unsettled_pages(&self) -> Vec<usize> {
+        let mut pages: Vec<usize> = self.unsettled.keys().map(|index| index / PAGE_WORDS).collect();
+        pages.dedup();
+        pages
     }
 
     /// The memory as programs see it now.
@@ -194,7 +198,7 @@ struct Choice {
 /// Iterator over crash images: [`CrashState::crash_images`].
 #[derive(Clone, Debug)]
 pub struct CrashImages {
-    settled: Vec<u64>,
+    settled: SharedWords,
     scrambled: Vec<Range<usize>>,
     choices: Vec<Choice>,
     next: usize,
@@ -259,12 +263,14 @@ impl Iterator for CrashImages {
         for choice in 0..self.choices.len() {
             let picked = self.pick(image, choice, &mut rest);
             let Choice { start, contents } = &self.choices[choice];
-            words[*start..*start + contents[picked].len()].copy_from_slice(&contents[picked]);
+            for (index, word) in (*start..).zip(&contents[picked]) {
+                *words.word_mut(index) = *word;
+            }
         }
         let mut noise = self.seed ^ image as u64;
         for word in self.scrambled.iter().cloned().flatten() {
             noise = splitmix(noise);
-            words[word] = noise;
+            *words.word_mut(word) = noise;
         }
         Some(bytes(&words))
     }
@@ -278,14 +284,14 @@ fn splitmix(state: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-fn bytes(words: &[u64]) -> Vec<u8> {
+fn bytes(words: &SharedWords) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(words.len() * WORD_BYTES);
     words.iter().for_each(|word| bytes.extend_from_slice(&word.to_ne_bytes()));
     bytes
 }
 
 /// The callback of [`CrashTwin::on_persist`].
-type Observer = Box<dyn FnMut(&CrashState) + Send>;
+type Observer = Box<dyn FnMut(&CrashTwin) + Send>;
 
 /// Memory in the heap that keeps, for every aligned word, the values that a crash may leave in it.
 ///
@@ -312,30 +318,50 @@ impl CrashTwin {
     /// Zeroed memory of `length` bytes, rounded up to whole words.
     #[must_use]
     pub fn new(medium: CrashMedium, length: usize) -> Self {
-        Self::from_image(medium, &vec![0; length])
+        Self::from_words(medium, SharedWords::zeros(length.div_ceil(WORD_BYTES)))
     }
 
     /// Memory as a crash left it: all of it settled.
     #[must_use]
     pub fn from_image(medium: CrashMedium, image: &[u8]) -> Self {
-        let words: Vec<u64> = image
-            .chunks(WORD_BYTES)
-            .map(|chunk| {
-                let mut word = [0; WORD_BYTES];
-                word[..chunk.len()].copy_from_slice(chunk);
-                u64::from_ne_bytes(word)
-            })
-            .collect();
-        let state = CrashState {
+        let mut words = SharedWords::zeros(image.len().div_ceil(WORD_BYTES));
+        for (index, chunk) in image.chunks(WORD_BYTES).enumerate() {
+            let mut word = [0; WORD_BYTES];
+            word[..chunk.len()].copy_from_slice(chunk);
+            if word != [0; WORD_BYTES] {
+                *words.word_mut(index) = u64::from_ne_bytes(word);
+            }
+        }
+        Self::from_words(medium, words)
+    }
+
+    fn from_words(medium: CrashMedium, words: SharedWords) -> Self {
+        Self::from_state(CrashState {
             medium,
             settled: words.clone(),
             current: words,
             unsettled: BTreeMap::new(),
             scrambled: Vec::new(),
             persist_points: 0,
-        };
+        })
+    }
+
+    fn from_state(state: CrashState) -> Self {
         let length = (state.current.len() * WORD_BYTES) as u64;
         Self { inner: Mutex::new(Inner { state, observer: None }), length, gate: None }
+    }
+
+    /// Returns other memory in the same state, without an observer and without a gate.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        Self::from_state(self.state())
+    }
+
+    /// Returns other memory that a crash at this moment may leave: [`CrashState::crash_image`].
+    #[must_use]
+    pub fn after_crash(&self, choose: &mut dyn FnMut(usize) -> usize) -> Self {
+        let inner = self.inner.lock();
+        Self::from_words(inner.state.medium, inner.state.crash_words(choose))
     }
 
     /// Returns this memory with a gate for all writes to it.
@@ -353,8 +379,10 @@ impl CrashTwin {
         self.gate.as_ref().is_none_or(|gate| !gate.is_closed())
     }
 
-    /// Calls `observer` at every persist point (flush, fence, sync), just before it takes effect: a crash there is the
-    /// worst of the moments since the persist point before. The observer must not touch this memory.
+    /// Calls `observer` at every persist point (flush, fence, sync), just before it takes effect.
+    ///
+    /// A crash there is the worst of the moments since the persist point before. The observer may use this memory, and
+    /// does not see its own operations.
     pub fn on_persist(&self, observer: Observer) {
         self.inner.lock().observer = Some(observer);
     }
@@ -392,9 +420,28 @@ impl CrashTwin {
         self.inner.lock().state.crash_image(choose)
     }
 
+    /// The numbers of the pages that hold unsettled words.
+    #[must_use]
+    pub fn unsettled_pages(&self) -> Vec<usize> {
+        self.inner.lock().state.unsettled_pages()
+    }
+
     /// Settles one page as the kernel's write-back may at any moment.
     pub fn write_back_page(&self, page: usize) {
         self.inner.lock().state.settle(page * PAGE_WORDS..(page + 1) * PAGE_WORDS);
+    }
+
+    /// Counts a persist point, and calls the observer. It is taken out meanwhile.
+    fn report_persist(&self) {
+        let observer = {
+            let mut inner = self.inner.lock();
+            inner.state.persist_points += 1;
+            inner.observer.take()
+        };
+        if let Some(mut observer) = observer {
+            observer(self);
+            self.inner.lock().observer.get_or_insert(observer);
+        }
     }
 
     fn check(&self, offset: u64, length: u64) -> Result<(), OutOfBounds> {
@@ -410,15 +457,6 @@ impl CrashTwin {
             return Err(OutOfBounds { offset, length: WORD_BYTES as u64, available: self.length });
         }
         Ok(offset as usize / WORD_BYTES)
-    }
-}
-
-impl Inner {
-    fn persist_point(&mut self) {
-        self.state.persist_points += 1;
-        if let Some(observer) = &mut self.observer {
-            observer(&self.state);
-        }
     }
 }
 
@@ -483,11 +521,11 @@ impl Persistent for CrashTwin {
 
     fn flush(&self, offset: u64, length: u64) -> Result<(), OutOfBounds> {
         self.check(offset, length)?;
-        let mut inner = self.inner.lock();
         if !self.is_used() {
             return Ok(());
         }
-        inner.persist_point();
+        self.report_persist();
+        let mut inner = self.inner.lock();
         if inner.state.medium == CrashMedium::Words && length > 0 {
             let first = offset as usize / WORD_BYTES / LINE_WORDS * LINE_WORDS;
             let last = (offset + length - 1) as usize / WORD_BYTES;
@@ -497,22 +535,22 @@ impl Persistent for CrashTwin {
     }
 
     fn fence(&self) {
-        let mut inner = self.inner.lock();
         if !self.is_used() {
             return;
         }
-        inner.persist_point();
+        self.report_persist();
+        let mut inner = self.inner.lock();
         if inner.state.medium == CrashMedium::Words {
             inner.state.fence();
         }
     }
 
     fn sync(&self) -> io::Result<()> {
-        let mut inner = self.inner.lock();
         if !self.is_used() {
             return Ok(());
         }
-        inner.persist_point();
+        self.report_persist();
+        let mut inner = self.inner.lock();
         if inner.state.medium == CrashMedium::Pages {
             inner.state.settle(0..usize::MAX);
         }
@@ -589,7 +627,7 @@ mod tests {
         let twin = CrashTwin::new(CrashMedium::Words, 64);
         let seen = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&seen);
-        twin.on_persist(Box::new(move |state| log.lock().push(state.unsettled())));
+        twin.on_persist(Box::new(move |twin| log.lock().push(twin.state().unsettled())));
         twin.store_u64(0, 1).unwrap();
         twin.flush(0, 8).unwrap();
         twin.fence();

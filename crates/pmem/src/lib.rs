@@ -46,10 +46,9 @@ mod private_directory;
 pub mod processor;
 mod read_ahead;
 mod shared_memory;
+mod shared_words;
 pub mod sigbus;
 mod superblock;
-#[cfg(feature = "witness")]
-pub mod witness;
 mod write_gate;
 
 pub use arena::{

@@ -16,8 +16,6 @@ use crate::flush::{LINE_BYTES, are_lines, order_stores};
 use crate::huge::HUGE_PAGE_BYTES;
 use crate::persistent::store_in_pieces;
 use crate::sigbus::Registration;
-#[cfg(feature = "witness")]
-use crate::witness::{Deed, FileNumber, report_deed};
 use crate::{Crc32c, FlushMethod, Medium, MediumKind, OutOfBounds, Persistent, sigbus};
 
 /// Says which signal comes when a lease on a file is to end.
@@ -80,8 +78,6 @@ pub struct Mapping {
     file: OwnedFd,
     // Dropped in `Drop` before the range is unmapped; `None` only in between.
     registration: Option<Registration>,
-    #[cfg(feature = "witness")]
-    number: FileNumber,
 }
 
 // SAFETY: the mapping is plain shared memory that is valid until drop, and every access goes through raw copies and
@@ -131,8 +127,7 @@ impl Mapping {
     ) -> Result<Self, MapError> {
         let moved = rustix::io::fcntl_dupfd_cloexec(&fd, least);
         let file = moved.or_else(|_| rustix::io::fcntl_dupfd_cloexec(&fd, 0)).map_err(io::Error::from)?;
-        let stat = fstat(&file).map_err(io::Error::from)?;
-        let file_bytes = stat.st_size as u64;
+        let file_bytes = fstat(&file).map_err(io::Error::from)?.st_size as u64;
         let bytes = usize::try_from(length).unwrap_or(usize::MAX);
         if length == 0 || length > file_bytes || bytes > isize::MAX as usize {
             return Err(MapError::WrongLength { asked: length, file_bytes });
@@ -146,16 +141,7 @@ impl Mapping {
             MediumKind::Memory | MediumKind::Disk => libc::MAP_SHARED,
         };
         let address = map_file(&file, bytes, protection, flags)?;
-        let mut mapping = Self {
-            start: address,
-            length: bytes,
-            access,
-            medium,
-            file,
-            registration: None,
-            #[cfg(feature = "witness")]
-            number: FileNumber { device: stat.st_dev, inode: stat.st_ino },
-        };
+        let mut mapping = Self { start: address, length: bytes, access, medium, file, registration: None };
         let registration = sigbus::register(mapping.start as usize, bytes, access == MappingAccess::ReadWrite);
         mapping.registration = Some(registration.ok_or(MapError::TooMany)?);
         Ok(mapping)
@@ -278,8 +264,6 @@ impl Mapping {
         // SAFETY: `at_writable` found the whole range inside a writable mapping, and the source is a slice of other
         // memory.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
-        #[cfg(feature = "witness")]
-        report_deed(&Deed::Store { file: self.number, offset, bytes });
         Ok(())
     }
 
@@ -311,8 +295,6 @@ impl Mapping {
             tell_sum(number, sum.finish())?;
         }
         order_stores();
-        #[cfg(feature = "witness")]
-        report_deed(&Deed::Store { file: self.number, offset, bytes });
         Ok(())
     }
 
@@ -405,8 +387,6 @@ impl Mapping {
                 Err(error) => return Err(error.into()),
             }
         }
-        #[cfg(feature = "witness")]
-        report_deed(&Deed::Store { file: self.number, offset, bytes });
         Ok(())
     }
 
@@ -417,8 +397,6 @@ impl Mapping {
     /// # Errors
     /// Those of `fdatasync(2)`.
     pub fn sync_range(&self, _offset: u64, _length: u64) -> io::Result<()> {
-        #[cfg(feature = "witness")]
-        report_deed(&Deed::Sync { file: self.number });
         match self.medium.kind {
             MediumKind::Disk => Ok(fdatasync(&self.file)?),
             MediumKind::Pmem | MediumKind::Memory => Ok(()),
@@ -545,11 +523,6 @@ impl Persistent for Mapping {
         let to = self.at_writable(offset, bytes.len() as u64)?;
         // SAFETY: `at_writable` found the whole range inside a writable mapping.
         unsafe { self.medium.flush.copy_flushed(to, bytes) };
-        #[cfg(feature = "witness")]
-        {
-            report_deed(&Deed::Store { file: self.number, offset, bytes });
-            report_deed(&Deed::Flush { file: self.number, offset, length: bytes.len() as u64 });
-        }
         Ok(())
     }
 
@@ -558,8 +531,8 @@ impl Persistent for Mapping {
         let to = self.at_writable(offset, bytes.len() as u64)?;
         let is_flushed = self.medium.flush != FlushMethod::None;
         let past_cache = is_flushed || !is_fetched && bytes.len() >= BULK_BYTES && are_lines(to, bytes.len());
-        // A witness must see what was stored. SAFETY: `at_writable` found the whole range inside a writable mapping.
-        if !cfg!(feature = "witness") && unsafe { sum.copy(bytes.as_ptr(), to, bytes.len(), past_cache) } {
+        // SAFETY: `at_writable` found the whole range inside a writable mapping.
+        if unsafe { sum.copy(bytes.as_ptr(), to, bytes.len(), past_cache) } {
             if past_cache && !is_flushed {
                 order_stores();
             }
@@ -576,22 +549,15 @@ impl Persistent for Mapping {
     #[inline]
     fn store_u64(&self, offset: u64, value: u64) -> Result<(), OutOfBounds> {
         self.word(offset, true)?.store(value, Ordering::Release);
-        #[cfg(feature = "witness")]
-        report_deed(&Deed::Store { file: self.number, offset, bytes: &value.to_ne_bytes() });
         Ok(())
     }
 
     #[inline]
     fn compare_exchange_u64(&self, offset: u64, current: u64, new: u64) -> Result<Result<u64, u64>, OutOfBounds> {
         let exchanged = self.word(offset, true)?.compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst);
-        #[cfg(feature = "witness")]
-        if exchanged.is_ok() {
-            report_deed(&Deed::Store { file: self.number, offset, bytes: &new.to_ne_bytes() });
-        }
         Ok(exchanged)
     }
 
-    #[cfg(not(feature = "witness"))]
     #[inline]
     fn add_u64(&self, offset: u64, amount: u64) -> Result<u64, OutOfBounds> {
         Ok(self.word(offset, true)?.fetch_add(amount, Ordering::Relaxed))
@@ -600,8 +566,6 @@ impl Persistent for Mapping {
     #[inline]
     fn flush(&self, offset: u64, length: u64) -> Result<(), OutOfBounds> {
         let start = self.at(offset, length)?;
-        #[cfg(feature = "witness")]
-        report_deed(&Deed::Flush { file: self.number, offset, length });
         // SAFETY: `at` found the whole range inside the mapping.
         unsafe { self.medium.flush.flush(start, length as usize) };
         Ok(())
@@ -634,8 +598,6 @@ impl Persistent for Mapping {
 
     #[inline]
     fn fence(&self) {
-        #[cfg(feature = "witness")]
-        report_deed(&Deed::Fence);
         self.medium.flush.fence();
     }
 

@@ -82,10 +82,6 @@ impl Medium {
     /// # Errors
     /// As [`Self::probe`].
     pub fn of_directory(directory: impl AsFd, emulate: bool) -> io::Result<Self> {
-        #[cfg(feature = "witness")]
-        if let Some(medium) = crate::witness::pretended() {
-            return Ok(medium);
-        }
         let magic = fstatfs(&directory)?.f_type as u64 & 0xffff_ffff;
         if matches!(magic, TMPFS_MAGIC | RAMFS_MAGIC | HUGETLBFS_MAGIC) {
             return Ok(if emulate { Self::emulated_pmem() } else { Self::MEMORY });

@@ -24,6 +24,15 @@ impl SharedMemory {
         }
     }
 
+    /// Returns the twin; `None` if the memory is mapped.
+    #[must_use]
+    pub fn twin(&self) -> Option<&CrashTwin> {
+        match self {
+            Self::Mapped(_) => None,
+            Self::Twin(twin) => Some(twin),
+        }
+    }
+
     /// Returns whether the file was truncated under the mapping.
     #[must_use]
     pub fn is_torn(&self) -> bool {

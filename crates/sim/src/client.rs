@@ -12,7 +12,7 @@ use ashlar_wire::{ControlPage, LeaseTable, LeaseWord, QuotaRequest, Reply, Reque
 
 use crate::client_locks::{ClientLocks, WantedLock};
 use crate::intent::Intent;
-use crate::machine::SessionTwins;
+use crate::machine::{Machine, SessionTwins};
 use crate::quota_balances::ClientBalances;
 
 /// The aim of a client.
@@ -146,9 +146,20 @@ pub struct SimClient {
 }
 
 impl SimClient {
+    /// Starts a process of a user, and begins its session.
+    ///
+    /// # Errors
+    /// A description of what refused.
+    pub fn begin(machine: &mut Machine, uid: u32, now_us: u64) -> Result<Self, String> {
+        let pid = machine.start_process();
+        let (id, first, count) = machine.begin_session(pid, uid, now_us)?;
+        let twins = machine.twins.get(&id).ok_or("the session's memory is gone")?;
+        let inodes = first.0..first.0 + count;
+        Ok(Self::attach(pid, id, uid, twins, inodes).ok_or("the session's memory can't be used")?)
+    }
+
     /// Attaches to a session's memory; `None` if it is not whole.
-    #[must_use]
-    pub fn attach(pid: u32, session: SessionId, uid: u32, twins: &SessionTwins, inodes: Range<u64>) -> Option<Self> {
+    fn attach(pid: u32, session: SessionId, uid: u32, twins: &SessionTwins, inodes: Range<u64>) -> Option<Self> {
         Some(Self {
             pid,
             session,

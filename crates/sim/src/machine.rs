@@ -6,14 +6,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ashlar_journal::JournalRing;
 use ashlar_log::Log;
 use ashlar_node::digest::commit::{AwaitCopy, await_no_copy, commit_with};
 use ashlar_node::journal::{NodeJournal, ReplayError};
+use ashlar_node::leases::grant::Patience;
 use ashlar_node::pending::progress::Progress;
-use ashlar_node::pending::{NodeRequest, RequestTerms};
+use ashlar_node::pending::{NodeAnswer, NodeRequest, RequestTerms};
+use ashlar_node::records::apply::Slice;
 use ashlar_node::recovery::settling::SessionSettling;
 use ashlar_node::recovery::take_up::{FoundSession, SoundSession, take_up_sessions};
 use ashlar_node::recovery::{RecoveryFailure, recover_logs};
@@ -26,14 +29,16 @@ use ashlar_node::sessions::session_page::SessionPage;
 use ashlar_node::{Node, NodeLimits, NodeTime};
 use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory, WriteGate};
 use ashlar_store::{CommitFault, MemoryArena, MemoryArenaOptions, Store, StoreError};
-use ashlar_types::{InodeId, JournalPosition, LogGeneration, LogPosition, SessionId, Timestamp};
-use ashlar_wire::{CONTROL_BYTES, ControlPage, LEASE_SLOTS_FIRST, LeaseTable, SessionKind};
+use ashlar_types::{Errno, InodeId, JournalPosition, LogGeneration, LogPosition, SessionId, Timestamp};
+use ashlar_wire::{CONTROL_BYTES, ControlPage, LEASE_SLOTS_FIRST, LeaseTable, Reply, Request, SessionKind};
 
 use crate::random::SimRandom;
 use crate::replica_machine::{JOURNAL, new_ring, power_loss};
 
 /// Bytes of a log's ring: few, so that logs go round.
 const RING_BYTES: u64 = 24 << 10;
+/// The steps of a request that nothing else delays.
+const STEPS_MAX: u32 = 1000;
 /// When the machine was first started, by the time of day.
 const FIRST_SECOND: i64 = 1_000_000;
 
@@ -46,6 +51,8 @@ pub struct SessionTwins {
     pub control: Arc<SharedMemory>,
     /// The lease table.
     pub leases: Arc<SharedMemory>,
+    /// Whether SharedFS has removed the memory: no crash brings it back.
+    is_removed: Arc<AtomicBool>,
 }
 
 impl SessionTwins {
@@ -53,6 +60,20 @@ impl SessionTwins {
         [&self.log, &self.control, &self.leases]
     }
 }
+
+/// A crash, by what it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrashKind {
+    /// The machine. Of what is not persistent, some is there.
+    PowerLoss,
+    /// SharedFS alone. The sessions go on.
+    SharedFsDeath,
+    /// SharedFS and the sessions' processes.
+    AllProcessesDeath,
+}
+
+/// The callback of [`Machine::on_persist`].
+pub type MachineObserver = Arc<dyn Fn() + Send + Sync>;
 
 /// The processes that live.
 #[derive(Debug)]
@@ -237,6 +258,7 @@ impl Machine {
             log: self.twin(log_bytes),
             control: self.twin(CONTROL_BYTES),
             leases: self.twin(LEASES_FILE_BYTES),
+            is_removed: Arc::default(),
         };
         self.sessions_made += 1;
         let secret = self.sessions_made;
@@ -269,6 +291,40 @@ impl Machine {
     pub fn remove_ended(&mut self) -> Vec<SessionId> {
         let Some(node) = &mut self.node else { return Vec::new() };
         remove_ended(node, &mut self.twins)
+    }
+
+    // ---- SharedFS's work
+
+    /// Serves a request of a session at once: nothing else happens meanwhile.
+    ///
+    /// # Errors
+    /// Those of the request.
+    ///
+    /// # Panics
+    /// If SharedFS does not run, or if the request waits for an event.
+    pub fn serve(&mut self, session: SessionId, request: Request) -> Result<Reply, Errno> {
+        let terms = RequestTerms { patience: Patience::Any, bytes_max: usize::MAX, reclaims: false };
+        let node = self.node.as_mut().expect("SharedFS runs");
+        let ticket = node.begin_request(NodeRequest::Session(session, request), terms);
+        for _ in 0..STEPS_MAX {
+            match node.advance(ticket) {
+                Progress::Done(Ok(NodeAnswer::Reply(gated))) => return Ok(gated.reply),
+                Progress::Done(answer) => return Err(answer.err().unwrap_or(Errno::EPROTO)),
+                Progress::More | Progress::Wait(..) => {}
+            }
+        }
+        panic!("the request waits");
+    }
+
+    /// Applies all that a session has logged.
+    ///
+    /// # Panics
+    /// If SharedFS does not run, or if the session's log is damaged.
+    pub fn apply_log(&mut self, session: SessionId) {
+        let node = self.node.as_mut().expect("SharedFS runs");
+        let settled = node.settled(session).expect("a whole log");
+        node.apply(session, settled, Slice::All);
+        node.decide_all();
     }
 
     // ---- SharedFS's life
@@ -391,7 +447,7 @@ impl Machine {
         // Memory of sessions that nothing took up.
         let lost: Vec<_> = self.twins.keys().filter(|id| !node.sessions.contains_key(id)).copied().collect();
         for id in lost {
-            self.twins.remove(&id);
+            remove_memory(&mut self.twins, id);
             node.remove_session_row(id);
         }
         commit_with(node, await_copy)
@@ -401,6 +457,8 @@ impl Machine {
     pub fn end_start(&mut self) {
         self.recovered.clear();
     }
+
+    // ---- crashes
 
     /// Kills SharedFS: its memory is gone, and that of sessions and media stays.
     pub fn kill_shared_fs(&mut self) {
@@ -412,32 +470,124 @@ impl Machine {
 
     /// Cuts the power: all processes are gone, and of what is not persistent, some is there.
     pub fn lose_power(&mut self, random: &mut SimRandom) {
-        self.node = None;
-        self.gate.open();
-        self.processes.clear();
-        self.boots = self.boots.wrapping_add(1);
-        if self.is_memory() {
-            (self.stale_arena, self.arena) = (None, new_arena(self.options).expect("an empty arena"));
-            self.twins.clear();
-            self.recovered.clear();
-            return;
-        }
         let mut choose = power_loss(random);
-        let left = self.stale_arena.take().unwrap_or_else(|| Arc::clone(&self.arena));
-        self.arena = Arc::new(left.after_crash(&mut choose));
-        let (medium, gate) = (crash_medium(self.options), &self.gate);
-        let mut crash = |memory: &Arc<SharedMemory>| match &**memory {
-            SharedMemory::Twin(twin) => {
-                let left = CrashTwin::from_image(medium, &twin.crash_image(&mut choose));
-                Arc::new(SharedMemory::Twin(left.behind_gate(gate)))
-            }
-            SharedMemory::Mapped(_) => Arc::clone(memory),
-        };
-        self.ring = self.ring.as_ref().map(&mut crash);
-        for twins in self.twins.values_mut() {
-            let [log, control, leases] = twins.each().map(&mut crash);
-            *twins = SessionTwins { log, control, leases };
+        *self = self.after_crash(CrashKind::PowerLoss, &mut |_, contents| choose(contents));
+    }
+
+    /// Returns a machine that a crash at this moment leaves. It shares nothing with this one.
+    ///
+    /// After a loss of power, `choose` is called for every unsettled word or page. It gets the number of the memory,
+    /// which is 0 for the arena, and the number of possible contents, from the settled one to the newest. It returns
+    /// the index of one.
+    ///
+    /// # Panics
+    /// If an empty arena can't be made, which a defect of the store alone causes.
+    #[must_use]
+    pub fn after_crash(&self, crash: CrashKind, choose: &mut dyn FnMut(usize, usize) -> usize) -> Self {
+        let mut left = Self { gate: Arc::default(), stale_arena: None, ..self.without_shared_fs() };
+        let arena = self.stale_arena.as_ref().unwrap_or(&self.arena);
+        let is_power_loss = crash == CrashKind::PowerLoss;
+        if crash != CrashKind::SharedFsDeath {
+            left.processes.clear();
         }
+        if is_power_loss {
+            left.boots = self.boots.wrapping_add(1);
+        }
+        if is_power_loss && self.is_memory() {
+            left.arena = new_arena(self.options).expect("an empty arena");
+            left.twins.clear();
+            left.recovered.clear();
+            return left;
+        }
+        let mut choose_of_arena = |contents| choose(0, contents);
+        let left_arena =
+            if is_power_loss { arena.after_crash(&mut choose_of_arena) } else { arena.after_process_death() };
+        left.arena = Arc::new(left_arena);
+        let (mut number, gate) = (0, &left.gate);
+        let mut crash_memory = |memory: &Arc<SharedMemory>| {
+            number += 1;
+            let crash_twin = |twin: &CrashTwin| {
+                let mut choose = |contents| choose(number, contents);
+                let left = if is_power_loss { twin.after_crash(&mut choose) } else { twin.copy() };
+                Arc::new(SharedMemory::Twin(left.behind_gate(gate)))
+            };
+            memory.twin().map_or_else(|| Arc::clone(memory), crash_twin)
+        };
+        left.ring = self.ring.as_ref().map(&mut crash_memory);
+        left.twins.retain(|_, twins| !twins.is_removed.load(Ordering::Relaxed));
+        for twins in left.twins.values_mut() {
+            let [log, control, leases] = twins.each().map(&mut crash_memory);
+            *twins = SessionTwins { log, control, leases, is_removed: Arc::default() };
+        }
+        left
+    }
+
+    /// Returns a machine on the same media, on which SharedFS does not run.
+    ///
+    /// An observer uses it while the node works. It does not learn of sessions that begin later.
+    #[must_use]
+    pub fn without_shared_fs(&self) -> Self {
+        Self {
+            options: self.options,
+            arena: Arc::clone(&self.arena),
+            twins: self.twins.clone(),
+            ring: self.ring.clone(),
+            node: None,
+            stale_arena: self.stale_arena.clone(),
+            recovered: self.recovered.clone(),
+            processes: self.processes.clone(),
+            last_pid: self.last_pid,
+            boots: self.boots,
+            sessions_made: self.sessions_made,
+            gate: Arc::clone(&self.gate),
+        }
+    }
+
+    /// Returns the memory beside the arena.
+    fn memories(&self) -> impl Iterator<Item = &CrashTwin> {
+        self.ring.iter().chain(self.twins.values().flat_map(SessionTwins::each)).filter_map(|memory| memory.twin())
+    }
+
+    /// Calls `observer` at each persist point, just before it takes effect, and in the middle of each commit.
+    ///
+    /// A crash there ([`Self::after_crash`]) is the worst of the moments since the persist point before. Sessions that
+    /// begin later are not observed.
+    pub fn on_persist(&self, observer: &MachineObserver) {
+        let call = || Arc::clone(observer);
+        let (of_arena, of_rows) = (call(), call());
+        self.arena.on_persist(Box::new(move |_| of_arena()));
+        self.arena.database().on_commit(Box::new(move || of_rows()));
+        for memory in self.memories() {
+            let of_memory = call();
+            memory.on_persist(Box::new(move |_| of_memory()));
+        }
+    }
+
+    /// Stops calling the observer.
+    pub fn stop_observing(&self) {
+        self.arena.stop_observing();
+        self.arena.database().stop_observing();
+        self.memories().for_each(CrashTwin::stop_observing);
+    }
+
+    /// Writes an unsettled page back, as the kernel may at any moment.
+    pub fn write_back(&self, random: &mut SimRandom) {
+        let segments = self.arena.segments();
+        let of_arena: Vec<_> =
+            segments.iter().filter_map(|segment| self.arena.segment_memory(segment.number)).collect();
+        let all: Vec<&CrashTwin> = self.memories().chain(of_arena.iter().map(|twin| &**twin)).collect();
+        let unsettled: Vec<_> =
+            all.iter().flat_map(|twin| twin.unsettled_pages().into_iter().map(move |page| (*twin, page))).collect();
+        if let Some((twin, page)) = random.pick(&unsettled) {
+            twin.write_back_page(page);
+        }
+    }
+}
+
+/// Removes a session's memory.
+fn remove_memory(twins: &mut BTreeMap<SessionId, SessionTwins>, id: SessionId) {
+    if let Some(removed) = twins.remove(&id) {
+        removed.is_removed.store(true, Ordering::Relaxed);
     }
 }
 
@@ -445,7 +595,7 @@ impl Machine {
 fn remove_ended(node: &mut Node, twins: &mut BTreeMap<SessionId, SessionTwins>) -> Vec<SessionId> {
     let ended: Vec<_> = remove_ended_sessions(node).into_iter().map(|removed| removed.session.id).collect();
     for &id in &ended {
-        twins.remove(&id);
+        remove_memory(twins, id);
         node.remove_session_row(id);
     }
     ended

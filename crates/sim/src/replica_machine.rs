@@ -105,9 +105,8 @@ impl ReplicaMachine {
         self.replica = None;
         let mut choose = power_loss(random);
         self.arena = Arc::new(self.arena.after_crash(&mut choose));
-        if let SharedMemory::Twin(twin) = &*self.ring {
-            let left = CrashTwin::from_image(self.options.medium, &twin.crash_image(&mut choose));
-            self.ring = Arc::new(SharedMemory::Twin(left));
+        if let Some(twin) = self.ring.twin() {
+            self.ring = Arc::new(SharedMemory::Twin(twin.after_crash(&mut choose)));
         }
     }
 

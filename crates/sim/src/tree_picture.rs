@@ -1,7 +1,7 @@
 //! All that can be read from a tree, from the store or from the model.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use ashlar_store::{Store, StoreError, Xattrs};
 use ashlar_types::{Contents, Inode, InodeId};
@@ -25,7 +25,7 @@ struct PicturedInode {
 
 /// All inodes that can be reached from the root, by path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PicturedTree(BTreeMap<Vec<u8>, Rc<PicturedInode>>);
+pub struct PicturedTree(BTreeMap<Vec<u8>, Arc<PicturedInode>>);
 
 fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     [path, b"/", name].concat()
@@ -58,7 +58,7 @@ impl PicturedTree {
             let mut content = vec![0; content_bytes(&inode)];
             store.read(id, 0, &mut content)?;
             let pictured = PicturedInode { id, inode, xattrs: store.xattrs(id)?, blocks, content };
-            tree.0.insert(path, Rc::new(pictured));
+            tree.0.insert(path, Arc::new(pictured));
         }
         Ok(tree)
     }
@@ -69,7 +69,7 @@ impl PicturedTree {
     #[must_use]
     pub fn of_model(model: &ModelTree, before: &Self) -> Self {
         let inodes: BTreeMap<InodeId, &Inode> = model.inodes().collect();
-        let known: BTreeMap<InodeId, &Rc<PicturedInode>> = before.0.values().map(|known| (known.id, known)).collect();
+        let known: BTreeMap<InodeId, &Arc<PicturedInode>> = before.0.values().map(|known| (known.id, known)).collect();
         let mut tree = Self::default();
         let mut ahead = vec![(Vec::new(), InodeId::ROOT)];
         while let Some((path, id)) = ahead.pop() {
@@ -78,12 +78,12 @@ impl PicturedTree {
                 ahead.push((join(&path, name), entry.inode));
             }
             let pictured = match known.get(&id).filter(|known| known.inode == inode) {
-                Some(known) => Rc::clone(known),
+                Some(known) => Arc::clone(known),
                 None => {
                     let mut content = vec![0; content_bytes(&inode)];
                     model.read(id, 0, &mut content);
                     let blocks = model.blocks(id).into_iter().map(|(block, _)| block).collect();
-                    Rc::new(PicturedInode { id, inode, xattrs: model.xattrs(id), blocks, content })
+                    Arc::new(PicturedInode { id, inode, xattrs: model.xattrs(id), blocks, content })
                 }
             };
             tree.0.insert(path, pictured);

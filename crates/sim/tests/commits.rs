@@ -5,11 +5,9 @@ use std::sync::Arc;
 use ashlar_node::NodeCore;
 use ashlar_node::digest::commit::{begin_commit, finish_commit};
 use ashlar_node::journal::{CopySender, NodeJournal};
-use ashlar_node::records::apply::Slice;
 use ashlar_pmem::{CrashMedium, MediumKind, Persistent};
 use ashlar_sim::client::SimClient;
-use ashlar_sim::machine::{Machine, MachineOptions};
-use ashlar_sim::random::SimRandom;
+use ashlar_sim::machine::{CrashKind, Machine, MachineOptions};
 use ashlar_sim::replica_machine::{ReplicaMachine, ReplicaOptions};
 use ashlar_store::{CommitFault, StoreError};
 use ashlar_types::{InodeId, JournalPosition, Timestamp};
@@ -27,16 +25,10 @@ fn options(medium: MediumKind) -> MachineOptions {
     MachineOptions { medium, blocks: 640, lease_hold_us: 0, ring_bytes: Some(RING_BYTES) }
 }
 
-fn begin(machine: &mut Machine) -> SimClient {
-    let pid = machine.start_process();
-    let (id, first, count) = machine.begin_session(pid, 0, 0).expect("begun");
-    SimClient::attach(pid, id, 0, &machine.twins[&id], first.0..first.0 + count).expect("attached")
-}
-
 fn start(medium: MediumKind) -> (Machine, SimClient) {
     let mut machine = Machine::new(options(medium)).expect("an arena");
     machine.start_with(0, None, &mut acknowledge).expect("started");
-    let client = begin(&mut machine);
+    let client = SimClient::begin(&mut machine, 0, 0).expect("begun");
     (machine, client)
 }
 
@@ -45,9 +37,7 @@ fn apply(machine: &mut Machine, client: &SimClient, second: i64) {
     let update = Update::Accessed { inode: InodeId::ROOT, at: Timestamp { seconds: second, nanoseconds: 0 } };
     let seal = client.log.seal_count();
     client.log.append(seal, update.kind() as u8, &update.encode().parts()).expect("appended");
-    let node = machine.node.as_mut().expect("running");
-    let settled = node.settled(client.session).expect("a whole log");
-    node.apply(client.session, settled, Slice::All);
+    machine.apply_log(client.session);
 }
 
 /// Commits once. The medium is full, or not.
@@ -95,7 +85,7 @@ fn retried_commit_of_replica_keeps_later_frames() {
     let journal = machine.node.as_mut().expect("running").journal.as_mut().expect("a journal");
     let (plan, mut sender) = CopySender::begin(journal, &state).expect("its copy");
     copy.replica.as_mut().expect("running").follow(plan).expect("followed");
-    let client = begin(&mut machine);
+    let client = SimClient::begin(&mut machine, 0, 0).expect("begun");
     for is_full in [true, false] {
         apply(&mut machine, &client, 1);
         let node = machine.node.as_mut().expect("running");
@@ -122,9 +112,7 @@ fn log_shorter_than_journal_fences_no_session() {
     let node = machine.node.as_mut().expect("running");
     begin_commit(node).expect("something to commit").flush();
     // Nothing is left of the log.
-    let mut random =
-        (0..).map(|seed| SimRandom::new(seed, 9)).find(|random| random.clone().below(4) == 0).expect("one");
-    machine.lose_power(&mut random);
+    machine = machine.after_crash(CrashKind::PowerLoss, &mut |_, _| 0);
     let report = machine.start_with(1000, None, &mut acknowledge).expect("started");
     assert!(report.fenced.is_empty(), "{:?}", report.fenced);
     let root = machine.node.as_ref().expect("running").store.inode(InodeId::ROOT).expect("read").expect("a root");

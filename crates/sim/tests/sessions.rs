@@ -2,14 +2,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use ashlar_node::leases::grant::Patience;
 use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
-use ashlar_node::records::apply::Slice;
 use ashlar_pmem::{MediumKind, Persistent};
 use ashlar_sim::client::SimClient;
-use ashlar_sim::machine::{Machine, MachineOptions};
-use ashlar_sim::random::SimRandom;
+use ashlar_sim::machine::{CrashKind, Machine, MachineOptions};
 use ashlar_types::{FileKind, InodeId, Timestamp};
 use ashlar_update::{Create, Update};
 use ashlar_wire::{Credit, CreditKind, LeaseRequest, Need, Request};
@@ -24,10 +21,7 @@ fn sessions_ending_together_stay_until_logs_are_applied() {
     machine.start(0, None).expect("started");
     let mut ends = Vec::new();
     for _ in 0..2 {
-        let pid = machine.start_process();
-        let (id, first, count) = machine.begin_session(pid, 0, 0).expect("begun");
-        let inodes = first.0..first.0 + count;
-        let client = SimClient::attach(pid, id, 0, &machine.twins[&id], inodes).expect("attached");
+        let client = SimClient::begin(&mut machine, 0, 0).expect("begun");
         // More than one batch, so that the first end takes several steps.
         for second in 1..400 {
             let at = Timestamp { seconds: second, nanoseconds: 0 };
@@ -35,7 +29,7 @@ fn sessions_ending_together_stay_until_logs_are_applied() {
             let seal = client.log.seal_count();
             client.log.append(seal, update.kind() as u8, &update.encode().parts()).expect("appended");
         }
-        ends.push((id, client.log.tail()));
+        ends.push((client.session, client.log.tail()));
     }
     let node = machine.node.as_mut().expect("running");
     // As the daemon does before it begins the request.
@@ -64,23 +58,20 @@ fn release_without_lease_leaves_orphan_to_its_writer() {
     machine.start(0, None).expect("started");
     let mut clients = Vec::new();
     for uid in [0, 1001] {
-        let pid = machine.start_process();
-        let (id, first, count) = machine.begin_session(pid, uid, 0).expect("begun");
-        let inodes = first.0..first.0 + count;
-        clients.push(SimClient::attach(pid, id, uid, &machine.twins[&id], inodes).expect("attached"));
+        clients.push(SimClient::begin(&mut machine, uid, 0).expect("begun"));
     }
     let [writer, other] = &clients[..] else { panic!("two clients") };
     let root = LeaseRequest::on_inode(InodeId::ROOT, true, Need::default());
-    serve(&mut machine, writer, Request::Acquire(vec![root]));
+    machine.serve(writer.session, Request::Acquire(vec![root])).expect("granted");
     let (inode, at) = (InodeId(writer.inodes.start), Timestamp { seconds: 1, nanoseconds: 0 });
     writer.control.open_handle(inode);
     append(&mut machine, writer, &Update::Create(Create { name: b"", ..file(inode, at) }));
-    apply_log(&mut machine, writer);
+    machine.apply_log(writer.session);
     append(&mut machine, writer, &Update::Write { inode, offset: 0, at, strip: false, data: &[7; 100] });
     writer.control.close_handle(inode);
     append(&mut machine, other, &Update::Release { inode });
-    apply_log(&mut machine, other);
-    apply_log(&mut machine, writer);
+    machine.apply_log(other.session);
+    machine.apply_log(writer.session);
     let node = machine.node.as_ref().expect("running");
     let fenced: Vec<_> = node.sessions.values().filter_map(|session| session.fenced.clone()).collect();
     assert!(fenced.is_empty(), "{fenced:?}");
@@ -98,50 +89,27 @@ fn kill_as_a_lease_slot_passes_on_fences_no_session() {
     for writes in 0..40 {
         let mut machine = Machine::new(options).expect("an arena");
         machine.start(0, None).expect("started");
-        let pid = machine.start_process();
-        let (id, first, count) = machine.begin_session(pid, 0, 0).expect("begun");
-        let client = SimClient::attach(pid, id, 0, &machine.twins[&id], first.0..first.0 + count).expect("attached");
+        let client = SimClient::begin(&mut machine, 0, 0).expect("begun");
         let root = LeaseRequest::on_inode(InodeId::ROOT, true, Need::default());
-        serve(&mut machine, &client, Request::Acquire(vec![root]));
-        let [one, other] = [first, InodeId(first.0 + 1)];
+        machine.serve(client.session, Request::Acquire(vec![root])).expect("granted");
+        let [one, other] = [0, 1].map(|number| InodeId(client.inodes.start + number));
         let unnamed = |inode| Update::Create(Create { name: b"", ..file(inode, at) });
         client.control.open_handle(one);
         append(&mut machine, &client, &unnamed(one));
-        apply_log(&mut machine, &client);
+        machine.apply_log(client.session);
         append(&mut machine, &client, &Update::Write { inode: one, offset: 0, at, strip: false, data: &[7; 100] });
         client.control.close_handle(one);
         append(&mut machine, &client, &Update::Release { inode: one });
         client.control.open_handle(other);
         append(&mut machine, &client, &unnamed(other));
         machine.gate.plan_end(writes);
-        let applied = catch_unwind(AssertUnwindSafe(|| apply_log(&mut machine, &client)));
+        let applied = catch_unwind(AssertUnwindSafe(|| machine.apply_log(client.session)));
         cut_off += u64::from(applied.is_err());
         machine.kill_shared_fs();
         let report = machine.start(1000, None).expect("started");
         assert!(report.fenced.is_empty(), "killed after {writes} writes: {:?}", report.fenced);
     }
     assert!(cut_off > 3, "only {cut_off} kills came in the middle");
-}
-
-/// Applies all that a session has logged.
-fn apply_log(machine: &mut Machine, client: &SimClient) {
-    let node = machine.node.as_mut().expect("running");
-    let settled = node.settled(client.session).expect("a whole log");
-    node.apply(client.session, settled, Slice::All);
-}
-
-/// Serves a request of a session at once.
-fn serve(machine: &mut Machine, client: &SimClient, request: Request) {
-    let terms = RequestTerms { patience: Patience::Any, bytes_max: usize::MAX, reclaims: false };
-    let node = machine.node.as_mut().expect("running");
-    let ticket = node.begin_request(NodeRequest::Session(client.session, request), terms);
-    for _ in 0..100 {
-        if let Progress::Done(answer) = node.advance(ticket) {
-            answer.expect("granted");
-            return;
-        }
-    }
-    panic!("the request waits");
 }
 
 /// Makes a file in the root directory.
@@ -165,7 +133,7 @@ fn file(inode: InodeId, at: Timestamp) -> Create<'static> {
 /// Appends an update that has its own credit.
 fn append(machine: &mut Machine, client: &SimClient, update: &Update<'_>) {
     let credit = Credit::from(update.cost());
-    serve(machine, client, Request::Credit { want: credit, replaces: false });
+    machine.serve(client.session, Request::Credit { want: credit, replaces: false }).expect("granted");
     let seal = client.log.seal_count();
     client.control.take_credit(credit, CreditKind::Common).expect("granted just now");
     client.log.append(seal, update.kind() as u8, &update.encode().parts()).expect("appended");
@@ -178,11 +146,10 @@ fn log_cut_at_lost_grant_keeps_synced_content() {
     let options = MachineOptions { medium: MediumKind::Disk, blocks: 640, lease_hold_us: 0, ring_bytes: None };
     let mut machine = Machine::new(options).expect("an arena");
     machine.start(0, None).expect("started");
-    let pid = machine.start_process();
-    let (id, first, count) = machine.begin_session(pid, 0, 0).expect("begun");
-    let client = SimClient::attach(pid, id, 0, &machine.twins[&id], first.0..first.0 + count).expect("attached");
+    let client = SimClient::begin(&mut machine, 0, 0).expect("begun");
+    let first = InodeId(client.inodes.start);
     let root = LeaseRequest::on_inode(InodeId::ROOT, true, Need::default());
-    serve(&mut machine, &client, Request::Acquire(vec![root]));
+    machine.serve(client.session, Request::Acquire(vec![root])).expect("granted");
     let at = Timestamp { seconds: 1, nanoseconds: 0 };
     append(&mut machine, &client, &Update::Create(file(first, at)));
     let data = [7; 5000];
@@ -196,9 +163,7 @@ fn log_cut_at_lost_grant_keeps_synced_content() {
     // The disk gets this record, and not its grant.
     append(&mut machine, &client, &Update::Resize { inode: first, size: 0, strip: false, at });
     client.log.memory().sync().expect("written back");
-    let mut random =
-        (0..).map(|seed| SimRandom::new(seed, 9)).find(|random| random.clone().below(4) == 0).expect("one");
-    machine.lose_power(&mut random);
+    machine = machine.after_crash(CrashKind::PowerLoss, &mut |_, _| 0);
     let report = machine.start(1000, None).expect("started");
     assert_eq!((report.fenced.len(), report.cut), (0, 1), "the log is cut at the lost grant");
     let mut found = [0; 5000];

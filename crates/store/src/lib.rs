@@ -64,7 +64,7 @@ pub use blocks::segment::StoreSegment;
 pub use checking::checker::Checker;
 pub use checking::problem::{CheckProgress, CheckReport, PROBLEMS_MAX, Problem, TreeCounts};
 pub use commit::{CommitDone, CommitJob};
-pub use database::{CommitFault, DatabaseError, MemoryDatabase};
+pub use database::{CommitFault, CommitObserver, DatabaseError, MemoryDatabase};
 pub use dump::{
     DumpComparison, DumpDifference, DumpError, DumpHash, DumpLines, DumpSubject, DumpSummary, InodePart, compare_dumps,
 };

@@ -84,9 +84,9 @@ fn examine(setup: Setup, image: &[u8], story: &Story, again: bool, tally: &mut T
     let shared: Shared = Arc::new(Mutex::new((story, Tally::default())));
     let observed = Arc::clone(&shared);
     let last = Setup { images_per_point: setup.images_per_point.min(6), ..setup };
-    twin.on_persist(Box::new(move |state| {
+    twin.on_persist(Box::new(move |twin| {
         let (story, tally) = &mut *observed.lock().unwrap();
-        look(last, state, story, tally, false);
+        look(last, &twin.state(), story, tally, false);
     }));
     // A journal goes on in its epoch or in another one; checksums alone, and with the lineage, must do.
     let next = ring.lineage().last().epoch.number + 1;
@@ -216,9 +216,9 @@ fn enumerate(setup: Setup) -> Tally {
     let story = Story { heads: vec![JournalPosition(0)], ..Story::default() };
     let shared: Shared = Arc::new(Mutex::new((story, Tally::default())));
     let observed = Arc::clone(&shared);
-    twin.on_persist(Box::new(move |state| {
+    twin.on_persist(Box::new(move |twin| {
         let (story, tally) = &mut *observed.lock().unwrap();
-        look(setup, state, story, tally, true);
+        look(setup, &twin.state(), story, tally, true);
     }));
     let mut script = Script { setup, ring, shared: &shared, random: Random(setup.seed) };
     for _ in 0..setup.steps {
@@ -425,8 +425,8 @@ fn interrupted_cut_is_completed_by_the_next_start() {
     let second = bytes_between(&ring, at, JournalPosition(144));
     let seen = Arc::new(Mutex::new((0, 0)));
     let counts = Arc::clone(&seen);
-    ring.memory().on_persist(Box::new(move |state| {
-        for image in state.crash_images(state.persist_points(), 40) {
+    ring.memory().on_persist(Box::new(move |twin| {
+        for image in twin.crash_images(twin.state().persist_points(), 40) {
             let memory: Twin = CrashTwin::from_image(CrashMedium::Words, &image).into();
             let mut opened = JournalRing::open(Arc::clone(&memory), IDENTITY).unwrap();
             let counts = &mut *counts.lock().unwrap();
@@ -457,8 +457,8 @@ fn interrupted_formatting_leaves_old_journal_new_one_or_none() {
     old.flush().unwrap();
     let seen = Arc::new(Mutex::new([0; 3]));
     let counts = Arc::clone(&seen);
-    old.memory().on_persist(Box::new(move |state| {
-        for image in state.crash_images(state.persist_points(), 40) {
+    old.memory().on_persist(Box::new(move |twin| {
+        for image in twin.crash_images(twin.state().persist_points(), 40) {
             let memory: Twin = CrashTwin::from_image(CrashMedium::Words, &image).into();
             let kind = match JournalRing::open(memory, IDENTITY) {
                 Err(_) => 0,

@@ -93,9 +93,9 @@ fn examine(setup: Setup, image: &[u8], story: &Story, again: bool, tally: &mut T
     let second: Arc<Mutex<(Story, Tally)>> = Arc::new(Mutex::new((next, Tally::default())));
     let shared = Arc::clone(&second);
     let last = Setup { images_per_point: setup.images_per_point.min(12), ..setup };
-    twin.on_persist(Box::new(move |state| {
+    twin.on_persist(Box::new(move |twin| {
         let (story, tally) = &mut *shared.lock().unwrap();
-        look(last, state, story, tally, false);
+        look(last, &twin.state(), story, tally, false);
     }));
     for round in 0..2u8 {
         let begin = log.tail();
@@ -262,9 +262,9 @@ fn enumerate(setup: Setup) -> Tally {
     log.bug = setup.bug;
     let shared = Arc::new(Mutex::new((Story::default(), Tally::default())));
     let observed = Arc::clone(&shared);
-    twin.on_persist(Box::new(move |state| {
+    twin.on_persist(Box::new(move |twin| {
         let (story, tally) = &mut *observed.lock().unwrap();
-        look(setup, state, story, tally, true);
+        look(setup, &twin.state(), story, tally, true);
     }));
     let body_bytes_max = if setup.medium == CrashMedium::Words { 70 } else { log.body_bytes_max() };
     let random = Random(setup.seed);

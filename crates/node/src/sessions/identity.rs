@@ -14,10 +14,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"ASHLIDN2");
 const MAGIC_BEFORE: u64 = u64::from_le_bytes(*b"ASHLIDN1");
 const AT_MAGIC: u64 = 64;
 const AT_PROCESS: u64 = 72;
-/// Offset of the process's start time in the page.
-pub const AT_START: u64 = 80;
-/// Offset of the process's boot in the page.
-pub const AT_BOOT: u64 = 88;
+const AT_START: u64 = 80;
+const AT_BOOT: u64 = 88;
 const AT_USER: u64 = 104;
 const AT_SHAPE: u64 = 112;
 const AT_CRC: u64 = 120;

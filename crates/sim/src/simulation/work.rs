@@ -83,13 +83,7 @@ impl Simulation {
             return self.schedule_client(slot, RECONNECT_US);
         }
         let uid = self.slots[slot].uid;
-        let pid = self.machine.start_process();
-        let begun = self.machine.begin_session(pid, uid, self.now_us).and_then(|(id, first, count)| {
-            let twins = self.machine.twins.get(&id).ok_or("the session's memory is gone")?;
-            let inodes = first.0..first.0 + count;
-            Ok(SimClient::attach(pid, id, uid, twins, inodes).ok_or("the session's memory can't be used")?)
-        });
-        match begun {
+        match SimClient::begin(&mut self.machine, uid, self.now_us) {
             Ok(client) => {
                 self.trace(&format!("client {slot}"), || format!("begins session {} of user {uid}", client.session));
                 self.slots[slot].client = Some(client);

@@ -5,6 +5,7 @@
 //! equal states.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::StoreError;
@@ -145,6 +146,8 @@ impl RowTables {
 #[derive(Debug)]
 struct MemoryState {
     committed: Arc<RowTables>,
+    /// The state that the commit under way writes.
+    under_way: Option<Arc<RowTables>>,
     /// How many commits were tried.
     commits: u64,
     planned: BTreeMap<u64, CommitFault>,
@@ -152,15 +155,24 @@ struct MemoryState {
     is_crashed: bool,
 }
 
+/// The callback of [`MemoryDatabase::on_commit`].
+pub type CommitObserver = Box<dyn FnMut() + Send>;
+
 /// A metadata database in memory, with planned faults.
 ///
 /// It outlives the stores that work on it, as LMDB's files outlive the process.
-#[derive(Debug)]
 pub struct MemoryDatabase {
     state: Mutex<MemoryState>,
     /// Held by the transaction under way.
     writing: Mutex<()>,
     map_bytes: u64,
+    observer: Mutex<Option<CommitObserver>>,
+}
+
+impl fmt::Debug for MemoryDatabase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryDatabase").field("state", &self.state).finish_non_exhaustive()
+    }
 }
 
 /// Locks. A panic of another thread leaves a committed state, so it is not passed on.
@@ -176,8 +188,33 @@ impl MemoryDatabase {
     }
 
     fn with(committed: Arc<RowTables>, map_bytes: u64, limit_bytes: u64) -> Self {
-        let state = MemoryState { committed, commits: 0, planned: BTreeMap::new(), limit_bytes, is_crashed: false };
-        Self { state: Mutex::new(state), writing: Mutex::new(()), map_bytes }
+        let state = MemoryState {
+            committed,
+            under_way: None,
+            commits: 0,
+            planned: BTreeMap::new(),
+            limit_bytes,
+            is_crashed: false,
+        };
+        Self { state: Mutex::new(state), writing: Mutex::new(()), map_bytes, observer: Mutex::new(None) }
+    }
+
+    /// Calls `observer` in the middle of each commit, while the meta page is written.
+    ///
+    /// A crash there may leave the old rows or the new ones: [`Self::after_crash`].
+    pub fn on_commit(&self, observer: CommitObserver) {
+        *lock(&self.observer) = Some(observer);
+    }
+
+    /// Stops calling the observer.
+    pub fn stop_observing(&self) {
+        *lock(&self.observer) = None;
+    }
+
+    /// Whether a commit is in its middle.
+    #[must_use]
+    pub fn is_committing(&self) -> bool {
+        lock(&self.state).under_way.is_some()
     }
 
     /// Plans the failure of a commit: the next one, counted from [`Self::commits`], or a later one.
@@ -221,10 +258,22 @@ impl MemoryDatabase {
     }
 
     /// Returns the database that a crash at this moment leaves: what is committed, and no planned fault.
+    ///
+    /// In the middle of a commit, `choose` says which of two states that is: 0 for the old one.
     #[must_use]
-    pub fn after_crash(&self) -> Self {
+    pub fn after_crash(&self, choose: &mut dyn FnMut(usize) -> usize) -> Self {
         let state = lock(&self.state);
-        Self::with(Arc::clone(&state.committed), self.map_bytes, state.limit_bytes)
+        let left = state.under_way.as_ref().filter(|_| choose(2) == 1).unwrap_or(&state.committed);
+        Self::with(Arc::clone(left), self.map_bytes, state.limit_bytes)
+    }
+
+    /// Calls the observer. It is taken out meanwhile, so it may use the database.
+    fn report_commit(&self) {
+        let observer = lock(&self.observer).take();
+        if let Some(mut observer) = observer {
+            observer();
+            lock(&self.observer).get_or_insert(observer);
+        }
     }
 
     pub(super) fn map_bytes(&self) -> u64 {
@@ -335,7 +384,12 @@ impl MemoryTransaction<'_> {
             }
             Some(CommitFault::Torn { is_new: true }) => state.is_crashed = true,
         }
-        state.committed = Arc::new(self.tables);
+        let tables = Arc::new(self.tables);
+        state.under_way = Some(Arc::clone(&tables));
+        drop(state);
+        self.database.report_commit();
+        let mut state = lock(&self.database.state);
+        (state.committed, state.under_way) = (tables, None);
         if state.is_crashed { Err(DatabaseError::Crashed.into()) } else { Ok(()) }
     }
 }

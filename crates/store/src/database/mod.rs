@@ -16,7 +16,7 @@ mod memory;
 
 pub use fault::{CommitFault, DatabaseError};
 pub use layout::Row;
-pub use memory::MemoryDatabase;
+pub use memory::{CommitObserver, MemoryDatabase};
 
 use std::sync::Arc;
 
@@ -223,19 +223,10 @@ impl WriteTransaction<'_> {
 
     /// Commits the transaction, as durably as the medium allows.
     pub fn commit(self) -> Result<(), StoreError> {
-        #[cfg(feature = "witness")]
-        if ashlar_pmem::witness::refuses_transactions() {
-            return Err(StoreError::Corrupt("planted"));
-        }
-        #[cfg(feature = "witness")]
-        ashlar_pmem::witness::report_deed(&ashlar_pmem::witness::Deed::TransactionBegins);
         match self.rows {
-            TransactionRows::Lmdb(rows) => rows.commit()?,
-            TransactionRows::Memory(rows) => rows.commit()?,
+            TransactionRows::Lmdb(rows) => rows.commit(),
+            TransactionRows::Memory(rows) => rows.commit(),
         }
-        #[cfg(feature = "witness")]
-        ashlar_pmem::witness::report_deed(&ashlar_pmem::witness::Deed::TransactionEnds);
-        Ok(())
     }
 }
 

@@ -148,7 +148,7 @@ fn crashed_commit_leaves_one_state_whole() {
         assert!(matches!(crashed, Err(StoreError::Database(DatabaseError::Crashed))), "{fault:?}: {crashed:?}");
         assert!(memory.is_crashed() && database.snapshot().is_err() && put_all(&database, 0..1).is_err());
         assert_eq!(before.rows().unwrap(), 300);
-        let survivor = Database::Memory(Arc::new(memory.after_crash()));
+        let survivor = Database::Memory(Arc::new(memory.after_crash(&mut |_| 0)));
         assert_eq!(survivor.snapshot().unwrap().rows().unwrap(), left, "{fault:?}");
         put_all(&survivor, 300..700).unwrap();
         assert_eq!(survivor.snapshot().unwrap().rows().unwrap(), 700);

@@ -169,7 +169,7 @@ impl MemoryArena {
     /// Calls `observer` at every flush, fence and sync of a segment, just before it takes effect.
     ///
     /// A crash there ([`Self::after_crash`]) is the worst of the moments since the persist point before. Crashes around
-    /// a commit of the rows are planned in [`Self::database`].
+    /// a commit of the rows are planned in [`Self::database`], which can also be observed in the middle of a commit.
     pub fn on_persist(&self, observer: PersistObserver) {
         *lock(&self.observer) = Some(observer);
     }
@@ -181,25 +181,28 @@ impl MemoryArena {
 
     /// Returns the arena that a loss of power at this moment leaves.
     ///
-    /// Its rows are those of the last commit. `choose` is called for every unsettled word or page of the segments, as
-    /// by [`ashlar_pmem::CrashState::crash_image`].
+    /// `choose` is called for every unsettled word or page of the segments, as by
+    /// [`ashlar_pmem::CrashState::crash_image`]. The rows are those of the last commit; in the middle of one, `choose`
+    /// is called for them too.
     #[must_use]
     pub fn after_crash(&self, choose: &mut dyn FnMut(usize) -> usize) -> Self {
         let crash = |(number, segment): (&u32, &SegmentTwin)| {
-            let twin = Arc::new(CrashTwin::from_image(self.medium, &segment.twin.crash_image(choose)));
-            (*number, SegmentTwin { info: segment.info, twin })
+            (*number, SegmentTwin { info: segment.info, twin: Arc::new(segment.twin.after_crash(choose)) })
         };
         let segments = lock(&self.segments).iter().map(crash).collect();
-        Self::with(self.identity, self.medium, segments, self.database.after_crash())
+        Self::with(self.identity, self.medium, segments, self.database.after_crash(choose))
     }
 
     /// Returns the arena that the death of the process leaves: all stored bytes and committed rows are there.
     ///
-    /// Bytes that were not settled are still not.
+    /// Bytes that were not settled are still not. The arena shares nothing with this one.
     #[must_use]
     pub fn after_process_death(&self) -> Self {
-        let segments = lock(&self.segments).clone();
-        Self::with(self.identity, self.medium, segments, self.database.after_crash())
+        let copy = |(number, segment): (&u32, &SegmentTwin)| {
+            (*number, SegmentTwin { info: segment.info, twin: Arc::new(segment.twin.copy()) })
+        };
+        let segments = lock(&self.segments).iter().map(copy).collect();
+        Self::with(self.identity, self.medium, segments, self.database.after_crash(&mut |_| 0))
     }
 
     /// Calls the observer. It is taken out meanwhile, so it does not see its own operations.

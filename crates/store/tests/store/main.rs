@@ -2,6 +2,7 @@
 
 mod comparison;
 mod life;
+mod lmdb_crashes;
 mod media;
 mod memory_crashes;
 mod model;

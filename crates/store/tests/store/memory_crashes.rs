@@ -18,21 +18,22 @@ use ashlar_update::model::{ModelTree, UpdateChoice};
 use crate::comparison::compare_trees;
 use crate::media::choose;
 
-const SESSION: SessionId = SessionId(1);
+/// The only session.
+pub const SESSION: SessionId = SessionId(1);
 /// Few blocks, so that they are soon used again, in two segments.
 const SEGMENT_BLOCKS: [u32; 2] = [20, 50];
 const COMMITS: usize = 20;
 
 /// Updates that fit, the model after each of them and before the first, and how many each commit ends with.
-struct UpdateScript {
+pub struct UpdateScript {
     updates: Vec<Update<'static>>,
     trees: Vec<ModelTree>,
-    commits: Vec<usize>,
+    pub commits: Vec<usize>,
     last_inode: u64,
 }
 
 impl UpdateScript {
-    fn new(mut seed: u64) -> Self {
+    pub fn new(mut seed: u64) -> Self {
         let mut number = |choices: usize| choose(&mut seed, choices);
         let mut tree = ModelTree::new();
         let mut script = Self {
@@ -59,16 +60,21 @@ impl UpdateScript {
         script
     }
 
+    /// Applies one update.
+    pub fn apply(&self, store: &mut Store, index: usize) {
+        let end = LogPosition(index as u64 + 1);
+        store.apply(SESSION, end, &self.updates[index], &|_| true).unwrap();
+        store.release(SESSION, end);
+    }
+
     /// Applies the updates from the committed position on, and commits where the script does.
     ///
     /// # Errors
     /// Those of a commit. The store must then be opened again.
     fn run(&self, store: &mut Store) -> Result<(), StoreError> {
         let begin = store.committed(SESSION).0 as usize;
-        for (index, update) in self.updates.iter().enumerate().skip(begin) {
-            let end = LogPosition(index as u64 + 1);
-            store.apply(SESSION, end, update, &|_| true).unwrap();
-            store.release(SESSION, end);
+        for index in begin..self.updates.len() {
+            self.apply(store, index);
             if self.commits.contains(&(index + 1)) {
                 store.commit()?;
             }
@@ -77,7 +83,7 @@ impl UpdateScript {
     }
 
     /// Checks that the store is what a number of updates have made, and returns the number.
-    fn check(&self, store: &mut Store) -> usize {
+    pub fn check(&self, store: &mut Store) -> usize {
         let position = store.committed(SESSION).0 as usize;
         assert!(position == 0 || self.commits.contains(&position), "{position} is within a batch");
         compare_trees(store, &self.trees[position], self.last_inode);
