@@ -26,8 +26,8 @@ impl LeaseTables<'_> {
     /// restart in between, SharedFS would otherwise validate later records by a table that lacks these leases.
     ///
     /// A slot may have had the lease of an inode that these records freed, and that earlier ones change. So a restart
-    /// must not validate by leases until the position is published. Returns the sessions to which that applies; for them
-    /// the caller then calls [`end_attaching`](Self::end_attaching).
+    /// must not validate by leases until the position is published. Returns the sessions to which that applies; the
+    /// caller then passes them to [`end_attaching`](Self::end_attaching).
     #[must_use]
     pub fn write_attached(&mut self) -> Vec<SessionId> {
         let mut attaching = Vec::new();

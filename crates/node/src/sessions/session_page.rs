@@ -7,8 +7,8 @@
 //!   64  identity                                                              (`identity.rs`)
 //! 2048  validated:8                       records before it were validated under the leases of their time
 //! 2056  granted blocks:8  metadata:8      credit granted so far, less what was recalled
-//! 2072  revoking:8                        a lease is being taken, or its slot passes on, and records written under it are
-//!                                         not validated yet
+//! 2072  revoking:8                        a lease is being taken, or its slot passes on, and records written under it
+//!                                         are not validated yet
 //! 2080  stale until:8                     milliseconds since boot until which a mount's kernel may believe stale state
 //! 2088  mount's device:8                  the device number that its files show, 0 if it is no mount
 //! 2096  lease slots:8                     of the table, that have room; 0 if all have, as an earlier version made it
