@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use ashlar_pmem::ArenaError;
+use ashlar_replica::ReplicaError;
 use thiserror::Error;
 
 /// Why SharedFS can't run.
@@ -10,7 +12,7 @@ use thiserror::Error;
 pub enum DaemonError {
     /// The arena can't be opened.
     #[error(transparent)]
-    Arena(#[from] ashlar_pmem::ArenaError),
+    Arena(#[from] ArenaError),
     /// The shared area can't be opened.
     #[error(transparent)]
     Store(#[from] ashlar_store::StoreError),
@@ -21,7 +23,7 @@ pub enum DaemonError {
     Failed(ashlar_store::StoreError),
     /// The journal or the shadow can't be used.
     #[error(transparent)]
-    Replica(#[from] ashlar_replica::ReplicaError),
+    Replica(#[from] ReplicaError),
     /// The socket can't be made.
     #[error("cannot listen at {path}: {error}; give another place with --socket")]
     Socket {
@@ -48,11 +50,15 @@ impl DaemonError {
     pub fn is_temporary(&self) -> bool {
         let is_lack = |error: &io::Error| error.kind() != io::ErrorKind::NotFound;
         match self {
-            Self::Arena(ashlar_pmem::ArenaError::InUse { .. }) => true,
-            Self::Arena(ashlar_pmem::ArenaError::Io { source: error, .. })
-            | Self::Socket { error, .. }
-            | Self::System { error, .. } => is_lack(error),
-            Self::Arena(_) | Self::Store(_) | Self::Failed(_) | Self::Replica(_) => false,
+            Self::Arena(error) | Self::Replica(ReplicaError::Arena(error)) => match error {
+                ArenaError::InUse { .. } => true,
+                ArenaError::Io { source, .. } => is_lack(source),
+                _ => false,
+            },
+            Self::Socket { error, .. }
+            | Self::System { error, .. }
+            | Self::Replica(ReplicaError::System { error, .. }) => is_lack(error),
+            Self::Store(_) | Self::Failed(_) | Self::Replica(_) => false,
         }
     }
 }
@@ -74,4 +80,17 @@ pub enum SupervisorError {
     /// Signals can't be watched.
     #[error("cannot watch signals: {0}")]
     Signals(io::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arena_or_shadow_in_use_is_temporary() {
+        let in_use = || ArenaError::InUse { pid: 7 };
+        assert!(DaemonError::from(in_use()).is_temporary());
+        assert!(DaemonError::from(ReplicaError::from(in_use())).is_temporary());
+        assert!(!DaemonError::from(ReplicaError::from(ArenaError::NotAnArena)).is_temporary());
+    }
 }

@@ -10,7 +10,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use ashlar_pmem::{Arena, ArenaError};
 use ashlar_processes::clock;
@@ -39,9 +38,6 @@ use crate::session_files::{SessionError, SessionFiles, open_mapped_table, remove
 use crate::sessions;
 use crate::shared_state::SharedState;
 use crate::{Config, DaemonError};
-
-/// How long another process may hold the arena before this start gives up.
-const HANDOVER: Duration = Duration::from_secs(1);
 
 /// Opens the arena and brings it up to date with all that sessions have logged.
 ///
@@ -192,16 +188,8 @@ fn quarantine_damaged(arena: &Arena, id: SessionId) -> Result<(), DaemonError> {
 /// Another process may hold it for a moment: one that checks whether it is in use, or a SharedFS that is ending. If a
 /// SharedFS serves it, this fails at once.
 fn open_arena(config: &Config) -> Result<Arena, ArenaError> {
-    let deadline = Instant::now() + HANDOVER;
     let serves = || std::os::unix::net::UnixStream::connect(&config.socket).is_ok();
-    loop {
-        match Arena::open(&config.arena) {
-            Err(ArenaError::InUse { .. }) if Instant::now() < deadline && !serves() => {
-                std::thread::sleep(HANDOVER / 500);
-            }
-            result => return result,
-        }
-    }
+    Arena::open_when_free(&config.arena, &|| !serves())
 }
 
 /// Takes up the sessions that have left files, and returns the others.

@@ -20,6 +20,7 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use ashlar_types::{
     BLOCK_BYTES, BlockAddress, FileSystemId, FileSystemIdentity, NameHashKey, NodeNumber, SessionId, VersionRange,
@@ -38,6 +39,8 @@ pub const ARENA_BYTES_MIN: u64 = 16 << 20;
 pub const SEGMENT_BYTES_MAX: u64 = 256 << 20;
 /// The fewest bytes of data in a segment. A smaller rest of the arena's size stays unused.
 const SEGMENT_BYTES_MIN: u64 = 1 << 20;
+/// How long a process that was killed may hold an arena.
+const HANDOVER: Duration = Duration::from_secs(1);
 /// Bytes of one block's checksum at a segment's start.
 const CHECKSUM_BYTES: u64 = 4;
 
@@ -323,6 +326,25 @@ impl Arena {
         }
         let segments = list_segments(&directories.segments)?;
         Ok(Self { directories, medium, state: Mutex::new(State { summary, segments }), lock })
+    }
+
+    /// Opens the arena in `dir`, as soon as no other process holds it.
+    ///
+    /// A process that was killed holds it until all of the process is gone, and so do programs that it was just
+    /// starting. That takes [`HANDOVER`] at most. `may_wait` says whether it is worth to wait.
+    ///
+    /// # Errors
+    /// [`ArenaError`].
+    pub fn open_when_free(dir: &Path, may_wait: &dyn Fn() -> bool) -> Result<Self, ArenaError> {
+        let deadline = Instant::now() + HANDOVER;
+        loop {
+            match Self::open(dir) {
+                Err(ArenaError::InUse { .. }) if Instant::now() < deadline && may_wait() => {
+                    std::thread::sleep(HANDOVER / 500);
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Reads the superblock in `dir`, without opening the arena.

@@ -43,7 +43,7 @@ impl Shadow {
         let NodeCore { store, journal, .. } = state;
         let journal = journal.as_mut().ok_or(ReplicaError::Journal(ReplayError::OtherCopy))?;
         let failed = |problem: String| ReplicaError::Shadow { path: path.to_owned(), problem };
-        let arena = Arc::new(match Arena::open(path) {
+        let arena = Arc::new(match Arena::open_when_free(path, &|| true) {
             Err(ArenaError::NotAnArena) => make_arena(path, main)?,
             opened => opened?,
         });

@@ -37,6 +37,26 @@ fn an_arena_is_made_closed_and_opened_again() {
 }
 
 #[test]
+fn arena_is_opened_as_soon_as_it_is_free() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("arena");
+    let arena = Arena::create(&path, &options(16 * MIB)).unwrap();
+    assert!(matches!(Arena::open_when_free(&path, &|| false), Err(ArenaError::InUse { .. })));
+    let held = std::cell::Cell::new(Some(arena));
+    let asked = std::cell::Cell::new(0);
+    // Its process is gone the third time that the other one looks.
+    let may_wait = || {
+        asked.set(asked.get() + 1);
+        if asked.get() == 3 {
+            held.take();
+        }
+        true
+    };
+    Arena::open_when_free(&path, &may_wait).unwrap();
+    assert_eq!(asked.get(), 3);
+}
+
+#[test]
 fn segments_are_allocated_when_they_are_added() {
     let dir = tempfile::tempdir().unwrap();
     let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
