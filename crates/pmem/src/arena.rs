@@ -331,7 +331,7 @@ impl Arena {
     /// Opens the arena in `dir`, as soon as no other process holds it.
     ///
     /// A process that was killed holds it until all of the process is gone, and so do programs that it was just
-    /// starting. That takes [`HANDOVER`] at most. `may_wait` says whether it is worth to wait.
+    /// starting: a second at most. `may_wait` says whether it is worth to wait.
     ///
     /// # Errors
     /// [`ArenaError`].
