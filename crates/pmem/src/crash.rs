@@ -144,15 +144,6 @@ impl CrashState {
         }
     }
 
-    /// Returns an image that a crash at this moment may leave.
-    ///
-    /// `choose` is called for every unsettled word or page. It gets the number of possible contents, from the settled
-    /// one to the newest, and returns the index of one.
-    #[must_use]
-    pub fn crash_image(&self, choose: &mut dyn FnMut(usize) -> usize) -> Vec<u8> {
-        bytes(&self.crash_words(choose))
-    }
-
     fn crash_words(&self, choose: &mut dyn FnMut(usize) -> usize) -> SharedWords {
         let mut words = self.settled.clone();
         let mut done = 0;
@@ -357,7 +348,10 @@ impl CrashTwin {
         Self::from_state(self.state())
     }
 
-    /// Returns other memory that a crash at this moment may leave: [`CrashState::crash_image`].
+    /// Returns other memory that a crash at this moment may leave.
+    ///
+    /// `choose` is called for every unsettled word or page. It gets the number of possible contents, from the settled
+    /// one to the newest, and returns the index of one.
     #[must_use]
     pub fn after_crash(&self, choose: &mut dyn FnMut(usize) -> usize) -> Self {
         let inner = self.inner.lock();
@@ -412,12 +406,6 @@ impl CrashTwin {
     #[must_use]
     pub fn crash_images(&self, seed: u64, limit: usize) -> CrashImages {
         self.inner.lock().state.crash_images(seed, limit)
-    }
-
-    /// An image that a crash at this moment may leave: [`CrashState::crash_image`].
-    #[must_use]
-    pub fn crash_image(&self, choose: &mut dyn FnMut(usize) -> usize) -> Vec<u8> {
-        self.inner.lock().state.crash_image(choose)
     }
 
     /// The numbers of the pages that hold unsettled words.

@@ -100,10 +100,7 @@ impl LibFs {
                 return Ok(RecordLockOutcome::NoRoom);
             }
         }
-        let mut certain = self.control.lock_slot(slot).2;
-        if let Some(mode) = action.mode() {
-            certain.weaken(range, mode);
-        }
+        let before = self.control.lock_slot(slot).2;
         loop {
             let sharedfs_generation = self.sharedfs_generation();
             let asked = self.control.lock_slot_at_present(slot);
@@ -130,7 +127,8 @@ impl LibFs {
             // a note, it is asked to remove it when the file is closed.
             self.record_locks.mark_doubtful(inode);
             self.control.change_locks(slot, inode, LockSlotState::Shared, |list| {
-                *list = certain.clone();
+                *list = before.clone();
+                action.mode().into_iter().for_each(|mode| list.weaken(range, mode));
                 true
             });
         }

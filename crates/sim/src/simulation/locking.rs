@@ -129,10 +129,7 @@ impl Simulation {
             }
             Ok(_) if wanted.place.is_own() && wanted.action != LockAction::Unlock => {
                 let Some(number) = client.control.lock_slot_of(inode) else { return client.locks.fail() };
-                let mut certain = client.control.lock_slot(number).2;
-                if let Some(mode) = wanted.action.mode() {
-                    certain.weaken(wanted.range(), mode);
-                }
+                let before = client.control.lock_slot(number).2;
                 if !copy_lock(client, number, &wanted) {
                     client.locks.doubtful.insert(inode);
                     client.locks.fail();
@@ -143,7 +140,8 @@ impl Simulation {
                 }
                 client.locks.begin_again();
                 client.control.change_locks(number, inode, LockSlotState::Shared, |list| {
-                    *list = certain.clone();
+                    *list = before.clone();
+                    wanted.action.mode().into_iter().for_each(|mode| list.weaken(wanted.range(), mode));
                     true
                 });
             }

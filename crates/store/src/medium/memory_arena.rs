@@ -181,9 +181,8 @@ impl MemoryArena {
 
     /// Returns the arena that a loss of power at this moment leaves.
     ///
-    /// `choose` is called for every unsettled word or page of the segments, as by
-    /// [`ashlar_pmem::CrashState::crash_image`]. The rows are those of the last commit; in the middle of one, `choose`
-    /// is called for them too.
+    /// `choose` is called for every unsettled word or page of the segments, as by [`CrashTwin::after_crash`]. The rows
+    /// are those of the last commit; in the middle of one, `choose` is called for them too.
     #[must_use]
     pub fn after_crash(&self, choose: &mut dyn FnMut(usize) -> usize) -> Self {
         let crash = |(number, segment): (&u32, &SegmentTwin)| {
