@@ -39,8 +39,18 @@ cpu_ticks() {
     echo $((fields[11] + fields[12]))
 }
 
+# Removes what a turn has made, also after a failure in its middle.
+clear_place() {
+    [ -n "$place" ] || return 0
+    "$ashlar" umount "$place/mount" > /dev/null
+    rm -rf "$place"
+    place=
+}
+place=
+trap clear_place EXIT
+
 measure() {
-    local ashlar=$1 shadows=$2 place daemon before begun ended after
+    local shadows=$1 daemon before begun ended after
     place=$(mktemp -d /dev/shm/sharedfs-cpu.XXXXXX)
     mkdir "$place/mount"
     ASHLAR_SHADOWS=$shadows "$ashlar" mount --arena "$place/arena" --size 2G "$place/mount" > /dev/null
@@ -53,8 +63,7 @@ measure() {
     sync -f "$place/mount"
     sleep 2
     after=$(cpu_ticks "$daemon")
-    "$ashlar" umount "$place/mount" > /dev/null
-    rm -rf "$place"
+    clear_place
     awk -v ticks=$((after - before)) -v hertz="$(getconf CLK_TCK)" -v count="$count" -v nanoseconds=$((ended - begun)) \
         -v name="$ashlar${shadows:+ with a shadow}" \
         'BEGIN { printf "%7.2f us of SharedFS, %7.2f us of time each: %s\n", ticks / hertz / count * 1e6, nanoseconds / count / 1e3, name }'
@@ -62,7 +71,7 @@ measure() {
 
 for ((round = 0; round < rounds; round++)); do
     for ashlar in "$@"; do
-        measure "$ashlar" ""
+        measure ""
     done
-    measure "${!#}" 1
+    measure 1
 done
