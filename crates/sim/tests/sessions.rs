@@ -112,6 +112,40 @@ fn kill_as_a_lease_slot_passes_on_fences_no_session() {
     assert!(cut_off > 3, "only {cut_off} kills came in the middle");
 }
 
+/// A session writes to a file that it made, while SharedFS does not run.
+///
+/// The next SharedFS knows the session's lease on the file, even if the last one was killed right after it journalled
+/// that the file was made: it applies those records again out of the journal.
+#[test]
+fn maker_writes_after_a_kill_at_any_write_unfenced() {
+    let ring_bytes = Some(256 << 10);
+    let options = MachineOptions { medium: MediumKind::Pmem, blocks: 640, lease_hold_us: 0, ring_bytes };
+    let at = Timestamp { seconds: 1, nanoseconds: 0 };
+    let mut cut_off = 0;
+    for writes in 0..60 {
+        let mut machine = Machine::new(options).expect("an arena");
+        machine.start(0, None).expect("started");
+        let client = SimClient::begin(&mut machine, 0, 0).expect("begun");
+        let root = LeaseRequest::on_inode(InodeId::ROOT, true, Need::default());
+        machine.serve(client.session, Request::Acquire(vec![root])).expect("granted");
+        let inode = InodeId(client.inodes.start);
+        client.control.open_handle(inode);
+        append(&mut machine, &client, &Update::Create(Create { name: b"", ..file(inode, at) }));
+        let write = Update::Write { inode, offset: 0, at, strip: false, data: &[7; 100] };
+        take_credit(&mut machine, &client, &write);
+        machine.gate.plan_end(writes);
+        let applied = catch_unwind(AssertUnwindSafe(|| machine.apply_log(client.session)));
+        cut_off += u64::from(applied.is_err());
+        machine.kill_shared_fs();
+        log(&client, &write);
+        let report = machine.start(1000, None).expect("started");
+        assert!(report.fenced.is_empty(), "killed after {writes} writes: {:?}", report.fenced);
+        let node = machine.node.as_ref().expect("running");
+        assert_eq!(node.store.inode(inode).expect("read").map(|found| found.size), Some(100));
+    }
+    assert!(cut_off > 3, "only {cut_off} kills came in the middle");
+}
+
 /// Makes a file in the root directory.
 fn file(inode: InodeId, at: Timestamp) -> Create<'static> {
     Create {
@@ -132,10 +166,20 @@ fn file(inode: InodeId, at: Timestamp) -> Create<'static> {
 
 /// Appends an update that has its own credit.
 fn append(machine: &mut Machine, client: &SimClient, update: &Update<'_>) {
+    take_credit(machine, client, update);
+    log(client, update);
+}
+
+/// Asks for the credit of an update, and takes it.
+fn take_credit(machine: &mut Machine, client: &SimClient, update: &Update<'_>) {
     let credit = Credit::from(update.cost());
     machine.serve(client.session, Request::Credit { want: credit, replaces: false }).expect("granted");
-    let seal = client.log.seal_count();
     client.control.take_credit(credit, CreditKind::Common).expect("granted just now");
+}
+
+/// Appends an update whose credit was taken.
+fn log(client: &SimClient, update: &Update<'_>) {
+    let seal = client.log.seal_count();
     client.log.append(seal, update.kind() as u8, &update.encode().parts()).expect("appended");
 }
 

@@ -190,12 +190,15 @@ fn apply_batch(
     if is_last && refusal.is_none() {
         state.store.advance(id, to);
     }
+    // A restart applies journalled records again without the lease manager, so their leases are written down before.
+    let attaching = state.lease_tables().write_attached();
     journal_batch(state, id, from, (&batch.records[..count], &batch.bytes), refusal.as_ref(), latest);
     if batch.bytes.capacity() <= SCRATCH_BYTES_KEPT {
         state.scratch = batch.bytes;
     }
     let applied = state.store.applied(id);
     record_applied(state, id, from, batch.records.partition_point(|record| record.end <= applied) as u64);
+    state.lease_tables().end_attaching(&attaching);
     match refusal {
         None => is_last,
         Some(_) if is_skipped => false,
@@ -354,14 +357,12 @@ fn record_applied(state: &mut NodeCore, id: SessionId, from: LogPosition, record
     if applied > from {
         state.commits.record_applied(state.now.since_boot);
     }
-    let attaching = state.lease_tables().write_attached();
     if let Some(session) = state.sessions.get_mut(&id) {
         session.records += records;
         session.digested_bytes += applied.0.saturating_sub(from.0);
         session.control.set_applied(applied);
         session.page.set_validated(applied.max(session.validated));
     }
-    state.lease_tables().end_attaching(&attaching);
 }
 
 fn validate_record(
