@@ -189,21 +189,6 @@ impl ClientLocks {
         }
     }
 
-    /// A restarted SharedFS refuses a lock that it was asked for again; returns whether it may.
-    ///
-    /// It may if a request to change the same owner's locks is under way: an earlier SharedFS may have served it.
-    pub fn handle_lost(&mut self, request: &Request) -> bool {
-        let Request::Lock { inode, kind, owner, .. } = *request else { return false };
-        let place = LockPlace { inode, kind, owner };
-        match self.underway.as_mut().filter(|underway| underway.wanted.place == place) {
-            Some(underway) => {
-                underway.before.least = [None; CELLS];
-                true
-            }
-            None => false,
-        }
-    }
-
     /// The request is done.
     pub fn finish(&mut self, wanted: &WantedLock) {
         self.underway = None;
@@ -291,9 +276,9 @@ impl ClientLocks {
     pub fn reclaim_requests(&self, pid: u32) -> VecDeque<Request> {
         let mut requests = VecDeque::new();
         for (place, held) in self.held.iter().filter(|(place, _)| !place.is_own()) {
-            let underway = self.underway.as_ref().filter(|underway| underway.wanted.place == *place);
-            let least = underway.map_or(held.least, |underway| underway.before.least);
-            for (cell, mode) in least.iter().enumerate() {
+            // They are the weaker ones of before and after a request that is under way: an earlier SharedFS may have
+            // served it, and given others what it gives up.
+            for (cell, mode) in held.least.iter().enumerate() {
                 let Some(mode) = mode else { continue };
                 let is_whole = place.kind == LockKind::Flock;
                 let cells = if is_whole { (0, CELLS - 1) } else { (cell, cell) };

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use ashlar_node::digest::commit::{await_no_copy, commit_with};
 use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_pmem::{MediumKind, Persistent};
@@ -144,6 +145,58 @@ fn maker_writes_after_a_kill_at_any_write_unfenced() {
         assert_eq!(node.store.inode(inode).expect("read").map(|found| found.size), Some(100));
     }
     assert!(cut_off > 3, "only {cut_off} kills came in the middle");
+}
+
+/// A session reaches a file by a name that SharedFS does not know, since it had the file open when another name went.
+///
+/// After it has closed the file, it opens the file by that name and writes under the lease that it still has.
+#[test]
+fn file_opened_again_by_its_other_name_is_written_unfenced() {
+    let options = MachineOptions { medium: MediumKind::Pmem, blocks: 640, lease_hold_us: 0, ring_bytes: None };
+    let at = Timestamp { seconds: 1, nanoseconds: 0 };
+    let mut machine = Machine::new(options).expect("an arena");
+    machine.start(0, None).expect("started");
+    let [root, user] = [0, 1001].map(|uid| SimClient::begin(&mut machine, uid, 0).expect("begun"));
+    let lease = |machine: &mut Machine, client: &SimClient, inode| {
+        let lease = LeaseRequest::on_inode(inode, true, Need::default());
+        machine.serve(client.session, Request::Acquire(vec![lease])).expect("granted");
+    };
+    let directory = InodeId(root.inodes.start);
+    lease(&mut machine, &root, InodeId::ROOT);
+    let made = Create { kind: FileKind::Directory, mode: 0o777, ..file(directory, at) };
+    append(&mut machine, &root, &Update::Create(made));
+    machine.apply_log(root.session);
+    let [inode, other] = [0, 1].map(|number| InodeId(user.inodes.start + number));
+    lease(&mut machine, &user, directory);
+    user.control.open_handle(inode);
+    for (inode, name) in [(inode, &b"a"[..]), (other, b"other")] {
+        let made = Create { parent: directory, name, uid: 1001, gid: 1001, ..file(inode, at) };
+        append(&mut machine, &user, &Update::Create(made));
+    }
+    machine.apply_log(user.session);
+    [directory, inode].into_iter().for_each(|inode| lease(&mut machine, &root, inode));
+    append(&mut machine, &root, &Update::Link { inode, parent: directory, name: b"b", at });
+    append(&mut machine, &root, &Update::Unlink { inode, parent: directory, name: b"a", release: false, at });
+    machine.apply_log(root.session);
+    commit(&mut machine);
+    machine.kill_shared_fs();
+    machine.start(1000, None).expect("started");
+    [inode, other].into_iter().for_each(|inode| lease(&mut machine, &user, inode));
+    user.control.close_handle(inode);
+    commit(&mut machine);
+    // SharedFS notes another open file, in the first free word.
+    user.control.open_handle(other);
+    lease(&mut machine, &root, other);
+    append(&mut machine, &user, &Update::Write { inode, offset: 0, at, strip: true, data: &[7; 100] });
+    machine.apply_log(user.session);
+    let node = machine.node.as_ref().expect("running");
+    let fenced: Vec<_> = node.sessions.values().filter_map(|session| session.fenced.clone()).collect();
+    assert!(fenced.is_empty(), "{fenced:?}");
+    assert_eq!(node.store.inode(inode).expect("read").map(|found| found.size), Some(100));
+}
+
+fn commit(machine: &mut Machine) {
+    commit_with(machine.node.as_mut().expect("running"), &mut await_no_copy).expect("committed");
 }
 
 /// Makes a file in the root directory.

@@ -36,7 +36,7 @@ pub use ids::{
 };
 pub use inode_hasher::InodeHasher;
 pub use leases::{LeaseMode, LeaseScope, WantedLease};
-pub use locks::{ByteRange, LockAction, LockKind, LockMode, LockedRange};
+pub use locks::{ByteRange, LockAction, LockKind, LockMode, LockedRange, change_range};
 pub use mountinfo::{MOUNT_SOURCE, MOUNT_TYPE, MountLine, RING_SWITCH, mount_lines, topmost_mount};
 pub use name::{
     COOKIE_PARENT, COOKIE_SELF, DEPTH_MAX, NAME_MAX, Name, NameError, PATH_MAX, SYMLINK_MAX, XATTR_NAME_MAX,

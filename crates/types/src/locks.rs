@@ -93,6 +93,35 @@ impl ByteRange {
     }
 }
 
+/// Locks or unlocks a range of bytes on which an owner may have locks.
+///
+/// `held` are the owner's locks: in order, none of which overlap. Passes its locks after that to `keep`, in the same
+/// order, some of which may adjoin each other in the same mode. Returns whether `keep` always did.
+pub fn change_range(
+    held: &[LockedRange],
+    range: ByteRange,
+    action: LockAction,
+    mut keep: impl FnMut(LockedRange) -> bool,
+) -> bool {
+    let mut are_kept = true;
+    let mut asked = action.mode().map(|mode| LockedRange { mode, range });
+    for held in held {
+        let ByteRange { first, last } = held.range;
+        if first < range.first {
+            let range = ByteRange { first, last: last.min(range.first - 1) };
+            are_kept &= keep(LockedRange { range, ..*held });
+        }
+        if last >= range.first {
+            are_kept &= asked.take().is_none_or(&mut keep);
+        }
+        if last > range.last {
+            let range = ByteRange { first: first.max(range.last + 1), last };
+            are_kept &= keep(LockedRange { range, ..*held });
+        }
+    }
+    are_kept && asked.is_none_or(keep)
+}
+
 /// A locked range of bytes, with the lock's mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LockedRange {
@@ -100,4 +129,15 @@ pub struct LockedRange {
     pub mode: LockMode,
     /// The range.
     pub range: ByteRange,
+}
+
+impl LockedRange {
+    /// Lengthens the range by one of the same mode that begins behind it; returns whether `next` is such a one.
+    pub fn extend(&mut self, next: &Self) -> bool {
+        let adjoins = self.mode == next.mode && self.range.last.checked_add(1) == Some(next.range.first);
+        if adjoins {
+            self.range.last = next.range.last;
+        }
+        adjoins
+    }
 }

@@ -27,7 +27,7 @@
 //! notes where no session can write ([`LockNotes`]), and a restarted SharedFS believes the notes alone.
 
 use ashlar_pmem::{CheckedMemory, PartAt, Persistent, RowsAt, WordAt};
-use ashlar_types::{ByteRange, InodeId, LockAction, LockMode, LockedRange};
+use ashlar_types::{ByteRange, InodeId, LockAction, LockMode, LockedRange, change_range};
 
 use crate::LockSlot;
 
@@ -147,23 +147,7 @@ impl LockList {
     #[must_use]
     pub fn set(&mut self, range: ByteRange, action: LockAction) -> bool {
         let mut new = Self::default();
-        let mut has_room = true;
-        let mut asked = action.mode().map(|mode| LockedRange { mode, range });
-        for held in self.ranges() {
-            let ByteRange { first, last } = held.range;
-            if first < range.first {
-                let range = ByteRange { first, last: last.min(range.first - 1) };
-                has_room &= new.push(LockedRange { range, ..*held });
-            }
-            if last >= range.first {
-                has_room &= asked.take().is_none_or(|asked| new.push(asked));
-            }
-            if last > range.last {
-                let range = ByteRange { first: first.max(range.last + 1), last };
-                has_room &= new.push(LockedRange { range, ..*held });
-            }
-        }
-        has_room &= asked.is_none_or(|asked| new.push(asked));
+        let has_room = change_range(self.ranges(), range, action, |held| new.push(held));
         if has_room {
             *self = new;
         }
@@ -186,11 +170,8 @@ impl LockList {
 
     /// Appends a range behind all others; `false` if the list has no room.
     fn push(&mut self, held: LockedRange) -> bool {
-        if let Some(before) = self.ranges[..self.count].last_mut() {
-            if before.mode == held.mode && before.range.last.checked_add(1) == Some(held.range.first) {
-                before.range.last = held.range.last;
-                return true;
-            }
+        if self.ranges[..self.count].last_mut().is_some_and(|before| before.extend(&held)) {
+            return true;
         }
         let Some(place) = self.ranges.get_mut(self.count) else { return false };
         *place = held;

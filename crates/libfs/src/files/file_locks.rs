@@ -2,11 +2,12 @@
 //!
 //! Record locks of a process under `ashlar run` are in `files/record_locks.rs`.
 
-use ashlar_types::{ByteRange, Errno, InodeId, LockAction, LockKind};
+use ashlar_types::{ByteRange, Errno, InodeId, LockAction, LockKind, LockedRange, SegmentVersion};
 use ashlar_wire::{Reply, Request};
 
 use crate::LibFs;
 use crate::api::Outcome;
+use crate::files::held_locks::{LockHolder, PendingLock};
 use crate::files::record_locks::ConflictingLock;
 
 impl LibFs {
@@ -27,25 +28,54 @@ impl LibFs {
         wait: Option<u64>,
     ) -> Outcome<()> {
         let request = Request::Lock { inode, kind, owner, pid, range, action, wait, slot: None };
-        if action == LockAction::Unlock && !self.held_locks.has_locks(inode, owner, kind) {
+        let holder = LockHolder { inode, owner, kind };
+        if action == LockAction::Unlock && !self.held_locks.has_locks(holder) {
             return Ok(());
         }
-        let before = self.held_locks.history(inode, owner, kind);
+        let mut sharedfs_generation = self.sharedfs_generation();
+        let pending = self.held_locks.begin_request(holder, range, action);
         loop {
-            let sharedfs_generation = self.sharedfs_generation();
-            let done = self.call(&request);
-            // After a request without an answer, the lock may exist or come into being. Closing the file then removes
-            // it.
-            let may_be_there = done.as_ref().err() == Some(&Errno::EIO) && action != LockAction::Unlock;
-            if done.is_ok() || may_be_there {
-                self.held_locks.record_request(&request);
+            let Err(errno) = self.call(&request) else {
+                self.held_locks.record_served(holder, pid, &pending);
+                let now = self.sharedfs_generation();
+                if now == sharedfs_generation {
+                    return Ok(());
+                }
+                // Another SharedFS may have been sent the locks before this one was recorded, so it is asked too.
+                self.held_locks.record_unserved(holder, &pending);
+                sharedfs_generation = now;
+                continue;
+            };
+            self.handle_refusal((holder, pid), &pending, errno, sharedfs_generation);
+            return Err(errno);
+        }
+    }
+
+    /// Records the locks that an owner has after a refused request.
+    fn handle_refusal(
+        &self,
+        (holder, pid): (LockHolder, u32),
+        pending: &PendingLock,
+        errno: Errno,
+        sharedfs_generation: (SegmentVersion, u64),
+    ) {
+        match errno {
+            // There is no answer: the lock may exist or come into being. Closing the file then removes it.
+            Errno::EIO => self.held_locks.mark_doubtful(holder),
+            // Another SharedFS knows only what was certain, and gets to know the rest.
+            _ if self.sharedfs_generation() != sharedfs_generation => {
+                self.held_locks.record_unserved(holder, pending);
+                let LockHolder { inode, owner, kind } = holder;
+                for LockedRange { range, mode } in pending.weakened(kind) {
+                    // If another owner has got a conflicting lock by then, this one is lost.
+                    let _ = self.lock(inode, kind, owner, pid, *range, (*mode).into(), None);
+                }
             }
-            // Another SharedFS may have been sent the locks before this one was recorded, so this SharedFS is asked
-            // too.
-            if done.is_err() || self.sharedfs_generation() == sharedfs_generation {
-                return done.map(drop);
+            Errno::EAGAIN | Errno::EINTR | Errno::EDEADLK => {
+                self.held_locks.record_refused(holder, pending, pending.refused(holder.kind));
             }
-            self.held_locks.restore_history(inode, owner, kind, before.clone());
+            // SharedFS has changed nothing.
+            _ => self.held_locks.record_refused(holder, pending, pending.before()),
         }
     }
 
@@ -80,7 +110,7 @@ impl LibFs {
     /// # Errors
     /// `EIO` if SharedFS is away.
     pub fn release_locks(&self, inode: InodeId, owner: u64, kind: LockKind) -> Outcome<()> {
-        if !self.held_locks.forget_locks(inode, owner, kind) {
+        if !self.held_locks.forget_locks(LockHolder { inode, owner, kind }) {
             return Ok(());
         }
         self.call(&Request::ReleaseLocks { inode, owner, kind }).map(drop)

@@ -117,6 +117,11 @@ impl KeptRights {
         self.kept.keys().copied()
     }
 
+    /// Returns whether the table can't grow any more.
+    pub fn is_full(&self) -> bool {
+        self.used == RIGHTS_MAX
+    }
+
     /// Returns whether the session keeps any right.
     pub fn is_any(&self) -> bool {
         self.kept.values().any(|right| right.kept != Access::NONE)

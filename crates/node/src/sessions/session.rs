@@ -539,8 +539,12 @@ impl ServedSession {
 fn closed_inodes(rights: &KeptRights, control: &Control, log: &SessionLog, committed: LogPosition) -> Vec<InodeId> {
     let mut closed: Vec<_> = rights.inodes().filter(|inode| !control.has_open(*inode)).collect();
     // The tail is read after that: records from before a file was closed lie before the tail.
-    if committed < log.tail() {
-        closed.retain(|inode| rights.kept(*inode) == Access::NONE);
-    }
+    let (is_committed, is_full) = (committed >= log.tail(), rights.is_full());
+    closed.retain(|inode| match rights.kept(*inode) {
+        Access::NONE => true,
+        // The session may have a lease on the inode and open it by another name, of which SharedFS learns nothing.
+        kept if kept.contains(Access::EXECUTE) => is_committed && is_full,
+        _ => is_committed,
+    });
     closed
 }

@@ -303,7 +303,7 @@ impl Simulation {
             }
         };
         let is_kept = matches!(&answer, Ok(NodeAnswer::Reply(gated)) if matches!(gated.reply, Reply::Done));
-        if !is_kept && !client.locks.handle_lost(&request) {
+        if !is_kept {
             return self.break_check_of("locks", format!("session {id} has lost {request:?}: {answer:?}"));
         }
         true
