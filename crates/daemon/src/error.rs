@@ -3,8 +3,10 @@
 use std::io;
 use std::path::PathBuf;
 
+use ashlar_node::sessions::identity::SESSION_VERSIONS;
 use ashlar_pmem::ArenaError;
 use ashlar_replica::ReplicaError;
+use ashlar_types::{SessionId, VersionRange};
 use thiserror::Error;
 
 /// Why SharedFS can't run.
@@ -24,6 +26,17 @@ pub enum DaemonError {
     /// The journal or the shadow can't be used.
     #[error(transparent)]
     Replica(#[from] ReplicaError),
+    /// Another version of the program made the files of a session.
+    #[error(
+        "the files of session {session} have format {found}, this program reads {SESSION_VERSIONS}; start and end the \
+         matching program once, so that it digests what they hold"
+    )]
+    WrongVersion {
+        /// The session.
+        session: SessionId,
+        /// The versions that understand its files.
+        found: VersionRange,
+    },
     /// The socket can't be made.
     #[error("cannot listen at {path}: {error}; give another place with --socket")]
     Socket {
@@ -58,7 +71,7 @@ impl DaemonError {
             Self::Socket { error, .. }
             | Self::System { error, .. }
             | Self::Replica(ReplicaError::System { error, .. }) => is_lack(error),
-            Self::Store(_) | Self::Failed(_) | Self::Replica(_) => false,
+            Self::Store(_) | Self::Failed(_) | Self::Replica(_) | Self::WrongVersion { .. } => false,
         }
     }
 }

@@ -11,9 +11,8 @@ use ashlar_store::Store;
 use ashlar_types::{LogPosition, SessionId};
 
 use crate::DaemonError;
-use crate::session_files::{SessionError, open_lease_table};
+use crate::session_files::{SessionError, load_identity, open_lease_table};
 use ashlar_node::records::log_check::{self, LogFault};
-use ashlar_node::sessions::identity::SessionIdentity;
 
 /// The records and faults that the logs hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,7 +51,7 @@ fn check_log(
     findings: &mut LogFindings,
 ) -> Result<(), SessionError> {
     let page = open_lease_table(arena, id)?;
-    let identity = SessionIdentity::load(&page).ok_or(SessionError::Unfinished)?;
+    let identity = load_identity(&page)?;
     let log_file = arena.open_session_file(id, SessionFile::Log)?;
     let log_bytes = log_file.metadata()?.len();
     let log = Log::open(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, arena.medium())?)?;

@@ -34,7 +34,9 @@ use crate::grant_memory::make_grant_memory;
 use crate::mount_notifier::{Notifier, abort_dead_mount, notifier_of};
 use crate::quarantine::quarantine_session;
 use crate::retired_files;
-use crate::session_files::{SessionError, SessionFiles, open_mapped_table, remove_owner, take_up_session};
+use crate::session_files::{
+    SessionError, SessionFiles, check_versions, open_mapped_table, remove_owner, take_up_session,
+};
 use crate::sessions;
 use crate::shared_state::SharedState;
 use crate::{Config, DaemonError};
@@ -47,6 +49,7 @@ pub fn recover(config: Config) -> Result<SharedState, DaemonError> {
     let system = |what| move |error| DaemonError::System { what, error };
     ashlar_pmem::sigbus::install().map_err(system("cannot guard against truncated files"))?;
     let arena = Arc::new(open_arena(&config)?);
+    check_versions(&arena)?;
     let watcher = ProcessWatcher::new().map_err(system("cannot watch processes"))?;
     let (mut state, left, shadow) = recover_logs(&config, &arena)?;
     state.store.show_lagging();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_log::{Log, LogOpenError};
-use ashlar_node::sessions::identity::SessionIdentity;
+use ashlar_node::sessions::identity::{SESSION_VERSIONS, SessionIdentity};
 use ashlar_node::sessions::kept_rights::{self};
 use ashlar_node::sessions::mapped_table::{MappedTable, TABLE_BYTES};
 use ashlar_node::sessions::noted_locks::{LEASES_FILE_BYTES, NotedLocks};
@@ -18,13 +18,13 @@ use ashlar_pmem::{
 };
 use ashlar_processes::process::{is_of_this_boot, open_process};
 use ashlar_store::MappedRun;
-use ashlar_types::{Credentials, LogGeneration, LogPosition, SessionId};
+use ashlar_types::{Credentials, LogGeneration, LogPosition, SessionId, VersionRange};
 use ashlar_wire::{
-    CONTROL_BYTES, CONTROL_BYTES_BEFORE, CONTROL_ROOM, ControlPage, LEASE_SLOTS, LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES,
-    LeaseTable,
+    CONTROL_BYTES, CONTROL_ROOM, ControlPage, LEASE_SLOTS, LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable,
 };
 use thiserror::Error;
 
+use crate::error::DaemonError;
 use crate::retired::RetiredSession;
 
 /// Why a session's files can't be made or taken up.
@@ -45,6 +45,9 @@ pub enum SessionError {
     /// The files name no owner: the session was never welcomed.
     #[error("the session's files were never finished")]
     Unfinished,
+    /// Another version of the program made the files.
+    #[error("the files of a session have format {0}, this program reads {SESSION_VERSIONS}")]
+    WrongVersion(VersionRange),
     /// The system refused.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -230,24 +233,18 @@ pub fn take_up_session(
     let medium = arena.medium();
     let table = open_lease_table(arena, id)?;
     let page = SessionPage::new(Arc::clone(&table))?;
-    let identity = SessionIdentity::load(&table).ok_or(SessionError::Unfinished)?;
+    let identity = load_identity(&table)?;
     let leases = LeaseTable::new(table).ok_or(SessionError::Unfinished)?;
     let (owner, token) = leases.owner().ok_or(SessionError::Unfinished)?;
     if owner != id {
         return Err(SessionError::Unfinished);
     }
     let control_file = arena.open_session_file(id, SessionFile::Control)?;
-    // A page of an earlier version lacks record locks, and the missing bytes are zeros.
-    if (CONTROL_BYTES_BEFORE..CONTROL_BYTES).contains(&control_file.metadata()?.len()) {
-        ashlar_pmem::allocate(&control_file, 0..CONTROL_BYTES)?;
-        control_file.set_len(CONTROL_BYTES)?;
-    }
     // While no SharedFS ran, its process may have made its files longer.
     cut_file(&control_file, CONTROL_BYTES)?;
     let control = map_control(arena, &control_file)?;
     let log_file = arena.open_session_file(id, SessionFile::Log)?;
-    let found = log_file.metadata()?.len();
-    let log_bytes = page.log_bytes().map_or(found, |made| made.min(found));
+    let log_bytes = page.log_bytes().min(log_file.metadata()?.len());
     cut_file(&log_file, log_bytes)?;
     let log_memory = map_file(arena, &log_file, log_bytes)?;
     // A dead process's writes to a disk may be there in part. The machine need not have restarted since: the disk may
@@ -338,11 +335,32 @@ pub fn open_lease_table(arena: &Arena, id: SessionId) -> Result<Arc<SharedMemory
     if file.metadata()?.len() == 0 {
         return Err(SessionError::Unfinished);
     }
-    // A table of an earlier version has nothing behind the slots.
-    if (LEASE_TABLE_BYTES..LEASES_FILE_BYTES).contains(&file.metadata()?.len()) {
-        file.set_len(LEASES_FILE_BYTES)?;
-    }
     map_file(arena, &file, LEASES_FILE_BYTES)
+}
+
+/// Reads the identity of a session from its lease table.
+///
+/// # Errors
+/// [`SessionError::Unfinished`] if the files have no owner, [`SessionError::WrongVersion`].
+pub fn load_identity(table: &SharedMemory) -> Result<SessionIdentity, SessionError> {
+    let versions = SessionIdentity::versions(table).ok_or(SessionError::Unfinished)?;
+    SESSION_VERSIONS.negotiate(versions).ok_or(SessionError::WrongVersion(versions))?;
+    SessionIdentity::load(table).ok_or(SessionError::Unfinished)
+}
+
+/// Checks that this program understands the files of all sessions. It changes none of them.
+///
+/// # Errors
+/// [`DaemonError::WrongVersion`], [`DaemonError::Arena`].
+pub fn check_versions(arena: &Arena) -> Result<(), DaemonError> {
+    for session in arena.sessions()? {
+        // Other errors concern one session, and show again when it is taken up.
+        let identity = open_lease_table(arena, session).and_then(|table| load_identity(&table));
+        if let Err(SessionError::WrongVersion(found)) = identity {
+            return Err(DaemonError::WrongVersion { session, found });
+        }
+    }
+    Ok(())
 }
 
 /// Cuts a file that is longer than it should be.

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use ashlar_types::{ByteRange, Errno, FileKind, InodeId, LockAction, LockKind, LockMode, LockedRange};
 use ashlar_update::{SetAttributes, Update};
 use ashlar_wire::{
-    CONTROL_BYTES_BEFORE, LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_SLOTS, LeaseRequest, LockChange, LockSlot, LockSlotState,
-    Need, Reply, Request, SessionKind,
+    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_SLOTS, LeaseRequest, LockChange, LockSlot, LockSlotState, Need, Reply, Request,
+    SessionKind,
 };
 use common::{Client, NOW, Site, create};
 
@@ -408,23 +408,5 @@ fn late_request_delegates_nothing() {
     assert!(matches!(reply, Reply::Done), "{reply:?}");
     assert_eq!(client.control.lock_slot(slot).1, LockSlotState::Shared);
     await_delegation(&mut client, slot, (0, 9));
-    site.check();
-}
-
-#[test]
-fn log_with_earlier_control_page_is_not_lost() {
-    let mut site = site_with_file();
-    let mut client = Client::open(&site.socket());
-    client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
-    client.make(InodeId::ROOT, b"made", FileKind::Regular);
-    site.kill();
-    let name = format!("sessions/{}.control", client.welcome.peer.session.0);
-    let file = std::fs::File::options().write(true).open(site.arena().join(name)).expect("the control page's file");
-    file.set_len(CONTROL_BYTES_BEFORE).expect("shorter");
-    site.start();
-    let mut other = Client::open(&site.socket());
-    client.resume(&site.socket());
-    assert!(other.lookup(InodeId::ROOT, b"made").expect("answered").is_some(), "it was in the log alone");
-    assert!(client.control.claim_lock_slot(FILE).is_some());
     site.check();
 }

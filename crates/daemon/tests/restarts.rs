@@ -4,7 +4,8 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use ashlar_types::{Contents, ExtentVersion, FileKind, InodeId};
+use ashlar_node::sessions::identity::SESSION_VERSIONS;
+use ashlar_types::{Contents, ExtentVersion, FileKind, InodeId, VersionRange};
 use ashlar_update::Update;
 use ashlar_wire::{CreditKind, LeaseWord, MountTerms, Reply, Request, SessionKind};
 use common::{Client, NOW, Site};
@@ -46,6 +47,34 @@ fn killed_daemon_is_a_pause_for_its_sessions() {
     client.make(InodeId::ROOT, b"more", FileKind::Directory);
     client.digest().expect("digested");
     assert!(!client.control.is_fenced());
+    site.check();
+}
+
+/// The program that made the files can still digest what they hold.
+#[test]
+fn session_of_other_versions_stops_start_unchanged() {
+    let mut site = Site::new(64 << 20);
+    let mut client = Client::open(&site.socket());
+    client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    client.make(InodeId::ROOT, b"made", FileKind::Regular);
+    site.kill();
+    let (session, next) = (client.welcome.peer.session, SESSION_VERSIONS.current + 1);
+    site.set_versions(session, VersionRange::new(next, next + 2));
+    let files = || {
+        let read = |kind| std::fs::read(site.arena().join(format!("sessions/{session}.{kind}"))).expect("read");
+        ["log", "control", "leases"].map(read)
+    };
+    let before = files();
+    let complaints = site.start_refused();
+    let sentence =
+        format!("session {session} have format versions {next} to {}, this program reads {SESSION_VERSIONS}", next + 2);
+    assert!(complaints.contains(&sentence), "{complaints}");
+    assert!(files() == before, "a refused start changes no file of a session");
+    site.set_versions(session, VersionRange::new(SESSION_VERSIONS.current, next));
+    site.start();
+    client.resume(&site.socket());
+    let mut other = Client::open(&site.socket());
+    assert!(other.lookup(InodeId::ROOT, b"made").expect("answered").is_some(), "it was in the log alone");
     site.check();
 }
 

@@ -47,8 +47,6 @@ pub const HANDLE_SLOTS: u64 = 65_536;
 ///
 /// Few programs have more files open, and each page costs microseconds to create and to free.
 const HANDLE_SLOTS_NEAR: u64 = 512;
-/// Bytes of a control page that an earlier version made, without record locks and a request slot.
-pub const CONTROL_BYTES_BEFORE: u64 = LOCKS;
 /// Slots in the lease table, which limit the leases that a session may hold.
 pub const LEASE_SLOTS: u32 = 65_536;
 /// Slots of the lease table that have room from the beginning.

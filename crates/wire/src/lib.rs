@@ -39,8 +39,8 @@ pub use admission::{ADMITTED_MAX, Admission, MountTerms};
 pub use busy_wait::BusyWait;
 pub use connection::{Acceptor, Connection, Listener, MESSAGE_BYTES_MAX, ReceiveLimits, WireError, socket_of};
 pub use control::{
-    CONTROL_BYTES, CONTROL_BYTES_BEFORE, CONTROL_ROOM, CONTROL_ROOM_FAR, ControlPage, CreditKind, HANDLE_SLOTS,
-    HandleSlot, LEASE_SLOTS, LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, OPERATION_LANES, TakenCredit,
+    CONTROL_BYTES, CONTROL_ROOM, CONTROL_ROOM_FAR, ControlPage, CreditKind, HANDLE_SLOTS, HandleSlot, LEASE_SLOTS,
+    LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, OPERATION_LANES, TakenCredit,
 };
 pub use grant_cache::{GRANT_CACHE_BYTES, GrantCache, GrantCacheWriter, PublishedGrant};
 pub use lock_slots::{

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ashlar_log::{AppendError, Appended, Log};
-use ashlar_pmem::{Arena, ArenaOptions, Mapping, MappingAccess, Medium, Readable};
-use ashlar_types::{Errno, FileKind, InodeId, LogPosition, SealCount, Timestamp};
+use ashlar_pmem::{Arena, ArenaOptions, Crc32c, Mapping, MappingAccess, Medium, Readable};
+use ashlar_types::{Errno, FileKind, InodeId, LogPosition, SealCount, Timestamp, VersionRange};
 use ashlar_update::{Create, Update};
 use ashlar_wire::{
     CONTROL_BYTES, Connection, ControlPage, Credit, CreditKind, GrantReply, Hello, LEASE_TABLE_BYTES, LeaseRequest,
@@ -92,8 +92,7 @@ impl Site {
         self.directory.path().join("socket")
     }
 
-    /// Starts the daemon, and waits until it answers.
-    pub fn start(&mut self) {
+    fn command(&self) -> Command {
         let mut command = this_test("daemon_process");
         command.env(DAEMON_ENV, self.directory.path()).stdout(Stdio::null());
         if std::env::var_os("ASHLAR_TEST_LOG").is_none() {
@@ -104,7 +103,12 @@ impl Site {
         if let Some(ttl_us) = self.lease_ttl_us {
             command.env(LEASE_TTL_ENV, ttl_us.to_string());
         }
-        self.daemon = Some(spawn(&mut command));
+        command
+    }
+
+    /// Starts the daemon, and waits until it answers.
+    pub fn start(&mut self) {
+        self.daemon = Some(spawn(&mut self.command()));
         let deadline = Instant::now() + Duration::from_secs(20);
         while Connection::connect(&self.socket()).is_err() {
             assert!(Instant::now() < deadline, "the daemon does not come up");
@@ -179,7 +183,7 @@ impl Site {
             let mut magic = [0; 8];
             if path.extension().is_some_and(|extension| extension == "leases") {
                 let read = std::os::unix::fs::FileExt::read_at(&file, &mut magic, 64).expect("read");
-                if read == magic.len() && &magic == b"ASHLIDN2" {
+                if read == magic.len() && magic.starts_with(b"ASHL") {
                     left.owned += 1;
                 } else {
                     left.prepared += 1;
@@ -204,14 +208,34 @@ impl Site {
     }
 
     /// Makes a session's files look like ones of an earlier boot, and of an ordinary user.
-    ///
-    /// The page is one of an earlier version, whose user has no checksum.
     pub fn age_as(&self, session: ashlar_types::SessionId, uid: u32) {
         self.age(session);
         let table = self.arena().join(format!("sessions/{session}.leases"));
+        let table = std::fs::File::options().read(true).write(true).open(table).expect("a lease table");
+        let mut page = [0; 1408];
+        rustix::io::pread(&table, &mut page, 0).expect("read");
+        page[104..112].copy_from_slice(&[uid.to_le_bytes(), uid.to_le_bytes()].concat());
+        let mut checked = page;
+        checked[64..104].fill(0);
+        checked[120..128].fill(0);
+        page[120..128].copy_from_slice(&u64::from(Crc32c::of(&checked)).to_le_bytes());
+        rustix::io::pwrite(&table, &page[104..], 104).expect("another user");
+    }
+
+    /// Makes a session's files look like ones of other versions.
+    pub fn set_versions(&self, session: ashlar_types::SessionId, versions: VersionRange) {
+        let table = self.arena().join(format!("sessions/{session}.leases"));
         let table = std::fs::File::options().write(true).open(table).expect("a lease table");
-        rustix::io::pwrite(&table, b"ASHLIDN1", 64).expect("another version");
-        rustix::io::pwrite(&table, &[uid.to_le_bytes(), uid.to_le_bytes()].concat(), 104).expect("another user");
+        let [oldest, current] = [versions.oldest, versions.current].map(|version| (version as u16).to_le_bytes());
+        rustix::io::pwrite(&table, &[oldest, current].concat(), 68).expect("written");
+    }
+
+    /// Starts the daemon, which must refuse the arena. Returns its complaints.
+    pub fn start_refused(&self) -> String {
+        let daemon = spawn(self.command().stderr(Stdio::piped()));
+        let ended = daemon.wait_with_output().expect("reaped");
+        assert!(!ended.status.success(), "it started");
+        String::from_utf8_lossy(&ended.stderr).into_owned()
     }
 
     /// Waits until a session's files are prepared again, or removed.

@@ -1,7 +1,7 @@
 //! Identifies a session's process, also after SharedFS's own restart.
 
 use ashlar_pmem::{Crc32c, OutOfBounds, Persistent};
-use ashlar_types::Credentials;
+use ashlar_types::{Credentials, VersionRange};
 use ashlar_wire::SessionKind;
 
 /// The most groups that a session may have: as many as the identity page holds.
@@ -9,9 +9,13 @@ pub const GROUPS_MAX: usize = 256;
 /// The longest label that is kept, in bytes.
 pub const LABEL_BYTES_MAX: usize = 256;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"ASHLIDN2");
-/// The magic of an earlier version, which wrote no checksum.
-const MAGIC_BEFORE: u64 = u64::from_le_bytes(*b"ASHLIDN1");
+/// The versions of the format of a session's files that this program understands.
+///
+/// Log, control page, lease table, and table of mapped files have one version.
+pub const SESSION_VERSIONS: VersionRange = VersionRange::new(1, 1);
+
+/// The first four bytes of the magic word. The oldest version that understands the files and their version follow.
+const MAGIC: u32 = u32::from_le_bytes(*b"ASHL");
 const AT_MAGIC: u64 = 64;
 const AT_PROCESS: u64 = 72;
 const AT_START: u64 = 80;
@@ -104,18 +108,28 @@ impl SessionIdentity {
         // The owner stands before it: without one, a session that was welcomed would be taken for one that never was.
         page.flush(0, 2048)?;
         page.fence();
-        page.store_u64(AT_MAGIC, MAGIC)?;
+        page.store_u64(AT_MAGIC, magic_word(SESSION_VERSIONS))?;
         page.flush(AT_MAGIC, 8)?;
         page.fence();
         Ok(())
     }
 
-    /// Reads the identity from a lease table's first page; `None` if there is none.
+    /// Reads the versions that understand a session's files from its lease table's first page.
+    ///
+    /// Returns `None` if the files have no owner.
+    pub fn versions(page: &impl Persistent) -> Option<VersionRange> {
+        let word = page.load_u64(AT_MAGIC).ok()?;
+        let [oldest, current] = [32, 48].map(|shift| (word >> shift & 0xffff) as u32);
+        (word as u32 == MAGIC).then_some(VersionRange::new(oldest, current))
+    }
+
+    /// Reads the identity from a lease table's first page.
+    ///
+    /// Returns `None` if there is none, or one of a version that this program does not understand.
     pub fn load(page: &impl Persistent) -> Option<Self> {
-        match page.load_u64(AT_MAGIC).ok()? {
-            MAGIC if page.load_u64(AT_CRC).ok()? == checksum(page).ok()? => {}
-            MAGIC_BEFORE => {}
-            _ => return None,
+        SESSION_VERSIONS.negotiate(Self::versions(page)?)?;
+        if page.load_u64(AT_CRC).ok()? != checksum(page).ok()? {
+            return None;
         }
         let (user, shape) = (page.load_u64(AT_USER).ok()?, page.load_u64(AT_SHAPE).ok()?);
         let (group_count, label_bytes) = ((shape & 0xffff) as usize, (shape >> 16 & 0xffff) as usize);
@@ -140,6 +154,11 @@ impl SessionIdentity {
             label: String::from_utf8(label).ok()?,
         })
     }
+}
+
+/// Returns the word that marks an identity, with the versions that understand the session's files.
+const fn magic_word(versions: VersionRange) -> u64 {
+    (versions.current as u64) << 48 | (versions.oldest as u64) << 32 | MAGIC as u64
 }
 
 /// Returns the checksum of a page's owner and of the user it's for.
@@ -176,6 +195,21 @@ mod tests {
         let identity = identity(SessionKind::Process);
         identity.store(&page).expect("stored");
         assert_eq!(SessionIdentity::load(&page), Some(identity));
+    }
+
+    #[test]
+    fn identity_of_other_versions_is_not_loaded() {
+        let page = CrashTwin::new(CrashMedium::Pages, 4096);
+        assert_eq!(SessionIdentity::versions(&page), None);
+        identity(SessionKind::Process).store(&page).expect("stored");
+        assert_eq!(SessionIdentity::versions(&page), Some(SESSION_VERSIONS));
+        let next = SESSION_VERSIONS.current + 1;
+        for (oldest, is_loaded) in [(SESSION_VERSIONS.current, true), (next, false)] {
+            let versions = VersionRange::new(oldest, next);
+            page.store_u64(AT_MAGIC, magic_word(versions)).expect("stored");
+            assert_eq!(SessionIdentity::versions(&page), Some(versions));
+            assert_eq!(SessionIdentity::load(&page).is_some(), is_loaded, "{versions}");
+        }
     }
 
     #[test]

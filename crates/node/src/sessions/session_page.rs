@@ -11,7 +11,7 @@
 //!                                         are not validated yet
 //! 2080  stale until:8                     milliseconds since boot until which a mount's kernel may believe stale state
 //! 2088  mount's device:8                  the device number that its files show, 0 if it is no mount
-//! 2096  lease slots:8                     of the table, that have room; 0 if all have, as an earlier version made it
+//! 2096  lease slots:8                     of the table, that have room; 0 if all have
 //! 2104  other locks:8                     1: it has had a lock that does not stand in its control page
 //! 2112  4 times  position+1:8 blocks:8 metadata:8 unused:8   cost of all records before the position
 //! 2304  128 times  first inode << 16 | count                 inode numbers granted, oldest overwritten
@@ -19,7 +19,7 @@
 //! 3456  rights:8                          words behind the lease slots that were ever used (`kept_rights.rs`)
 //! 3464  terms:8                           of a mount: 1 read-only, 2 sessions for all, users << 16, groups << 32
 //! 3472  64 times  number:4                users and then groups whose programs may have sessions by the mount
-//! 3728  log bytes:8                       of the log's file as SharedFS made it; 0: an earlier version made it
+//! 3728  log bytes:8                       of the log's file as SharedFS made it
 //! 3736  barred:8                          position+1 of the first record that may never be applied; 0: there is none
 //! ```
 
@@ -211,9 +211,9 @@ impl<M: Persistent> SessionPage<M> {
         self.0.store(LEASE_ROOM, slots.into());
     }
 
-    /// Returns the bytes of the log's file as SharedFS made it; `None` if an earlier version did.
-    pub fn log_bytes(&self) -> Option<u64> {
-        Some(self.0.load(LOG_BYTES)).filter(|&bytes| bytes != 0)
+    /// Returns the bytes of the log's file as SharedFS made it.
+    pub fn log_bytes(&self) -> u64 {
+        self.0.load(LOG_BYTES)
     }
 
     /// Sets those bytes.

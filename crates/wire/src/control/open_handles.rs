@@ -110,8 +110,7 @@ impl<M: Persistent> ControlPage<M> {
     fn windows(&self, inode: InodeId) -> impl Iterator<Item = u64> {
         let start = inode.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
         let window = |first: u64, slots: u64| (0..HANDLE_WINDOW).map(move |step| first + (start + step) % slots);
-        // In a page that an earlier version has made, all slots are near, and the word is 0.
-        let near = window(0, if self.0.load(HANDLES) == 0 { HANDLE_SLOTS } else { HANDLE_SLOTS_NEAR });
+        let near = window(0, HANDLE_SLOTS_NEAR);
         let far = self.has_all_handle_slots().then(|| window(HANDLE_SLOTS_NEAR, HANDLE_SLOTS - HANDLE_SLOTS_NEAR));
         near.chain(far.into_iter().flatten())
     }
@@ -183,20 +182,5 @@ mod tests {
         assert!(page.close_handle_at(InodeId(1), first), "found where it is");
         assert!(!page.has_open(InodeId(1)) && page.has_open(InodeId(other)));
         assert_eq!(open(1, moved), moved);
-    }
-
-    #[test]
-    fn handles_of_an_earlier_page_version_are_found() {
-        let page = page(MappingAccess::ReadWrite);
-        page.format(SessionId(7));
-        page.0.store(HANDLES, 0);
-        let slot = |inode: u64| inode.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
-        for inode in 1..100 {
-            page.0.store(inode_at(slot(inode)), inode);
-            page.0.store(count_at(slot(inode)), 1);
-        }
-        assert!((1..200).all(|inode| page.has_open(InodeId(inode)) == (inode < 100)));
-        assert_eq!(page.open_inodes().len(), 99);
-        assert!((1..200).all(|inode| page.open_handle(InodeId(inode)) && page.has_open(InodeId(inode))));
     }
 }
