@@ -11,8 +11,8 @@ use ashlar_libfs::{
 };
 use ashlar_tests::random::Random;
 use ashlar_types::{
-    Access, BLOCK_BYTES, Credentials, DEPTH_MAX, Errno, FILE_SIZE_MAX, FileKind, InodeId, SessionId, XATTR_NAME_MAX,
-    XATTR_VALUE_MAX,
+    Access, BLOCK_BYTES, ByteRange, Credentials, DEPTH_MAX, Errno, FILE_SIZE_MAX, FileKind, InodeId, LockAction,
+    LockKind, SessionId, XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };
 use ashlar_wire::SessionKind;
 use common::Site;
@@ -92,6 +92,56 @@ fn file_released_by_one_session_opens_for_another() {
     assert_eq!(mount.open(file).map(|found| found.id), Ok(file));
     mount.close(file);
     process.close(file);
+}
+
+/// `flock(2)` gives up a shared lock before it waits for an exclusive one. Another owner may get its own exclusive lock
+/// meanwhile, and keeps it over the death of SharedFS.
+#[test]
+fn flock_that_a_conversion_gave_up_stays_with_its_new_owner() {
+    let mut site = Site::new(64 << 20);
+    let mount = connect_as(&site, SessionKind::Mount);
+    let other = connect_as(&site, SessionKind::Mount);
+    let lock =
+        |fs: &LibFs, file, owner, action, wait| fs.lock(file, LockKind::Flock, owner, 1, ByteRange::ALL, action, wait);
+    // SharedFS learns of the locks in no certain order, so several files make a wrong one likely.
+    let files: Vec<_> = (0..8u64)
+        .map(|number| {
+            let name = format!("file-{number}");
+            mount.make_open(&ROOT, InodeId::ROOT, name.as_bytes(), &make(FileKind::Regular)).expect("made").id
+        })
+        .collect();
+    let (keeps, converts) = (1, 2);
+    std::thread::scope(|scope| {
+        for &file in &files {
+            for owner in [keeps, converts] {
+                assert_eq!(lock(&mount, file, owner, LockAction::Read, None), Ok(()));
+            }
+            let mount = &*mount;
+            scope.spawn(move || {
+                assert_eq!(lock(mount, file, converts, LockAction::Write, Some(file.0)), Ok(()));
+            });
+            // No lock is in the way once the other owner has given its own up.
+            let deadline = Instant::now() + Duration::from_secs(20);
+            let in_the_way = || mount.query_lock(file, LockKind::Flock, keeps, ByteRange::ALL, LockAction::Write);
+            while in_the_way().expect("answered").is_some() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(lock(mount, file, keeps, LockAction::Write, None), Ok(()));
+        }
+        site.kill();
+        site.start();
+        for &file in &files {
+            assert_eq!(
+                lock(&other, file, 3, LockAction::Read, None),
+                Err(Errno::EAGAIN),
+                "the owner has lost its lock"
+            );
+            assert_eq!(lock(&mount, file, keeps, LockAction::Unlock, None), Ok(()));
+        }
+    });
+    for &file in &files {
+        assert_eq!(lock(&other, file, 3, LockAction::Read, None), Err(Errno::EAGAIN), "the waiting owner has it");
+    }
 }
 
 /// A descriptor shows a file's number before any applied log has the file.
