@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_libfs::{
@@ -111,34 +112,30 @@ fn flock_that_a_conversion_gave_up_stays_with_its_new_owner() {
         })
         .collect();
     let (keeps, converts) = (1, 2);
-    std::thread::scope(|scope| {
-        for &file in &files {
-            for owner in [keeps, converts] {
-                assert_eq!(lock(&mount, file, owner, LockAction::Read, None), Ok(()));
-            }
-            let mount = &*mount;
-            scope.spawn(move || {
-                assert_eq!(lock(mount, file, converts, LockAction::Write, Some(file.0)), Ok(()));
-            });
-            // No lock is in the way once the other owner has given its own up.
-            let deadline = Instant::now() + Duration::from_secs(20);
-            let in_the_way = || mount.query_lock(file, LockKind::Flock, keeps, ByteRange::ALL, LockAction::Write);
-            while in_the_way().expect("answered").is_some() && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            assert_eq!(lock(mount, file, keeps, LockAction::Write, None), Ok(()));
+    let mut waiting = Vec::new();
+    for &file in &files {
+        for owner in [keeps, converts] {
+            assert_eq!(lock(&mount, file, owner, LockAction::Read, None), Ok(()));
         }
-        site.kill();
-        site.start();
-        for &file in &files {
-            assert_eq!(
-                lock(&other, file, 3, LockAction::Read, None),
-                Err(Errno::EAGAIN),
-                "the owner has lost its lock"
-            );
-            assert_eq!(lock(&mount, file, keeps, LockAction::Unlock, None), Ok(()));
+        let of_thread = Arc::clone(&mount);
+        waiting.push(std::thread::spawn(move || lock(&of_thread, file, converts, LockAction::Write, Some(file.0))));
+        // No lock is in the way once the other owner has given its own up.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let in_the_way = || mount.query_lock(file, LockKind::Flock, keeps, ByteRange::ALL, LockAction::Write);
+        while in_the_way().expect("answered").is_some() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
         }
-    });
+        assert_eq!(lock(&mount, file, keeps, LockAction::Write, None), Ok(()));
+    }
+    site.kill();
+    site.start();
+    for &file in &files {
+        assert_eq!(lock(&other, file, 3, LockAction::Read, None), Err(Errno::EAGAIN), "the owner has lost its lock");
+        assert_eq!(lock(&mount, file, keeps, LockAction::Unlock, None), Ok(()));
+    }
+    for thread in waiting {
+        assert_eq!(thread.join().expect("ended"), Ok(()));
+    }
     for &file in &files {
         assert_eq!(lock(&other, file, 3, LockAction::Read, None), Err(Errno::EAGAIN), "the waiting owner has it");
     }
