@@ -71,7 +71,7 @@ impl PendingLock {
         &self.before
     }
 
-    /// Returns the locks that a SharedFS lacks that was told of the certain ones alone, if the request is refused.
+    /// Returns the locks that another SharedFS lacks after a refusal, as it got the certain ones alone.
     pub(crate) fn weakened(&self, kind: LockKind) -> impl Iterator<Item = &LockedRange> {
         self.refused(kind).iter().filter(|held| !self.least.contains(held))
     }
@@ -122,7 +122,9 @@ impl HeldLocks {
         self.put_back(holder, pending.range, left, false);
     }
 
-    /// Records that SharedFS may have locks of the owner that are not certain. They go when the owner releases its locks.
+    /// Records that SharedFS may have locks of the owner that are not certain.
+    ///
+    /// They go when the owner releases its locks.
     pub(crate) fn mark_doubtful(&self, holder: LockHolder) {
         self.0.lock().entry(holder).or_default().is_doubtful = true;
     }
