@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_types::{Errno, InodeId, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, SessionId};
+use ashlar_update::model::ModelTree;
 use ashlar_wire::Reply;
 
 use super::{SimEvent, Simulation, Waiter};
@@ -160,6 +161,9 @@ impl Simulation {
                 exempt.inodes += used.inodes.saturating_sub(had.inodes);
                 continue;
             }
+            if !are_limits_in_force(&self.history.tree.model, key) {
+                continue;
+            }
             self.counts.checks += 1;
             let limits = self.administrator.highest_limits(key);
             let exempt = self.administrator.exempt.get(&key).copied().unwrap_or_default();
@@ -176,7 +180,7 @@ impl Simulation {
     }
 
     /// Checks the accounts of the store: their use by the tree that is applied, and their limits.
-    pub(super) fn check_accounts(&mut self, tree: &ashlar_update::model::ModelTree) {
+    pub(super) fn check_accounts(&mut self, tree: &ModelTree) {
         let Some(node) = &self.machine.node else { return };
         let orphans = match node.store.orphans() {
             Ok(orphans) => orphans.into_iter().collect(),
@@ -187,11 +191,7 @@ impl Simulation {
         for (key, used, limits) in node.store.quotas() {
             let wanted = expected.remove(&key).unwrap_or_default();
             let known = self.administrator.limits_of(key);
-            // The limits of a subtree end with the directory at its top.
-            let is_bound = match key {
-                QuotaKey::Subtree(top) => tree.inodes().any(|(id, inode)| id.0 == top.0 && inode.links > 0),
-                QuotaKey::User(_) | QuotaKey::Group(_) => true,
-            };
+            let is_bound = are_limits_in_force(tree, key);
             let wrong = match () {
                 () if used != wanted => format!("{key} uses {wanted:?}, and the store counts {used:?}"),
                 () if is_bound && !known.contains(&limits) => format!("{key} has {limits:?} instead of {known:?}"),
@@ -211,5 +211,13 @@ impl Simulation {
             (None, None) => return,
         };
         self.break_check("quota", wrong);
+    }
+}
+
+/// Returns whether limits of an account are in force: those of a subtree end with the directory at its top.
+fn are_limits_in_force(tree: &ModelTree, key: QuotaKey) -> bool {
+    match key {
+        QuotaKey::Subtree(top) => tree.inodes().any(|(id, inode)| id.0 == top.0 && inode.links > 0),
+        QuotaKey::User(_) | QuotaKey::Group(_) => true,
     }
 }
