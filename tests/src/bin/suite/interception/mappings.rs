@@ -657,7 +657,17 @@ def forks():
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-works = [(reads, 0), (reads, 0), (lambda: os.execv('file', ['file']), 0.003), (lambda: os.setgroups([]), 0.005), (forks, 0.01)]
+def calm():
+    # A session that always ends at once rarely has the time to map a file.
+    while int(time.time() * 4) % 4 == 0:
+        time.sleep(0.01)
+def executes():
+    calm()
+    os.execv('file', ['file'])
+def changes_user():
+    calm()
+    os.setgroups([])
+works = [(reads, 0), (reads, 0), (executes, 0.003), (changes_user, 0.005), (forks, 0.01)]
 threads = [threading.Thread(target=guarded(*work)) for work in works]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
