@@ -18,6 +18,7 @@ LAYERS = {
     "pmem": ["types"],
     "log": ["types", "pmem"],
     "journal": ["types", "pmem"],
+    "fabric": ["types", "pmem"],
     "update": ["types"],
     "wire": ["types", "pmem", "update"],
     "lease": ["types"],
