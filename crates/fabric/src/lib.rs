@@ -29,6 +29,7 @@ mod handshake;
 mod member;
 mod provider;
 mod region;
+mod tcp;
 mod transfer_window;
 
 pub use certificates::{ClusterAuthority, CredentialsError, NodeCredentials};
@@ -37,3 +38,4 @@ pub use event::{Event, LinkId, PeerIdentity, TransferId};
 pub use member::{ArenaId, FabricIdentity, Member};
 pub use provider::{Fabric, LinkUsage, MESSAGE_BYTES_MAX, QUEUE_BYTES_MAX, READ_BYTES_MAX, TRANSFERS_MAX};
 pub use region::{RegionId, RegionMemory, RegionRange};
+pub use tcp::{Security, TcpFabric};
