@@ -31,6 +31,7 @@ mod provider;
 mod region;
 mod tcp;
 mod transfer_window;
+mod twin;
 
 pub use certificates::{ClusterAuthority, CredentialsError, NodeCredentials};
 pub use error::{CloseReason, FabricError, LinkRefusal, SendError};
@@ -39,3 +40,4 @@ pub use member::{ArenaId, FabricIdentity, Member};
 pub use provider::{Fabric, LinkUsage, MESSAGE_BYTES_MAX, QUEUE_BYTES_MAX, READ_BYTES_MAX, TRANSFERS_MAX};
 pub use region::{RegionId, RegionMemory, RegionRange};
 pub use tcp::{Security, TcpFabric};
+pub use twin::{TwinFabric, TwinNetwork};
