@@ -2,11 +2,10 @@
 
 use std::io;
 
-use ashlar_types::{Epoch, FileSystemId, NodeNumber, VersionRange};
+use ashlar_types::{ArenaId, Epoch, FileSystemId, NodeNumber, VersionRange};
 use thiserror::Error;
 
 use crate::certificates::CredentialsError;
-use crate::member::ArenaId;
 
 /// Why a fabric can't do something.
 #[derive(Debug, Error)]

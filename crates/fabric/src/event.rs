@@ -1,9 +1,8 @@
 //! Events of a fabric.
 
-use ashlar_types::{Epoch, NodeNumber};
+use ashlar_types::{ArenaId, Epoch, NodeNumber};
 
 use crate::error::{CloseReason, FabricError, LinkRefusal};
-use crate::member::ArenaId;
 
 /// A link of a node. A node gives out each number once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -7,12 +7,12 @@
 //! A side that was refused learns the reason and no more. If it is a member of the cluster, it also learns the
 //! refusing side's epoch. `docs/format-link.md` has the bytes.
 
-use ashlar_types::{Epoch, FileSystemId, NodeNumber, VersionRange};
+use ashlar_types::{ArenaId, Epoch, FileSystemId, NodeNumber, VersionRange};
 use sha2::{Digest, Sha256};
 
 use crate::error::LinkRefusal;
 use crate::event::PeerIdentity;
-use crate::member::{ArenaId, FabricIdentity, Member};
+use crate::member::{FabricIdentity, Member};
 
 /// Versions of the link protocol that this program speaks.
 pub(crate) const LINK_VERSIONS: VersionRange = VersionRange::new(1, 1);

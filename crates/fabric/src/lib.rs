@@ -36,7 +36,7 @@ mod twin;
 pub use certificates::{ClusterAuthority, CredentialsError, NodeCredentials};
 pub use error::{CloseReason, FabricError, LinkRefusal, SendError};
 pub use event::{Event, LinkId, PeerIdentity, TransferId};
-pub use member::{ArenaId, FabricIdentity, Member};
+pub use member::{FabricIdentity, Member};
 pub use provider::{Fabric, LinkUsage, MESSAGE_BYTES_MAX, QUEUE_BYTES_MAX, READ_BYTES_MAX, TRANSFERS_MAX};
 pub use region::{RegionId, RegionMemory, RegionRange};
 pub use tcp::{Security, TcpFabric};

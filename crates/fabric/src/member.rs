@@ -1,19 +1,6 @@
 //! The nodes of a cluster, as a fabric needs to know them.
 
-use std::fmt;
-
-use ashlar_types::{Epoch, FileSystemId, NodeNumber, VersionRange};
-
-/// An arena's own random number. A member of a cluster is an arena, and not a machine: an arena in memory is empty
-/// after the machine restarts, and is then another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ArenaId(pub u64);
-
-impl fmt::Display for ArenaId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
+use ashlar_types::{ArenaId, Epoch, FileSystemId, NodeNumber, VersionRange};
 
 /// This side of all of a node's links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,8 @@ mod cluster;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ashlar_fabric::{ArenaId, Event, Fabric, FabricIdentity, LinkId, Member, TwinFabric, TwinNetwork};
+use ashlar_fabric::{Event, Fabric, FabricIdentity, LinkId, Member, TwinFabric, TwinNetwork};
+use ashlar_types::ArenaId;
 
 use self::cluster::{epoch, identity, node};
 

@@ -14,6 +14,17 @@ impl fmt::Display for FileSystemId {
     }
 }
 
+/// An arena's own random number. A member of a cluster is an arena, and not a machine: an arena in memory is empty after
+/// its machine restarts, and is then another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ArenaId(pub u64);
+
+impl fmt::Display for ArenaId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
 /// The key of the hash that orders the names of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NameHashKey(pub [u8; 16]);

@@ -29,7 +29,7 @@ pub use attributes::{
 pub use contents::{Contents, Extent};
 pub use credentials::{Access, Credentials};
 pub use errno::Errno;
-pub use file_system::{FileSystemId, FileSystemIdentity, NameHashKey};
+pub use file_system::{ArenaId, FileSystemId, FileSystemIdentity, NameHashKey};
 pub use ids::{
     BlockAddress, Epoch, ExtentVersion, InodeId, JournalPosition, LogGeneration, LogPosition, QuotaId, SealCount,
     SegmentVersion, SessionId,

@@ -309,10 +309,9 @@ impl LinkDriver {
                 (LinkPhase::Closing { .. }, _) => {}
                 _ => self.end(&link, state, None),
             }
-            self.events.forget(id);
-        } else {
-            self.events.forget(id);
         }
+        // Its end may be waiting to be reported.
+        self.events.forget(id);
         self.waker.notify();
     }
 
@@ -416,8 +415,9 @@ impl LinkDriver {
     fn end(&self, link: &TcpLink, state: &mut LinkState, event: Option<Event>) {
         state.phase = LinkPhase::Down;
         state.wire = None;
-        self.table.remove(link.id);
+        // In this order: closing a link that is in no table takes back the events that are there.
         event.into_iter().for_each(|event| self.events.push(event));
+        self.table.remove(link.id);
     }
 }
 

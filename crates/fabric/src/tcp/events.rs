@@ -36,3 +36,24 @@ impl EventQueue {
         self.events.lock().retain(|event| event.link() != link || !event.is_traffic());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::CloseReason;
+
+    #[test]
+    fn closed_link_leaves_no_event_and_old_one_its_end() {
+        let events = EventQueue::default();
+        for link in [LinkId(1), LinkId(2), LinkId(3)] {
+            events.push(Event::Message { link, bytes: Vec::new() });
+            events.push(Event::Down { link, reason: CloseReason::OldEpoch });
+        }
+        events.forget(LinkId(1));
+        events.forget_traffic(LinkId(2));
+        let mut left = Vec::new();
+        events.take(&mut left);
+        let left: Vec<(u64, bool)> = left.iter().map(|event| (event.link().0, event.is_traffic())).collect();
+        assert_eq!(left, [(2, false), (3, true), (3, false)]);
+    }
+}

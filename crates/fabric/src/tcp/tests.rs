@@ -3,12 +3,11 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
-use ashlar_types::{FileSystemId, VersionRange};
+use ashlar_types::{ArenaId, FileSystemId, VersionRange};
 
 use super::*;
 use crate::frame::{FrameSeal, LinkFrameKind};
 use crate::handshake::{Handshake, HandshakeStep, LinkHello, check_peer};
-use crate::member::ArenaId;
 
 struct ZeroMemory;
 
@@ -52,6 +51,11 @@ struct Misbehaviour {
 
 impl Misbehaviour {
     fn begin() -> Self {
+        Self::begin_with(|_| ())
+    }
+
+    /// Does something to the fabric between its check of the Hello and the proof.
+    fn begin_with(interfere: impl FnOnce(&TcpFabric)) -> Self {
         let fabric = TcpFabric::new(identity(2), &Security::Plain).unwrap();
         fabric.set_members(vec![member(1)]);
         let region = fabric.register(Arc::new(ZeroMemory));
@@ -66,7 +70,8 @@ impl Misbehaviour {
             let Ok(count) = stream.read(&mut buffer) else { continue };
             let check = |hello: &LinkHello| check_peer(hello, &identity(1), &[member(2)], None, |_| Ok(()));
             if let HandshakeStep::Done { send, seeds, .. } = side.handle_bytes(&buffer[..count], check) {
-                stream.write_all(&send).unwrap();
+                interfere(&fabric);
+                let _ = stream.write_all(&send);
                 break seeds;
             }
         };
@@ -96,6 +101,27 @@ impl Misbehaviour {
         };
         assert!(reason.contains(wanted), "{reason}");
     }
+}
+
+/// Checks that the proof of a peer, whose Hello was accepted before, brings no link up.
+fn check_no_link(interfere: impl FnOnce(&TcpFabric)) {
+    let mut member = Misbehaviour::begin_with(interfere);
+    let end = Instant::now() + Duration::from_secs(60);
+    while !matches!(member.stream.read(&mut [0; 64]), Ok(0)) {
+        assert!(Instant::now() < end, "the connection stays");
+        member.fabric.poll(Some(Duration::from_millis(1)), &mut member.events);
+    }
+    assert!(member.events.is_empty(), "{:?}", member.events);
+}
+
+#[test]
+fn change_of_members_or_epoch_ends_open_handshake() {
+    check_no_link(|fabric| fabric.set_members(Vec::new()));
+    check_no_link(|fabric| fabric.set_epoch(Epoch { number: 1, ..Epoch::default() }));
+    check_no_link(|fabric| {
+        let oldest_epoch = Epoch { number: 1, ..Epoch::default() };
+        fabric.set_members(vec![Member { oldest_epoch, ..member(1) }]);
+    });
 }
 
 #[test]

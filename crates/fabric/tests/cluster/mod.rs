@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ashlar_fabric::{
-    ArenaId, ClusterAuthority, Event, Fabric, FabricError, FabricIdentity, LinkId, LinkRefusal, Member, RegionMemory,
-    Security, TcpFabric, TwinNetwork,
+    ClusterAuthority, Event, Fabric, FabricError, FabricIdentity, LinkId, LinkRefusal, Member, RegionMemory, Security,
+    TcpFabric, TwinNetwork,
 };
-use ashlar_types::{Epoch, FileSystemId, NodeNumber, VersionRange};
+use ashlar_types::{ArenaId, Epoch, FileSystemId, NodeNumber, VersionRange};
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::fmt::MakeWriter;
 
