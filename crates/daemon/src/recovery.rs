@@ -162,7 +162,7 @@ pub fn make_node(config: &Config, arena: &Arena, store: Store) -> Result<Node, S
     let limits = NodeLimits {
         lease_hold_us: config.lease_hold_us,
         lease_ttl_us: config.lease_ttl_us,
-        medium: arena.medium().kind,
+        ..NodeLimits::new(arena.medium().kind)
     };
     Node::new(store, limits, Arc::new(MachineProcesses), clock::now())
 }

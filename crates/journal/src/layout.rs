@@ -78,6 +78,14 @@ pub struct JournalIdentity {
 }
 
 impl JournalIdentity {
+    /// Reads which journal memory holds.
+    ///
+    /// # Errors
+    /// [`JournalOpenError`].
+    pub fn read(memory: &impl Persistent) -> Result<Self, JournalOpenError> {
+        read_identity(memory).map(|(identity, _)| identity)
+    }
+
     /// Returns the origin: it stands for the checksum of the frame before the first one.
     #[must_use]
     pub fn origin(&self) -> u32 {

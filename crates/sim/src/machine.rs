@@ -349,8 +349,7 @@ impl Machine {
         crash_at: Option<(u64, CommitFault)>,
         await_copy: &mut AwaitCopy<'_>,
     ) -> Result<StartReport, StoreError> {
-        let limits =
-            NodeLimits { lease_hold_us: self.options.lease_hold_us, lease_ttl_us: 0, medium: self.options.medium };
+        let limits = NodeLimits { lease_hold_us: self.options.lease_hold_us, ..NodeLimits::new(self.options.medium) };
         let processes = Arc::new(LivingProcesses(self.processes.clone()));
         if let Some((commits, fault)) = crash_at {
             self.arena.database().plan_fault(self.arena.database().commits() + commits, fault);

@@ -163,7 +163,7 @@ impl ProcessTable for OneProcess {
 
 fn open_state(arena: &Arc<MemoryArena>) -> Node {
     let store = Store::open_in_memory(Arc::clone(arena)).expect("a sound store");
-    let limits = NodeLimits { lease_hold_us: 200, lease_ttl_us: 0, medium: MediumKind::Pmem };
+    let limits = NodeLimits { lease_hold_us: 200, ..NodeLimits::new(MediumKind::Pmem) };
     let now = NodeTime { since_boot: Duration::from_secs(1), wall: NOW };
     Node::new(store, limits, Arc::new(OneProcess), now).expect("a sound store")
 }

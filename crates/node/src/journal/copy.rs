@@ -33,6 +33,8 @@ pub struct CopyPlan {
 pub struct CopyPart {
     /// The frames, as they stand in the journal; none if only `durable` is news.
     pub bytes: Vec<u8>,
+    /// The position of the frame that follows them.
+    pub end: JournalPosition,
     /// The position up to which the journal is durable at the writing node.
     pub durable: JournalPosition,
 }
@@ -61,10 +63,18 @@ impl CopySender {
             tracing::warn!(?common, %head, %end, lineage = ?ring.lineage(), ?copy, "a copy does not fit");
             return Err(ReplayError::OtherCopy);
         };
-        let sender = Self { cursor: ring.cursor_at(from)?, durable: JournalPosition(0) };
         let lineage = ring.lineage().clone();
-        journal.admit_replica(from);
+        let sender = Self::from_position(journal, from)?;
+        journal.set_replica(Some(from));
         Ok((CopyPlan { lineage, from }, sender))
+    }
+
+    /// Begins to send at a position.
+    ///
+    /// # Errors
+    /// Those of the journal: the frames before the position are no longer there, for one.
+    pub fn from_position(journal: &NodeJournal, from: JournalPosition) -> Result<Self, ReplayError> {
+        Ok(Self { cursor: journal.ring().cursor_at(from)?, durable: JournalPosition(0) })
     }
 
     /// Returns the next frames, at most so many bytes but for the first frame; `None` if there is nothing new.
@@ -86,6 +96,6 @@ impl CopySender {
         let mut bytes = vec![0; (end.position.0 - from.0) as usize];
         ring.read_bytes(from, &mut bytes)?;
         (self.cursor, self.durable) = (end, ring.flushed());
-        Ok(Some(CopyPart { bytes, durable: self.durable }))
+        Ok(Some(CopyPart { bytes, end: end.position, durable: self.durable }))
     }
 }

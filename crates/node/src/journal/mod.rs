@@ -16,5 +16,5 @@ pub mod writer;
 
 pub use applier::{FrameApplier, ReplayError, ReplicaFault};
 pub use copy::{CopyPart, CopyPlan, CopySender, CopyState};
-pub use replica::Replica;
+pub use replica::{JournalCopy, Replica, ReplicaStore};
 pub use writer::{BatchNotes, NodeJournal};

@@ -80,8 +80,15 @@ pub struct NodeJournal {
     order: u64,
     /// The position of the commit under way, or of the last one.
     frozen: JournalPosition,
-    /// The position that the replica has acknowledged; `None` while the node has no replica.
+    /// The position up to which no start needs the frames. They are kept for a replica that comes back, while there is
+    /// room.
+    reusable: JournalPosition,
+    /// The position that the replica has acknowledged; `None` while this node's own copy is enough.
     acknowledged: Option<JournalPosition>,
+    /// Requests to make updates durable wait for the journal, and not for a commit.
+    answers_syncs: bool,
+    /// The position up to which such a request wants the journal durable.
+    wanted: JournalPosition,
     bytes: Vec<u8>,
 }
 
@@ -95,7 +102,19 @@ impl NodeJournal {
         let number = ring.lineage().last().epoch.number + 1;
         ring.begin_epoch(Epoch { number, node })?;
         let JournalMark { position: frozen, order } = store.journal_mark(node).unwrap_or_default();
-        Ok(Self { node, ring, is_replayed: false, order, frozen, acknowledged: None, bytes: Vec::new() })
+        let reusable = ring.head();
+        Ok(Self {
+            node,
+            ring,
+            is_replayed: false,
+            order,
+            frozen,
+            reusable,
+            acknowledged: None,
+            answers_syncs: false,
+            wanted: JournalPosition(0),
+            bytes: Vec::new(),
+        })
     }
 
     /// Applies the frames that the store's commits lack. Nothing is appended before that.
@@ -135,10 +154,10 @@ impl NodeJournal {
         JournalMark { position: self.ring.end(), order: self.order }
     }
 
-    /// Returns whether so much of the ring is used that batches wait for a commit.
+    /// Returns whether so much of the ring is in use that batches wait for a commit.
     #[must_use]
     pub fn is_short(&self) -> bool {
-        self.ring.used() > self.ring.capacity() * FULL_PART.0 / FULL_PART.1
+        self.ring.end().0 - self.reusable.0 > self.ring.capacity() * FULL_PART.0 / FULL_PART.1
     }
 
     /// Returns the next verdict on a session's batch; it refuses nothing, and counts nothing.
@@ -161,7 +180,7 @@ impl NodeJournal {
     /// Those of the ring.
     pub(super) fn append(&mut self, store: &mut Store, body: &FrameBody<'_>) -> Result<(), JournalError> {
         assert!(self.is_replayed, "frames of the last start are not applied yet");
-        self.ring.append(body)?;
+        self.append_to_ring(body)?;
         if let FrameBody::Verdict(verdict) = body {
             self.order = verdict.order;
         }
@@ -193,11 +212,19 @@ impl NodeJournal {
             let to = records[records.len() - 1].end;
             let limit = self.ring.frame_bytes_max();
             for part in split_batch(verdict.session, from, to, &bytes, limit) {
-                self.ring.append(&FrameBody::Records(part))?;
+                self.append_to_ring(&FrameBody::Records(part))?;
             }
             self.bytes = bytes;
         }
         self.append(store, &FrameBody::Verdict(verdict))
+    }
+
+    /// Appends a frame; gives up frames that are only kept for a replica if there is no room otherwise.
+    fn append_to_ring(&mut self, body: &FrameBody<'_>) -> Result<(), JournalError> {
+        if self.ring.capacity() - self.ring.used() < self.ring.frame_bytes_max() && self.ring.head() < self.reusable {
+            self.ring.truncate(self.reusable)?;
+        }
+        self.ring.append(body).map(drop)
     }
 
     /// Begins a commit. The frames before the position must be durable first, here and at the replica.
@@ -218,18 +245,25 @@ impl NodeJournal {
         self.ring.finish_flush(job, result).map(drop).map_err(journal_failure)
     }
 
-    /// Reuses the frames of the commit: no start has need of them, and the replica has made them durable.
+    /// Lets the frames of the commit be reused: no start has need of them, and the replica has made them durable.
+    ///
+    /// The newest half of the ring stays for a replica that comes back, as long as no frame needs its room.
     ///
     /// # Errors
     /// Those of the medium.
     pub fn finish_commit(&mut self) -> Result<(), StoreError> {
-        let bound = self.frozen.min(self.ring.flushed());
+        self.reusable = self.reusable.max(self.frozen.min(self.ring.flushed()));
+        let kept = JournalPosition(self.ring.end().0.saturating_sub(self.ring.capacity() / 2));
+        let bound = self.reusable.min(kept);
+        if bound <= self.ring.head() {
+            return Ok(());
+        }
         self.ring.truncate(bound).map(drop).map_err(journal_failure)
     }
 
-    /// Waits for a replica from now on, whose copy is durable up to this position.
-    pub(super) fn admit_replica(&mut self, durable: JournalPosition) {
-        self.acknowledged = Some(durable);
+    /// Waits for a replica from now on, whose copy is durable up to this position; or no more for any.
+    pub fn set_replica(&mut self, durable: Option<JournalPosition>) {
+        self.acknowledged = durable;
     }
 
     /// Takes the position up to which the replica's copy is durable.
@@ -237,10 +271,39 @@ impl NodeJournal {
         self.acknowledged = self.acknowledged.map(|acknowledged| acknowledged.max(durable));
     }
 
-    /// Returns whether the replica, if there is one, has made the journal durable up to this position.
+    /// Returns whether the replica, if one is waited for, has made the journal durable up to this position.
     #[must_use]
     pub fn is_acknowledged(&self, upto: JournalPosition) -> bool {
         self.acknowledged.is_none_or(|acknowledged| acknowledged >= upto)
+    }
+
+    /// Lets requests to make updates durable wait for the journal from now on, and not for a commit.
+    pub fn answer_syncs(&mut self) {
+        self.answers_syncs = true;
+    }
+
+    /// Returns whether requests to make updates durable wait for the journal.
+    #[must_use]
+    pub fn answers_syncs(&self) -> bool {
+        self.answers_syncs
+    }
+
+    /// Asks for the journal to be made durable up to a position.
+    pub(crate) fn want_durable(&mut self, upto: JournalPosition) {
+        self.wanted = self.wanted.max(upto);
+    }
+
+    /// Begins to make the journal durable here, if a request waits for that.
+    pub fn begin_wanted_flush(&mut self) -> Option<(FlushJob, Arc<SharedMemory>)> {
+        let job = if self.wanted > self.ring.flushed() { self.ring.begin_flush()? } else { return None };
+        Some((job, Arc::clone(self.ring.memory())))
+    }
+
+    /// Returns the position up to which the journal is durable in all copies that count.
+    #[must_use]
+    pub fn replicated(&self) -> JournalPosition {
+        let flushed = self.ring.flushed();
+        self.acknowledged.map_or(flushed, |acknowledged| acknowledged.min(flushed))
     }
 }
 

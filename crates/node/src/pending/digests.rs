@@ -8,12 +8,13 @@ use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
 use ashlar_wire::{LEASE_SLOTS, Reply};
 
 use crate::digest::durability::{find_writers, is_uncommitted};
+use crate::journal::NodeJournal;
 use crate::journal::acts::journal_inodes;
 use crate::leases::grant::{LATER, Patience, report_store_error};
 use crate::leases::leasing::Ancestors;
 use crate::node_core::NodeCore;
 use crate::pending::progress::{Progress, done, ok};
-use crate::pending::steps::{ApplyLogs, CommitAll, DigestWait};
+use crate::pending::steps::{ApplyLogs, CommitAll, DigestWait, ReplicationWait};
 use crate::records::logs::find_settled;
 use crate::sessions::mapped_table::NUMBER_MAX;
 use crate::sessions::mapping::{check_shown, try_to_map};
@@ -83,12 +84,28 @@ pub enum SyncTask {
     Positions(Vec<(SessionId, LogPosition)>),
     /// A commit is awaited.
     Commit(CommitAll),
+    /// The journal is awaited, in all copies that count.
+    Replication(ReplicationWait),
 }
 
 impl SyncTask {
     /// Makes persistent what other sessions than `id` have done to an inode, and their updates up to `positions`.
-    pub fn of_inode(id: SessionId, inode: InodeId, positions: Vec<(SessionId, LogPosition)>) -> Self {
+    ///
+    /// With a journal that answers, what `id` itself has done counts too: its own log is in one copy alone.
+    pub fn of_inode(node: &NodeCore, id: SessionId, inode: InodeId, positions: Vec<(SessionId, LogPosition)>) -> Self {
+        if node.journal.as_ref().is_some_and(NodeJournal::answers_syncs) {
+            let apply = Some((id, ApplyLogs::of(id)));
+            return Self::Inode { inode, positions, applied: BTreeSet::new(), apply };
+        }
         Self::Inode { inode, positions, applied: BTreeSet::from([id]), apply: None }
+    }
+
+    /// Waits until all that is applied is durable: in the journal if it answers, or in the store.
+    fn of_applied(node: &NodeCore) -> Self {
+        match ReplicationWait::begin(node) {
+            Some(wait) => Self::Replication(wait),
+            None => Self::Commit(CommitAll::default()),
+        }
     }
 
     /// Goes on for the asking session.
@@ -97,7 +114,7 @@ impl SyncTask {
             match self {
                 Self::All(apply) => {
                     done!(apply.advance(node));
-                    *self = Self::Commit(CommitAll::default());
+                    *self = Self::of_applied(node);
                 }
                 Self::Inode { inode, positions, applied, apply } => {
                     if let Some((writer, logs)) = apply {
@@ -122,9 +139,10 @@ impl SyncTask {
                     if !is_uncommitted(&node.store, positions) {
                         return Progress::Done(Ok(()));
                     }
-                    *self = Self::Commit(CommitAll::default());
+                    *self = Self::of_applied(node);
                 }
                 Self::Commit(commit) => return commit.advance(node),
+                Self::Replication(wait) => return wait.advance(node),
             }
         }
     }

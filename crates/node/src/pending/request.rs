@@ -93,6 +93,8 @@ pub enum NodeRequest {
     SweepOrphans,
     /// Commits all that is applied.
     Commit,
+    /// Makes durable all that all sessions have done: as their `sync` does.
+    Sync,
     /// Makes free what sessions hold unused or have deleted.
     Reclaim,
     /// Takes the leases on these inodes from all sessions.

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use ashlar_types::{Errno, LogPosition, SessionId};
+use ashlar_types::{Errno, JournalPosition, LogPosition, SessionId};
 
 use crate::digest::commit::is_commit_due_after;
 use crate::digest::freed_blocks::release_blocks;
 use crate::digest::orphans::{closed_orphans, free_orphan, is_open};
+use crate::effects::NodeEffect;
 use crate::leases::decisions::decide_some;
 use crate::leases::grant::ENDING;
 use crate::node_core::NodeCore;
@@ -109,6 +110,40 @@ impl CommitAll {
         }
         node.request_commit();
         Progress::Wait(WaitFor::Digests, None)
+    }
+}
+
+/// Waits until the journal, as it is when this begins, is durable in all copies that count.
+#[derive(Debug)]
+pub struct ReplicationWait {
+    upto: JournalPosition,
+    until: Duration,
+}
+
+impl ReplicationWait {
+    /// Waits for the journal's end; `None` if the journal does not answer.
+    pub fn begin(node: &NodeCore) -> Option<Self> {
+        let journal = node.journal.as_ref().filter(|journal| journal.answers_syncs())?;
+        let until = node.now.since_boot + node.limits.replication_patience;
+        Some(Self { upto: journal.mark().position, until })
+    }
+
+    /// Returns whether all copies have it.
+    ///
+    /// The result is `EIO` if the shared area has failed, or if the replica is away for too long; or [`ENDING`].
+    pub fn advance(&mut self, node: &mut NodeCore) -> Progress<Result<(), Errno>> {
+        let Some(journal) = node.journal.as_mut().filter(|journal| journal.replicated() < self.upto) else {
+            return Progress::Done(Ok(()));
+        };
+        journal.want_durable(self.upto);
+        if node.failure.is_some() || node.now.since_boot >= self.until {
+            return Progress::Done(Err(Errno::EIO));
+        }
+        if node.ending {
+            return Progress::Done(Err(ENDING));
+        }
+        node.effects.push(NodeEffect::Replicate);
+        Progress::Wait(WaitFor::Digests, Some(self.until))
     }
 }
 

@@ -58,6 +58,7 @@ impl PendingRequests {
             NodeRequest::EndSessions(ids) => (None, Ok(Task::End(EndSessions::new(state, ids)))),
             NodeRequest::SweepOrphans => (None, Ok(Task::Sweep(SweepOrphans::default()))),
             NodeRequest::Commit => (None, Ok(Task::Commit(CommitAll::default()))),
+            NodeRequest::Sync => (None, Ok(Task::Sync(SyncTask::All(ApplyLogs::of_all(&state.sessions))))),
             NodeRequest::Reclaim => (None, Ok(Task::Reclaim(ReclaimStep::default()))),
             NodeRequest::TakeLeases(inodes) => (None, Ok(Task::TakeLeases(TakeFromAll::new(inodes)))),
         };
@@ -234,7 +235,7 @@ fn begin_session_request(
             Task::MakeRoom(DigestWait::for_digest(id, upto.min(settled)))
         }
         Request::SyncDependencies(positions) => Task::Sync(SyncTask::Positions(positions)),
-        Request::SyncInode { inode, dependencies } => Task::Sync(SyncTask::of_inode(id, inode, dependencies)),
+        Request::SyncInode { inode, dependencies } => Task::Sync(SyncTask::of_inode(state, id, inode, dependencies)),
         Request::SyncAll => Task::Sync(SyncTask::All(ApplyLogs::of_all(&state.sessions))),
         Request::Lock { .. } | Request::QueryLock { .. } => Task::Lock(LockTask::new(request, terms.reclaims)),
         Request::CancelLock { ticket } => {
