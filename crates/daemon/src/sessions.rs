@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
+use ashlar_node::journal::NodeJournal;
 use ashlar_node::leases::kernel_notifier::KernelNotifier;
 use ashlar_node::pending::NodeRequest;
 use ashlar_node::sessions::admission::{Refused, check_admission, check_room, find_session, user_of};
@@ -230,6 +231,7 @@ fn make_welcome(
         log_generation: LogGeneration(session.log.generation().0),
         arena: shared.arena.summary().id,
         sync_needed: medium.kind == MediumKind::Disk,
+        is_replicated: state.journal.as_ref().is_some_and(NodeJournal::answers_syncs),
         flush_needed: medium.kind == MediumKind::Pmem || medium.emulated,
         emulated: medium.emulated,
         hash_key: state.store.hash_key(),

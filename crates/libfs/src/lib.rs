@@ -172,6 +172,8 @@ pub struct LibFs {
     cache_ttl_ms: u64,
     descriptors: DescriptorPolicy,
     sync_needed: bool,
+    /// `fsync` asks SharedFS, which waits for the replica.
+    is_replicated: bool,
     /// Where this session's part of the log begins. Earlier sessions may have logged before it.
     log_began: LogPosition,
     /// Bytes of the log's file that have room on the medium.
@@ -275,6 +277,7 @@ impl LibFs {
             cache_ttl_ms: welcome.cache_ttl_ms,
             descriptors: options.descriptors,
             sync_needed: welcome.sync_needed,
+            is_replicated: welcome.is_replicated,
             log_began,
             log_room: AtomicU64::new(welcome.log_allocated),
             means_granted: AtomicU64::new(1),

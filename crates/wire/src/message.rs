@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::{MountTerms, OperationCounts, Question};
 
 /// The versions of the protocol and of the shared memory's layout that this release understands.
-pub const PROTOCOL_VERSIONS: VersionRange = VersionRange::new(17, 17);
+pub const PROTOCOL_VERSIONS: VersionRange = VersionRange::new(18, 18);
 
 /// The kind of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +85,8 @@ pub struct Welcome {
     pub arena: u64,
     /// Whether `fsync` needs `fdatasync` of the log (a `disk` arena).
     pub sync_needed: bool,
+    /// Whether `fsync` asks SharedFS, which waits for the replica.
+    pub is_replicated: bool,
     /// Whether stores need flush instructions (`pmem`, real or emulated).
     pub flush_needed: bool,
     /// Whether ordinary memory replaces persistent memory, and so can't be mapped as persistent.

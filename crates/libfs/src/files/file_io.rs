@@ -446,10 +446,11 @@ impl LibFs {
     /// changes depend on.
     ///
     /// # Errors
-    /// `EIO` if the medium fails.
+    /// `EIO` if the medium fails, or if the replica is away for too long.
     pub fn sync_inode(&self, id: InodeId) -> Outcome<()> {
         // The lease is checked first: a grant's dependencies are recorded before its lease is installed.
-        let is_leased = self.sync_needed && self.is_leased(id);
+        // A replica has nothing that SharedFS has not journalled, this session's own log included.
+        let is_leased = self.sync_needed && !self.is_replicated && self.is_leased(id);
         self.sync_after_request(|dependencies| match is_leased {
             true if dependencies.is_empty() => None,
             true => Some(Request::SyncDependencies(dependencies)),
@@ -460,7 +461,7 @@ impl LibFs {
     /// Makes persistent all earlier changes of all sessions.
     ///
     /// # Errors
-    /// `EIO` if the medium fails.
+    /// As [`LibFs::sync_inode`].
     pub fn sync_all(&self) -> Outcome<()> {
         self.sync_after_request(|_| Some(Request::SyncAll))
     }
@@ -481,7 +482,7 @@ impl LibFs {
     ) -> Outcome<()> {
         let _measured = self.begin_operation(OperationKind::Sync);
         self.check_alive()?;
-        if !self.sync_needed {
+        if !self.sync_needed && !self.is_replicated {
             return Ok(());
         }
         let unsynced: Vec<_> = self.dependencies.lock().unsynced.iter().map(|(s, p)| (*s, *p)).collect();
@@ -493,6 +494,9 @@ impl LibFs {
                     dependencies.unsynced.remove(&session);
                 }
             }
+        }
+        if !self.sync_needed {
+            return Ok(());
         }
         // The lease table must last too: whose session the log is, and the numbers and the credit that its records use.
         // After a loss of power SharedFS cuts a log where a grant is missing. These records have been granted theirs.
