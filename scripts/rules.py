@@ -22,12 +22,13 @@ LAYERS = {
     "update": ["types"],
     "wire": ["types", "pmem", "update"],
     "lease": ["types"],
+    "cluster": ["types", "journal"],
     "store": ["types", "pmem", "update"],
     "libfs": ["types", "pmem", "log", "update", "wire"],
     "helper": ["types", "pmem", "wire"],
     "node": ["types", "pmem", "log", "journal", "update", "wire", "lease", "store"],
     "processes": ["types", "pmem", "wire", "node"],
-    "replica": ["types", "pmem", "journal", "store", "node"],
+    "replica": ["types", "pmem", "journal", "store", "node", "cluster", "fabric"],
     # Tests alone use it.
     "sim": ["types", "pmem", "log", "journal", "update", "wire", "store", "node"],
     "daemon": ["types", "pmem", "log", "update", "wire", "store", "helper", "node", "processes", "replica"],
@@ -39,7 +40,7 @@ LAYERS = {
     "tests": ["types", "wire", "libfs"],
 }
 # Protocol logic without I/O: no clock, thread, socket, file or randomness, so nothing that brings one.
-SANS_IO = {"types", "update", "lease", "journal", "node", "sim"}
+SANS_IO = {"types", "update", "lease", "cluster", "journal", "node", "sim"}
 # LMDB is one of two databases: only their folder, and the measurement behind the layout, name its crate.
 HEED_ALLOWED = ("crates/store/src/database/", "crates/store/examples/lmdb_rate.rs")
 SANS_IO_FORBIDDEN = {"rustix", "parking_lot", "tempfile", "rand", "tokio", "mio", "heed", "getrandom"}

@@ -1,0 +1,303 @@
+//! The writer's side of the link to its replica.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use ashlar_journal::Lineage;
+use ashlar_types::{Epoch, JournalPosition};
+
+use crate::authority::{AuthorityEffect, CopiesNeeded, Standing, WriterAuthority};
+use crate::chain::messages::{FRAMES_BYTES_MAX, Follow, Lead, PeerMessage, RefusedLead};
+use crate::chain::timing::ChainTiming;
+use crate::hard_state::HardState;
+
+/// Bytes of frames without an acknowledgement, at most: what is sent for an `fsync` waits behind no more.
+const WINDOW_BYTES: u64 = 1 << 20;
+
+/// An act that the shell performs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeaderEffect {
+    /// Send a message.
+    Send(PeerMessage<'static>),
+    /// Close the link, for this reason, and report that it is down.
+    Close(&'static str),
+    /// Send frames from this position on, when [`Leader::frames_wanted`] says so.
+    BeginFrames(JournalPosition),
+    /// The replica's copy is durable up to this position.
+    Replicated(JournalPosition),
+    /// An act that [`WriterAuthority`] asks for.
+    Authority(AuthorityEffect),
+    /// The replica can't go on with its copy: it needs the whole file system.
+    CopyNeeded,
+}
+
+/// The writer's journal, as it stands.
+#[derive(Clone, Copy, Debug)]
+pub struct JournalView<'a> {
+    /// The epochs of its frames.
+    pub lineage: &'a Lineage,
+    /// The oldest frame.
+    pub head: JournalPosition,
+    /// The next frame.
+    pub end: JournalPosition,
+    /// The position up to which it is durable here.
+    pub flushed: JournalPosition,
+}
+
+/// What the shell is to send next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FramesWanted {
+    /// Bytes of frames, at most; one frame may be longer.
+    pub bytes_max: usize,
+}
+
+/// How far the replica is, for people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplicaProgress {
+    /// The position up to which frames were sent.
+    pub sent: JournalPosition,
+    /// The position up to which its copy is durable.
+    pub durable: JournalPosition,
+    /// The position up to which it has committed them.
+    pub committed: JournalPosition,
+    /// The oldest frame without an acknowledgement was sent at this time.
+    pub waiting_since: Option<Duration>,
+}
+
+/// The state of the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// There is none.
+    Down,
+    /// It is up; the replica says what it has.
+    Greeting,
+    /// The replica was told where its copy goes on.
+    Preparing { from: JournalPosition },
+    /// Frames are sent.
+    Streaming,
+}
+
+/// The writer's side of its replica's link, with what the writer may do.
+#[derive(Debug)]
+pub struct Leader {
+    authority: WriterAuthority,
+    epoch: Epoch,
+    timing: ChainTiming,
+    phase: Phase,
+    progress: ReplicaProgress,
+    /// The flushed position that was sent last.
+    durable_sent: JournalPosition,
+    heard_at: Duration,
+    sent_at: Duration,
+    has_stopped: bool,
+    is_stop_noted: bool,
+    effects: VecDeque<LeaderEffect>,
+}
+
+impl Leader {
+    /// Returns the leader of a writer that has just started.
+    #[must_use]
+    pub fn new(authority: WriterAuthority, epoch: Epoch, timing: ChainTiming, now: Duration) -> Self {
+        Self {
+            authority,
+            epoch,
+            timing,
+            phase: Phase::Down,
+            progress: ReplicaProgress::default(),
+            durable_sent: JournalPosition(0),
+            heard_at: now,
+            sent_at: now,
+            has_stopped: false,
+            is_stop_noted: false,
+            effects: VecDeque::new(),
+        }
+    }
+
+    /// Returns what the writer may do.
+    #[must_use]
+    pub fn authority(&self) -> &WriterAuthority {
+        &self.authority
+    }
+
+    /// Changes what the writer may do: an order, or a document.
+    pub fn authority_mut(&mut self) -> &mut WriterAuthority {
+        &mut self.authority
+    }
+
+    /// Returns how far the replica is; `None` while its link is down.
+    #[must_use]
+    pub fn progress(&self) -> Option<ReplicaProgress> {
+        (self.phase == Phase::Streaming).then_some(self.progress)
+    }
+
+    /// Takes the news that a link to the replica is up. One that was up before is down.
+    pub fn handle_up(&mut self, now: Duration, peer_epoch: Epoch) {
+        if self.phase != Phase::Down {
+            self.handle_down(now);
+        }
+        self.authority.handle_epoch(peer_epoch);
+        self.phase = Phase::Greeting;
+        (self.heard_at, self.sent_at) = (now, now);
+    }
+
+    /// Takes the news that the link is down.
+    pub fn handle_down(&mut self, now: Duration) {
+        self.phase = Phase::Down;
+        self.authority.handle_replica_down(now);
+    }
+
+    /// Takes a message of the replica.
+    pub fn handle_message(&mut self, now: Duration, journal: &JournalView<'_>, message: &PeerMessage<'_>) {
+        self.heard_at = now;
+        match (self.phase, message) {
+            (Phase::Down, _) => {}
+            (_, PeerMessage::Beat) => {}
+            (Phase::Greeting, PeerMessage::Follow(follow)) => self.greet(journal, follow),
+            (Phase::Preparing { from }, PeerMessage::Ready) => {
+                self.phase = Phase::Streaming;
+                self.progress = ReplicaProgress { sent: from, durable: from, committed: from, waiting_since: None };
+                self.durable_sent = JournalPosition(0);
+                self.effects.push_back(LeaderEffect::BeginFrames(from));
+                self.effects.push_back(LeaderEffect::Replicated(from));
+                self.authority.handle_following();
+                self.check_caught_up(journal);
+            }
+            (Phase::Streaming, &PeerMessage::Ack { durable, committed }) => {
+                let progress = &mut self.progress;
+                if durable < progress.durable || durable > progress.sent || committed > durable {
+                    return self.close("it acknowledges frames that were not sent, or takes an acknowledgement back");
+                }
+                progress.committed = committed;
+                if durable > progress.durable {
+                    progress.durable = durable;
+                    progress.waiting_since = (durable < progress.sent).then_some(now);
+                    self.effects.push_back(LeaderEffect::Replicated(durable));
+                }
+                self.check_caught_up(journal);
+            }
+            (Phase::Streaming, PeerMessage::StopNoted) if self.has_stopped => self.is_stop_noted = true,
+            _ => self.close("it sends messages out of turn"),
+        }
+    }
+
+    /// Takes the time.
+    pub fn handle_time(&mut self, now: Duration, end: JournalPosition) {
+        self.authority.handle_time(now, end);
+        if self.phase == Phase::Down {
+            return;
+        }
+        let is_stalled = self.progress.waiting_since.is_some_and(|since| now >= since + self.timing.stall);
+        if now >= self.heard_at + self.timing.silence {
+            self.close("it is silent");
+        } else if self.phase == Phase::Streaming && is_stalled {
+            self.close("it does not acknowledge");
+        } else if now >= self.sent_at + self.timing.beat {
+            self.sent_at = now;
+            self.effects.push_back(LeaderEffect::Send(PeerMessage::Beat));
+        }
+    }
+
+    /// Returns when [`Self::handle_time`] must be called next.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Duration> {
+        let link = (self.phase != Phase::Down).then(|| {
+            let stall = self.progress.waiting_since.filter(|_| self.phase == Phase::Streaming);
+            let beat_or_silence = (self.sent_at + self.timing.beat).min(self.heard_at + self.timing.silence);
+            stall.map_or(beat_or_silence, |since| beat_or_silence.min(since + self.timing.stall))
+        });
+        [link, self.authority.deadline()].into_iter().flatten().min()
+    }
+
+    /// Returns whether frames are to be sent now, or the news of what is durable here.
+    #[must_use]
+    pub fn frames_wanted(&self, journal: &JournalView<'_>) -> Option<FramesWanted> {
+        let waiting = self.progress.sent.0 - self.progress.durable.0;
+        let has_frames = self.progress.sent < journal.end && waiting < WINDOW_BYTES;
+        let has_news = self.progress.sent == journal.end && self.durable_sent < journal.flushed;
+        let bytes_max = FRAMES_BYTES_MAX.min(WINDOW_BYTES.saturating_sub(waiting) as usize);
+        (self.phase == Phase::Streaming && (has_frames || has_news)).then_some(FramesWanted { bytes_max })
+    }
+
+    /// Takes the news that frames up to a position were sent, with the durable position.
+    pub fn handle_frames_sent(&mut self, now: Duration, upto: JournalPosition, durable: JournalPosition) {
+        if upto > self.progress.sent {
+            self.progress.waiting_since.get_or_insert(now);
+        }
+        (self.progress.sent, self.durable_sent, self.sent_at) = (upto, durable, now);
+    }
+
+    /// Tells the replica that the writer ends in order; all frames were sent.
+    pub fn handle_stop(&mut self, now: Duration, end: JournalPosition) {
+        if self.phase == Phase::Streaming {
+            self.has_stopped = true;
+            self.sent_at = now;
+            self.effects.push_back(LeaderEffect::Send(PeerMessage::Stopped { at: end }));
+        }
+    }
+
+    /// Returns whether nothing is left to wait for before the writer ends: the replica has recorded that, or is away.
+    #[must_use]
+    pub fn has_said_goodbye(&self) -> bool {
+        self.is_stop_noted || self.phase != Phase::Streaming
+    }
+
+    /// Returns the next act that the shell is to perform. `end` is the journal's end.
+    pub fn poll_effect(&mut self, end: JournalPosition) -> Option<LeaderEffect> {
+        if let Some(effect) = self.effects.pop_front() {
+            return Some(effect);
+        }
+        match self.authority.poll_effect()? {
+            AuthorityEffect::DeclareInSync => Some(LeaderEffect::Send(PeerMessage::InSync { at: end })),
+            effect => Some(LeaderEffect::Authority(effect)),
+        }
+    }
+
+    /// Decides where the replica's copy goes on.
+    fn greet(&mut self, journal: &JournalView<'_>, follow: &Follow) {
+        self.authority.handle_epoch(follow.epoch);
+        if follow.epoch != self.epoch || matches!(self.authority.standing(), Standing::Replaced(_)) {
+            let refused = PeerMessage::Refused(RefusedLead::OtherEpoch(self.epoch));
+            self.effects.push_back(LeaderEffect::Send(refused));
+            return self.close("it has another epoch");
+        }
+        let common = journal.lineage.last_common(journal.end, &follow.lineage, follow.end);
+        let from = common.filter(|from| *from >= journal.head && *from >= follow.applied && follow.is_whole);
+        let Some(from) = from else {
+            self.effects.push_back(LeaderEffect::Send(PeerMessage::Refused(RefusedLead::OtherCopy)));
+            self.effects.push_back(LeaderEffect::CopyNeeded);
+            return self.close("its copy does not belong to this journal");
+        };
+        let is_alone = self.authority.hard_state().alone.is_some();
+        let lead = Lead { epoch: self.epoch, is_alone, lineage: journal.lineage.clone(), from };
+        self.effects.push_back(LeaderEffect::Send(PeerMessage::Lead(lead)));
+        self.authority.handle_leading();
+        self.phase = Phase::Preparing { from };
+    }
+
+    fn check_caught_up(&mut self, journal: &JournalView<'_>) {
+        if self.progress.durable == journal.end {
+            self.authority.handle_caught_up();
+        }
+    }
+
+    fn close(&mut self, reason: &'static str) {
+        self.phase = Phase::Down;
+        self.effects.push_back(LeaderEffect::Close(reason));
+    }
+
+    /// Returns the hard state in force.
+    #[must_use]
+    pub fn hard_state(&self) -> HardState {
+        self.authority.hard_state()
+    }
+
+    /// Returns the position up to which a session may be told that its updates are durable.
+    #[must_use]
+    pub fn replicated(&self, flushed: JournalPosition, acknowledged: JournalPosition) -> JournalPosition {
+        match (self.authority.standing(), self.authority.copies_needed()) {
+            (Standing::Serving, CopiesNeeded::Own) => flushed,
+            (Standing::Serving, CopiesNeeded::Both) => flushed.min(acknowledged),
+            _ => JournalPosition(0),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The messages between a writer and its replica: `docs/format-link.md`, section "Messages".
+
+use ashlar_journal::{Lineage, LineageEntry};
+use ashlar_types::{Epoch, JournalPosition, VersionRange};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The versions of these messages.
+pub const PEER_VERSIONS: VersionRange = VersionRange::new(1, 1);
+/// Bytes of frames in one message, at most.
+pub const FRAMES_BYTES_MAX: usize = 512 << 10;
+
+/// Why bytes are no message.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("the peer sent something that is no message: {0}")]
+pub struct MessageError(&'static str);
+
+/// What a replica says first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Follow {
+    /// The epoch of its document.
+    pub epoch: Epoch,
+    /// The epochs of its copy's frames.
+    pub lineage: Lineage,
+    /// The end of its copy.
+    pub end: JournalPosition,
+    /// How far it has applied its copy: the copy can't be cut before.
+    pub applied: JournalPosition,
+    /// Its store is whole. Otherwise the file system must be copied first.
+    pub is_whole: bool,
+}
+
+/// A writer's answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lead {
+    /// The epoch of its document.
+    pub epoch: Epoch,
+    /// It acknowledges without its replica at present, and may have done so since the replica was in sync.
+    pub is_alone: bool,
+    /// The epochs of its journal's frames.
+    pub lineage: Lineage,
+    /// The position of the first frame that it sends.
+    pub from: JournalPosition,
+}
+
+/// Why a writer does not lead a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RefusedLead {
+    /// The replica lacks frames that the journal no longer has, or has applied some that the journal does not have.
+    OtherCopy,
+    /// The two have different documents.
+    OtherEpoch(Epoch),
+}
+
+/// A message between a writer and its replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerMessage<'a> {
+    /// A replica begins.
+    Follow(Follow),
+    /// The writer answers.
+    Lead(Lead),
+    /// The writer refuses.
+    Refused(RefusedLead),
+    /// The replica's copy ends where the writer's frames go on, and is durable.
+    Ready,
+    /// Frames, as they stand in the journal; none if only `durable` is news.
+    Frames {
+        /// The position up to which the journal is durable at the writer.
+        durable: JournalPosition,
+        /// The frames.
+        bytes: &'a [u8],
+    },
+    /// The replica's copy is durable up to a position, and committed up to another.
+    Ack {
+        /// Durable.
+        durable: JournalPosition,
+        /// Committed to the replica's store.
+        committed: JournalPosition,
+    },
+    /// With its copy up to `at`, the replica has all that was acknowledged to sessions.
+    InSync {
+        /// The journal's end.
+        at: JournalPosition,
+    },
+    /// The writer ends in order, and its journal ends here.
+    Stopped {
+        /// The journal's end.
+        at: JournalPosition,
+    },
+    /// The replica has recorded that.
+    StopNoted,
+    /// The sender is there.
+    Beat,
+}
+
+/// A message as it is encoded; the bytes of frames follow.
+#[derive(Serialize, Deserialize)]
+enum Encoded {
+    Follow {
+        epoch: Epoch,
+        lineage: Vec<(JournalPosition, Epoch)>,
+        end: JournalPosition,
+        applied: JournalPosition,
+        is_whole: bool,
+    },
+    Lead {
+        epoch: Epoch,
+        is_alone: bool,
+        lineage: Vec<(JournalPosition, Epoch)>,
+        from: JournalPosition,
+    },
+    Refused(RefusedLead),
+    Ready,
+    Frames {
+        durable: JournalPosition,
+    },
+    Ack {
+        durable: JournalPosition,
+        committed: JournalPosition,
+    },
+    InSync {
+        at: JournalPosition,
+    },
+    Stopped {
+        at: JournalPosition,
+    },
+    StopNoted,
+    Beat,
+}
+
+impl<'a> PeerMessage<'a> {
+    /// Returns the message's head; the bytes of frames follow it.
+    #[must_use]
+    pub fn encode_head(&self) -> Vec<u8> {
+        let encoded = match self {
+            Self::Follow(Follow { epoch, lineage, end, applied, is_whole }) => Encoded::Follow {
+                epoch: *epoch,
+                lineage: entries_of(lineage),
+                end: *end,
+                applied: *applied,
+                is_whole: *is_whole,
+            },
+            Self::Lead(Lead { epoch, is_alone, lineage, from }) => {
+                Encoded::Lead { epoch: *epoch, is_alone: *is_alone, lineage: entries_of(lineage), from: *from }
+            }
+            Self::Refused(reason) => Encoded::Refused(*reason),
+            Self::Ready => Encoded::Ready,
+            Self::Frames { durable, .. } => Encoded::Frames { durable: *durable },
+            Self::Ack { durable, committed } => Encoded::Ack { durable: *durable, committed: *committed },
+            Self::InSync { at } => Encoded::InSync { at: *at },
+            Self::Stopped { at } => Encoded::Stopped { at: *at },
+            Self::StopNoted => Encoded::StopNoted,
+            Self::Beat => Encoded::Beat,
+        };
+        postcard::to_stdvec(&encoded).expect("memory takes any message")
+    }
+
+    /// Returns the bytes that follow the head.
+    #[must_use]
+    pub fn tail(&self) -> &'a [u8] {
+        if let Self::Frames { bytes, .. } = self { bytes } else { &[] }
+    }
+
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// [`MessageError`].
+    pub fn decode(bytes: &'a [u8]) -> Result<Self, MessageError> {
+        let (encoded, rest) =
+            postcard::take_from_bytes(bytes).map_err(|_| MessageError("an unknown kind, or a part is missing"))?;
+        if !rest.is_empty() && !matches!(encoded, Encoded::Frames { .. }) {
+            return Err(MessageError("it is too long"));
+        }
+        Ok(match encoded {
+            Encoded::Follow { epoch, lineage, end, applied, is_whole } => {
+                Self::Follow(Follow { epoch, lineage: lineage_of(lineage)?, end, applied, is_whole })
+            }
+            Encoded::Lead { epoch, is_alone, lineage, from } => {
+                Self::Lead(Lead { epoch, is_alone, lineage: lineage_of(lineage)?, from })
+            }
+            Encoded::Refused(reason) => Self::Refused(reason),
+            Encoded::Ready => Self::Ready,
+            Encoded::Frames { durable } => Self::Frames { durable, bytes: rest },
+            Encoded::Ack { durable, committed } => Self::Ack { durable, committed },
+            Encoded::InSync { at } => Self::InSync { at },
+            Encoded::Stopped { at } => Self::Stopped { at },
+            Encoded::StopNoted => Self::StopNoted,
+            Encoded::Beat => Self::Beat,
+        })
+    }
+}
+
+fn entries_of(lineage: &Lineage) -> Vec<(JournalPosition, Epoch)> {
+    lineage.entries().iter().map(|LineageEntry { begin, epoch }| (*begin, *epoch)).collect()
+}
+
+fn lineage_of(entries: Vec<(JournalPosition, Epoch)>) -> Result<Lineage, MessageError> {
+    let entries = entries.into_iter().map(|(begin, epoch)| LineageEntry { begin, epoch }).collect();
+    Lineage::from_entries(entries).ok_or(MessageError("a lineage that no journal has"))
+}
