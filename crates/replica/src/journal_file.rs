@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use ashlar_journal::{JournalIdentity, JournalRing};
-use ashlar_node::journal::{NodeJournal, ReplayError};
+use ashlar_node::journal::{NodeJournal, ReplayError, Replica};
 use ashlar_pmem::{Arena, Mapping, MappingAccess, SharedMemory};
 use ashlar_store::Store;
-use ashlar_types::Epoch;
+use ashlar_types::{Epoch, FileSystemId, NodeNumber};
 
 use crate::error::ReplicaError;
 
@@ -83,6 +83,19 @@ pub fn open_journal(arena: &Arena, store: &mut Store) -> Result<NodeJournal, Rep
         }
     };
     Ok(NodeJournal::open(store, memory, identity)?)
+}
+
+/// Opens the replica of another node's journal in an arena; makes an empty copy if there is none.
+///
+/// # Errors
+/// Those of the journal, the store and the system.
+pub fn open_copy(arena: &Arc<Arena>, file_system: FileSystemId, writer: NodeNumber) -> Result<Replica, ReplicaError> {
+    let identity = JournalIdentity { file_system, node: writer };
+    let memory = match open_memory(arena)? {
+        Some(memory) => memory,
+        None => make_memory(arena, identity, ring_bytes(arena))?,
+    };
+    Ok(Replica::open(Store::open(Arc::clone(arena))?, memory, identity)?)
 }
 
 /// Removes the journal of a node that has no replica any more.

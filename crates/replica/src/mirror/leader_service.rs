@@ -1,0 +1,398 @@
+//! The writer's thread: it carries the journal to the replica.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ashlar_cluster::chain::{
+    ChainTiming, JournalView, Leader, LeaderEffect, PEER_VERSIONS, PeerMessage, ReplicaProgress,
+};
+use ashlar_cluster::{
+    AuthorityEffect, ClusterDocument, CopiesNeeded, HardState, MemberRole, Standing, WriterAuthority,
+};
+use ashlar_fabric::{Event, Fabric, LinkId};
+use ashlar_journal::FlushJob;
+use ashlar_node::journal::{CopyPart, CopySender, NodeJournal};
+use ashlar_node::{NodeCore, NodeEffect};
+use ashlar_pmem::SharedMemory;
+use ashlar_store::StoreError;
+use ashlar_types::{JournalPosition, NodeNumber};
+use parking_lot::Mutex;
+
+use crate::mirror::cluster_files::ClusterFiles;
+
+/// How long the thread waits for events if nothing else is due.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// How often a successor tells replaced members that they were.
+const TELL: Duration = Duration::from_secs(2);
+
+/// The writing node, as the thread needs it.
+pub trait WriterNode {
+    /// Runs something with the node locked. Its effects are performed afterwards.
+    fn with_node(&self, work: &mut dyn FnMut(&mut NodeCore));
+
+    /// Returns the time since boot.
+    fn now(&self) -> Duration;
+
+    /// Takes the news that the node may serve, or may not any more.
+    fn handle_standing(&self, standing: Standing);
+
+    /// Takes the news that the journal can't be read or made durable: SharedFS must end.
+    fn handle_failure(&self, error: StoreError);
+}
+
+/// How a writer leads.
+#[derive(Clone, Copy, Debug)]
+pub struct LeaderOptions {
+    /// The times of the link.
+    pub timing: ChainTiming,
+    /// How long the replica may be away before the writer goes on alone, with `min_replicas = 1`.
+    pub alone_after: Duration,
+}
+
+impl Default for LeaderOptions {
+    fn default() -> Self {
+        Self { timing: ChainTiming::default(), alone_after: Duration::from_millis(500) }
+    }
+}
+
+/// The state of replication, for people.
+#[derive(Clone, Debug)]
+pub struct LeaderStatus {
+    /// Whether the writer serves.
+    pub standing: Standing,
+    /// How many copies an acknowledgement needs.
+    pub copies: CopiesNeeded,
+    /// The replica is in sync.
+    pub is_whole: bool,
+    /// How far the replica is; `None` while its link is down.
+    pub progress: Option<ReplicaProgress>,
+    /// Why the link went down last.
+    pub last_problem: Option<String>,
+    /// The replica lacks frames that the journal no longer has.
+    pub needs_copy: bool,
+}
+
+/// Carries the journal to the replica.
+pub struct LeaderService {
+    fabric: Arc<dyn Fabric>,
+    files: ClusterFiles,
+    replica: Option<NodeNumber>,
+    /// Members that this node or a former one has replaced. One that is back may not know it.
+    replaced: Vec<NodeNumber>,
+    chain: Mutex<Chain>,
+    is_ending: AtomicBool,
+    is_abandoned: AtomicBool,
+}
+
+struct Chain {
+    leader: Leader,
+    link: Option<LinkId>,
+    sender: Option<CopySender>,
+    last_problem: Option<String>,
+    needs_copy: bool,
+    has_stopped: bool,
+    tell_at: Duration,
+}
+
+impl LeaderService {
+    /// Returns the service of a writer. The fabric listens already.
+    #[must_use]
+    pub fn new(
+        fabric: Arc<dyn Fabric>,
+        files: ClusterFiles,
+        document: &ClusterDocument,
+        state: HardState,
+        options: LeaderOptions,
+        now: Duration,
+        end: JournalPosition,
+    ) -> Self {
+        let authority = WriterAuthority::new(document, state, options.alone_after, now, end);
+        let leader = Leader::new(authority, document.epoch, options.timing, now);
+        let chain = Chain {
+            leader,
+            link: None,
+            sender: None,
+            last_problem: None,
+            needs_copy: false,
+            has_stopped: false,
+            tell_at: now,
+        };
+        let replaced = document.members.iter().filter(|member| member.role == MemberRole::Replaced);
+        Self {
+            fabric,
+            files,
+            replica: document.replica().map(|member| member.node),
+            replaced: replaced.map(|member| member.node).collect(),
+            chain: Mutex::new(chain),
+            is_ending: AtomicBool::new(false),
+            is_abandoned: AtomicBool::new(false),
+        }
+    }
+
+    /// Tells the thread that the journal has grown, or that something is to be made durable.
+    pub fn wake(&self) {
+        self.fabric.wake();
+    }
+
+    /// Ends the thread; the replica learns that the writer has stopped in order.
+    pub fn end(&self) {
+        self.is_ending.store(true, Ordering::Release);
+        self.fabric.wake();
+    }
+
+    /// Ends the thread at once, as a crash does: SharedFS has failed.
+    pub fn abandon(&self) {
+        self.is_abandoned.store(true, Ordering::Release);
+        self.fabric.wake();
+    }
+
+    /// Returns the state of replication.
+    #[must_use]
+    pub fn status(&self) -> LeaderStatus {
+        let chain = self.chain.lock();
+        let authority = chain.leader.authority();
+        LeaderStatus {
+            standing: authority.standing(),
+            copies: authority.copies_needed(),
+            is_whole: authority.is_whole(),
+            progress: chain.leader.progress(),
+            last_problem: chain.last_problem.clone(),
+            needs_copy: chain.needs_copy,
+        }
+    }
+
+    /// Takes an administrator's order to go on without the replica.
+    pub fn force(&self, node: &dyn WriterNode) {
+        let mut chain = self.chain.lock();
+        with_journal(node, |journal| chain.leader.authority_mut().handle_force(journal.mark().position));
+        drop(chain);
+        self.fabric.wake();
+    }
+
+    /// Runs the thread, until [`Self::end`] or [`Self::abandon`].
+    pub fn run(&self, node: &dyn WriterNode) {
+        while self.step(node, IDLE) {}
+    }
+
+    /// Does what is due, and waits for events, for at most so long; returns whether the thread goes on.
+    ///
+    /// A start calls it while it waits for the replica, before other threads have the node.
+    pub fn step(&self, node: &dyn WriterNode, wait_max: Duration) -> bool {
+        let mut guard = self.chain.lock();
+        let chain = &mut *guard;
+        self.perform(node, chain);
+        self.send_frames(node, chain);
+        if self.has_ended(node, chain) {
+            chain.link.take().into_iter().for_each(|link| self.fabric.close(link));
+            return false;
+        }
+        let tell_at = self.tell_replaced(chain, node.now());
+        let next = [chain.leader.deadline(), tell_at].into_iter().flatten().min();
+        let wait = next.map_or(wait_max, |next| next.saturating_sub(node.now()));
+        drop(guard);
+        let mut events = Vec::new();
+        self.fabric.poll(Some(wait.min(wait_max)), &mut events);
+        let mut guard = self.chain.lock();
+        let chain = &mut *guard;
+        for event in events {
+            self.handle_event(node, chain, event);
+            self.perform(node, chain);
+        }
+        chain.leader.handle_time(node.now(), end_of(node));
+        true
+    }
+
+    /// Connects to replaced members, which learn this node's epoch by that. Returns when that is due again.
+    fn tell_replaced(&self, chain: &mut Chain, now: Duration) -> Option<Duration> {
+        if self.replaced.is_empty() {
+            return None;
+        }
+        if now >= chain.tell_at {
+            chain.tell_at = now + TELL;
+            // One that is away gives an event that says so, which changes nothing.
+            self.replaced.iter().for_each(|node| _ = self.fabric.connect(*node));
+        }
+        Some(chain.tell_at)
+    }
+
+    /// Returns whether the thread is to end: the replica has learned that the writer stops in order, or need not.
+    fn has_ended(&self, node: &dyn WriterNode, chain: &mut Chain) -> bool {
+        if self.is_abandoned.load(Ordering::Acquire) {
+            return true;
+        }
+        if !self.is_ending.load(Ordering::Acquire) {
+            return false;
+        }
+        if !std::mem::replace(&mut chain.has_stopped, true) {
+            chain.leader.handle_stop(node.now(), end_of(node));
+            self.perform(node, chain);
+        }
+        chain.leader.has_said_goodbye()
+    }
+
+    fn handle_event(&self, node: &dyn WriterNode, chain: &mut Chain, event: Event) {
+        match event {
+            Event::Up { link, peer, .. }
+                if Some(peer.node) == self.replica && peer.version == PEER_VERSIONS.current =>
+            {
+                if let Some(older) = chain.link.replace(link) {
+                    self.fabric.close(older);
+                }
+                chain.sender = None;
+                chain.leader.handle_up(node.now(), peer.epoch);
+            }
+            Event::Up { link, peer, .. } => {
+                // A successor says so by its epoch; another member has nothing to say.
+                chain.leader.authority_mut().handle_epoch(peer.epoch);
+                self.fabric.close(link);
+            }
+            Event::Message { link, bytes } if chain.link == Some(link) => match PeerMessage::decode(&bytes) {
+                Ok(message) => {
+                    let now = node.now();
+                    let leader = &mut chain.leader;
+                    with_journal(node, |journal| leader.handle_message(now, &view_of(journal), &message));
+                }
+                Err(error) => self.lose_link(node, chain, error.to_string()),
+            },
+            Event::Down { link, reason } if chain.link == Some(link) => {
+                chain.link = None;
+                self.lose_link(node, chain, reason.to_string());
+            }
+            Event::Refused { epoch: Some(epoch), .. } => chain.leader.authority_mut().handle_epoch(epoch),
+            _ => {}
+        }
+    }
+
+    /// Ends the link for a reason, if it is still up.
+    fn lose_link(&self, node: &dyn WriterNode, chain: &mut Chain, reason: String) {
+        if let Some(link) = chain.link.take() {
+            self.fabric.close(link);
+        }
+        tracing::warn!(reason, "the link to the replica is down");
+        chain.last_problem = Some(reason);
+        chain.sender = None;
+        chain.leader.handle_down(node.now());
+    }
+
+    /// Performs what the leader asks for.
+    fn perform(&self, node: &dyn WriterNode, chain: &mut Chain) {
+        while let Some(effect) = chain.leader.poll_effect(end_of(node)) {
+            match effect {
+                LeaderEffect::Send(message) => {
+                    if let Some(link) = chain.link
+                        && let Err(error) = self.fabric.send(link, &[&message.encode_head(), message.tail()])
+                    {
+                        self.lose_link(node, chain, error.to_string());
+                    }
+                }
+                LeaderEffect::Close(reason) => self.lose_link(node, chain, reason.to_owned()),
+                LeaderEffect::BeginFrames(from) => {
+                    chain.needs_copy = false;
+                    match with_journal(node, |journal| CopySender::from_position(journal, from)) {
+                        Some(Ok(sender)) => chain.sender = Some(sender),
+                        Some(Err(error)) => self.lose_link(node, chain, error.to_string()),
+                        None => {}
+                    }
+                }
+                LeaderEffect::Replicated(durable) => node.with_node(&mut |core| {
+                    if let Some(journal) = &mut core.journal {
+                        journal.handle_ack(durable);
+                    }
+                    core.effects.push(NodeEffect::WakeDigests);
+                }),
+                LeaderEffect::CopyNeeded => chain.needs_copy = true,
+                LeaderEffect::Authority(effect) => self.perform_authority(node, chain, effect),
+            }
+        }
+    }
+
+    fn perform_authority(&self, node: &dyn WriterNode, chain: &mut Chain, effect: AuthorityEffect) {
+        match effect {
+            AuthorityEffect::WriteHardState(state) => match self.files.write_hard_state(&state) {
+                Ok(()) => chain.leader.authority_mut().handle_written(),
+                Err(error) => {
+                    tracing::error!(%error, "the hard state can't be written; this is tried again");
+                    chain.leader.authority_mut().handle_write_failed(node.now());
+                }
+            },
+            AuthorityEffect::NeedCopies(copies) => {
+                tracing::info!(?copies, "acknowledgements need so many copies from now on");
+                let durable = chain.leader.progress().map_or(JournalPosition(0), |progress| progress.durable);
+                let needed = (copies == CopiesNeeded::Both).then_some(durable);
+                node.with_node(&mut |core| {
+                    if let Some(journal) = &mut core.journal {
+                        journal.set_replica(needed);
+                    }
+                    core.effects.push(NodeEffect::WakeDigests);
+                });
+            }
+            AuthorityEffect::StandingChanged(standing) => node.handle_standing(standing),
+            AuthorityEffect::DeclareInSync => unreachable!("the leader sends it as a message"),
+        }
+    }
+
+    /// Sends frames as far as the replica takes them, and makes the journal durable here meanwhile.
+    fn send_frames(&self, node: &dyn WriterNode, chain: &mut Chain) {
+        loop {
+            let mut next: Option<Result<Option<CopyPart>, _>> = None;
+            let mut flush: Option<(FlushJob, Arc<SharedMemory>)> = None;
+            node.with_node(&mut |core| {
+                let Some(journal) = &mut core.journal else { return };
+                let wanted = chain.leader.frames_wanted(&view_of(journal));
+                if let Some((wanted, sender)) = wanted.zip(chain.sender.as_mut()) {
+                    next = Some(sender.next_part(journal, wanted.bytes_max));
+                }
+                flush = journal.begin_wanted_flush();
+            });
+            let mut is_done = true;
+            match (next, chain.link) {
+                (Some(Ok(Some(part))), Some(link)) => {
+                    is_done = false;
+                    let message = PeerMessage::Frames { durable: part.durable, bytes: &part.bytes };
+                    match self.fabric.send(link, &[&message.encode_head(), message.tail()]) {
+                        Ok(()) => chain.leader.handle_frames_sent(node.now(), part.end, part.durable),
+                        Err(error) => self.lose_link(node, chain, error.to_string()),
+                    }
+                }
+                (Some(Err(error)), _) => self.lose_link(node, chain, error.to_string()),
+                _ => {}
+            }
+            if let Some((job, memory)) = flush {
+                is_done = false;
+                let mut result = Some(job.run(&*memory));
+                let mut failure = None;
+                node.with_node(&mut |core| {
+                    if let (Some(journal), Some(result)) = (&mut core.journal, result.take()) {
+                        failure = journal.finish_flush(&job, result).err();
+                    }
+                    core.effects.push(NodeEffect::WakeDigests);
+                });
+                if let Some(error) = failure {
+                    return node.handle_failure(error);
+                }
+            }
+            if is_done {
+                return;
+            }
+        }
+    }
+}
+
+/// Runs something with the node's journal; `None` if it has none.
+fn with_journal<R>(node: &dyn WriterNode, mut work: impl FnMut(&mut NodeJournal) -> R) -> Option<R> {
+    let mut result = None;
+    node.with_node(&mut |core| result = core.journal.as_mut().map(&mut work));
+    result
+}
+
+/// Returns the end of the node's journal.
+fn end_of(node: &dyn WriterNode) -> JournalPosition {
+    with_journal(node, |journal| journal.mark().position).unwrap_or_default()
+}
+
+fn view_of(journal: &NodeJournal) -> JournalView<'_> {
+    let ring = journal.ring();
+    JournalView { lineage: ring.lineage(), head: ring.head(), end: ring.end(), flushed: ring.flushed() }
+}

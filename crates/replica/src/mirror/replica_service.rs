@@ -1,0 +1,361 @@
+//! The replica's two threads: one takes frames and makes them durable, the other applies them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ashlar_cluster::chain::{ChainTiming, CopyView, Follower, FollowerEffect, PEER_VERSIONS, PeerMessage};
+use ashlar_cluster::{ClusterDocument, HardState};
+use ashlar_fabric::{Event, Fabric, LinkId};
+use ashlar_node::journal::{CopyPlan, JournalCopy, ReplayError, Replica, ReplicaStore};
+use ashlar_types::{Epoch, JournalPosition, NodeNumber};
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::ReplicaError;
+use crate::mirror::cluster_files::ClusterFiles;
+
+/// How long the thread waits before it connects again.
+const RECONNECT: Duration = Duration::from_millis(100);
+const RECONNECT_MAX: Duration = Duration::from_secs(1);
+/// How long the thread waits for events if nothing else is due.
+const IDLE: Duration = Duration::from_secs(1);
+/// How old the oldest uncommitted frame may become, and how many bytes of metadata may wait.
+const COMMIT_AGE: Duration = Duration::from_millis(500);
+const UNCOMMITTED_BYTES: usize = 32 << 20;
+/// How long frames wait for room in the copy before the link is closed.
+const ROOM_PATIENCE: Duration = Duration::from_millis(400);
+
+/// The state of a replica, for people.
+#[derive(Clone, Debug)]
+pub struct ReplicaStatus {
+    /// It takes frames of its writer.
+    pub is_following: bool,
+    /// The copy's end, and how far it is durable, applied and committed.
+    pub end: JournalPosition,
+    /// Durable.
+    pub durable: JournalPosition,
+    /// Applied.
+    pub applied: JournalPosition,
+    /// Committed.
+    pub committed: JournalPosition,
+    /// What it remembers.
+    pub state: HardState,
+    /// The copy does not belong to the writer's journal: the file system must be copied.
+    pub needs_copy: bool,
+    /// Why the link went down last.
+    pub last_problem: Option<String>,
+    /// Another node has taken over from its writer, in this epoch.
+    pub superseded: Option<Epoch>,
+}
+
+/// A replica that follows its writer.
+pub struct ReplicaService {
+    fabric: Arc<dyn Fabric>,
+    files: ClusterFiles,
+    writer: NodeNumber,
+    link_state: Mutex<LinkState>,
+    copy: Mutex<JournalCopy>,
+    store: Mutex<ReplicaStore>,
+    /// How far the store is committed.
+    committed: AtomicU64,
+    /// Signals frames that may be applied, and room in the copy.
+    changed: Condvar,
+    is_ending: AtomicBool,
+    failure: Mutex<Option<ReplicaError>>,
+}
+
+struct LinkState {
+    follower: Follower,
+    link: Option<LinkId>,
+    connecting: Option<LinkId>,
+    connect_at: Duration,
+    pause: Duration,
+    needs_copy: bool,
+    last_problem: Option<String>,
+}
+
+impl ReplicaService {
+    /// Returns the service of a replica, which connects when it runs.
+    #[must_use]
+    pub fn new(
+        fabric: Arc<dyn Fabric>,
+        files: ClusterFiles,
+        document: &ClusterDocument,
+        state: HardState,
+        replica: Replica,
+        timing: ChainTiming,
+        now: Duration,
+    ) -> Self {
+        let (copy, store) = replica.into_parts();
+        let link_state = LinkState {
+            follower: Follower::new(state, document.epoch, timing, now),
+            link: None,
+            connecting: None,
+            connect_at: now,
+            pause: RECONNECT,
+            needs_copy: false,
+            last_problem: None,
+        };
+        Self {
+            fabric,
+            files,
+            writer: document.writer().node,
+            link_state: Mutex::new(link_state),
+            copy: Mutex::new(copy),
+            committed: AtomicU64::new(store.committed().0),
+            store: Mutex::new(store),
+            changed: Condvar::new(),
+            is_ending: AtomicBool::new(false),
+            failure: Mutex::new(None),
+        }
+    }
+
+    /// Ends both threads.
+    pub fn end(&self) {
+        self.is_ending.store(true, Ordering::Release);
+        self.fabric.wake();
+        let _copy = self.copy.lock();
+        self.changed.notify_all();
+    }
+
+    /// Returns its state.
+    #[must_use]
+    pub fn status(&self) -> ReplicaStatus {
+        let (applied, committed) = {
+            let store = self.store.lock();
+            (store.mark().position, store.committed())
+        };
+        let (end, durable) = {
+            let copy = self.copy.lock();
+            (copy.state().end, copy.durable())
+        };
+        let link = self.link_state.lock();
+        ReplicaStatus {
+            is_following: link.follower.is_following(),
+            end,
+            durable,
+            applied,
+            committed,
+            state: link.follower.hard_state(),
+            needs_copy: link.needs_copy,
+            last_problem: link.last_problem.clone(),
+            superseded: link.follower.superseded(),
+        }
+    }
+
+    /// Runs the thread that takes frames, until [`Self::end`] or an error.
+    ///
+    /// # Errors
+    /// Those of the copy: the replica must be opened again.
+    pub fn run_link(&self, now: &dyn Fn() -> Duration) -> Result<(), ReplicaError> {
+        let mut events = Vec::new();
+        while !self.is_ending.load(Ordering::Acquire) {
+            let wait = {
+                let mut link = self.link_state.lock();
+                self.connect_if_due(&mut link, now());
+                let is_down = link.link.is_none() && link.connecting.is_none();
+                let next = [link.follower.deadline(), is_down.then_some(link.connect_at)];
+                next.into_iter().flatten().min().map_or(IDLE, |at| at.saturating_sub(now())).min(IDLE)
+            };
+            self.fabric.poll(Some(wait), &mut events);
+            let mut link = self.link_state.lock();
+            for event in events.drain(..) {
+                self.handle_event(&mut link, now, event)?;
+                self.perform(&mut link, now)?;
+            }
+            link.follower.handle_time(now());
+            self.perform(&mut link, now)?;
+        }
+        let link = self.link_state.lock().link.take();
+        link.into_iter().for_each(|link| self.fabric.close(link));
+        self.failure.lock().take().map_or(Ok(()), Err)
+    }
+
+    /// Runs the thread that applies frames, until [`Self::end`] or an error.
+    pub fn run_applier(&self) {
+        if let Err(error) = self.apply_frames() {
+            self.failure.lock().get_or_insert(error);
+            self.end();
+        }
+    }
+
+    fn connect_if_due(&self, link: &mut LinkState, now: Duration) {
+        if link.link.is_some() || link.connecting.is_some() || now < link.connect_at {
+            return;
+        }
+        match self.fabric.connect(self.writer) {
+            Ok(connecting) => link.connecting = Some(connecting),
+            Err(error) => self.retry_later(link, now, error.to_string()),
+        }
+    }
+
+    fn retry_later(&self, link: &mut LinkState, now: Duration, problem: String) {
+        link.connecting = None;
+        link.connect_at = now + link.pause;
+        link.pause = (link.pause * 2).min(RECONNECT_MAX);
+        if link.last_problem.as_ref() != Some(&problem) {
+            tracing::warn!(problem, "no link to the writer");
+            link.last_problem = Some(problem);
+        }
+    }
+
+    fn handle_event(&self, link: &mut LinkState, now: &dyn Fn() -> Duration, event: Event) -> Result<(), ReplicaError> {
+        match event {
+            Event::Up { link: up, peer, is_outgoing } => {
+                if !is_outgoing || peer.node != self.writer || peer.version != PEER_VERSIONS.current {
+                    self.fabric.close(up);
+                    return Ok(());
+                }
+                (link.link, link.connecting, link.pause) = (Some(up), None, RECONNECT);
+                let applied = self.store.lock().cursor().position;
+                let state = self.copy.lock().state();
+                let copy = CopyView { lineage: &state.lineage, end: state.end, applied, is_whole: true };
+                link.follower.handle_up(now(), &copy);
+            }
+            Event::Failed { link: failed, error, .. } if link.connecting == Some(failed) => {
+                self.retry_later(link, now(), error.to_string());
+            }
+            Event::Refused { link: refused, reason, .. } if link.connecting == Some(refused) => {
+                self.retry_later(link, now(), reason.to_string());
+            }
+            Event::Message { link: from, bytes } if link.link == Some(from) => match PeerMessage::decode(&bytes) {
+                Ok(PeerMessage::Frames { durable, bytes }) if link.follower.is_following() => {
+                    self.take_frames(link, now, bytes, durable)?;
+                }
+                Ok(message) => link.follower.handle_message(now(), &message),
+                Err(error) => self.lose_link(link, now(), error.to_string()),
+            },
+            Event::Down { link: down, reason } if link.link == Some(down) => {
+                link.link = None;
+                self.lose_link(link, now(), reason.to_string());
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn lose_link(&self, link: &mut LinkState, now: Duration, problem: String) {
+        if let Some(link) = link.link.take() {
+            self.fabric.close(link);
+        }
+        link.follower.handle_down();
+        self.retry_later(link, now, problem);
+    }
+
+    /// Stores frames, makes them durable, and acknowledges that.
+    fn take_frames(
+        &self,
+        link: &mut LinkState,
+        now: &dyn Fn() -> Duration,
+        bytes: &[u8],
+        durable: JournalPosition,
+    ) -> Result<(), ReplicaError> {
+        link.follower.handle_message(now(), &PeerMessage::Frames { durable, bytes: &[] });
+        let mut copy = self.copy.lock();
+        let until = Instant::now() + ROOM_PATIENCE;
+        while copy.room() < bytes.len() as u64 {
+            self.changed.notify_all();
+            if self.changed.wait_until(&mut copy, until).timed_out() {
+                drop(copy);
+                self.lose_link(link, now(), "the copy of the journal is full: frames are applied too slowly".into());
+                return Ok(());
+            }
+        }
+        match copy.take_frames(bytes, durable) {
+            Ok(()) => {}
+            Err(ReplayError::Copy(error)) => {
+                drop(copy);
+                self.lose_link(link, now(), error.to_string());
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        }
+        copy.flush()?;
+        let reached = copy.durable();
+        self.changed.notify_all();
+        drop(copy);
+        let committed = JournalPosition(self.committed.load(Ordering::Acquire));
+        link.follower.handle_durable(now(), reached, committed);
+        Ok(())
+    }
+
+    /// Performs what the follower asks for.
+    fn perform(&self, link: &mut LinkState, now: &dyn Fn() -> Duration) -> Result<(), ReplicaError> {
+        while let Some(effect) = link.follower.poll_effect() {
+            match effect {
+                FollowerEffect::Send(message) => {
+                    if let Some(up) = link.link
+                        && let Err(error) = self.fabric.send(up, &[&message.encode_head(), message.tail()])
+                    {
+                        self.lose_link(link, now(), error.to_string());
+                    }
+                }
+                FollowerEffect::Close(reason) => self.lose_link(link, now(), reason.to_owned()),
+                FollowerEffect::WriteHardState(state) => match self.files.write_hard_state(&state) {
+                    Ok(()) => link.follower.handle_written(),
+                    Err(error) => self.lose_link(link, now(), error.to_string()),
+                },
+                FollowerEffect::Cut { lineage, from } => {
+                    let applied = self.store.lock().cursor().position;
+                    let mut copy = self.copy.lock();
+                    copy.follow(CopyPlan { lineage, from }, applied)?;
+                    let end = copy.durable();
+                    drop(copy);
+                    link.follower.handle_cut(end);
+                }
+                FollowerEffect::CopyNeeded => {
+                    tracing::error!("this replica must be made anew: its copy does not belong to the writer's journal");
+                    link.needs_copy = true;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_frames(&self) -> Result<(), ReplicaError> {
+        let (mut buffer, mut oldest) = (Vec::new(), None::<Instant>);
+        loop {
+            let mut store = self.store.lock();
+            let mut copy = self.copy.lock();
+            let frame = copy.read_frame(store.cursor(), &mut buffer)?;
+            if let Some(frame) = frame {
+                drop(copy);
+                store.apply_frame(&frame)?;
+                oldest.get_or_insert_with(Instant::now);
+                let is_due = oldest.is_some_and(|oldest| oldest.elapsed() >= COMMIT_AGE)
+                    || store.store().uncommitted_bytes() > UNCOMMITTED_BYTES;
+                if is_due {
+                    self.commit(&mut store)?;
+                    oldest = None;
+                }
+                continue;
+            }
+            let is_ending = self.is_ending.load(Ordering::Acquire);
+            let is_full = copy.room() < ashlar_cluster::chain::FRAMES_BYTES_MAX as u64;
+            if oldest.is_some_and(|oldest| is_ending || is_full || oldest.elapsed() >= COMMIT_AGE) {
+                drop(copy);
+                self.commit(&mut store)?;
+                oldest = None;
+                continue;
+            }
+            if is_ending {
+                return Ok(());
+            }
+            drop(store);
+            match oldest {
+                Some(oldest) => _ = self.changed.wait_until(&mut copy, oldest + COMMIT_AGE),
+                None => self.changed.wait(&mut copy),
+            }
+        }
+    }
+
+    fn commit(&self, store: &mut ReplicaStore) -> Result<(), ReplicaError> {
+        while let Some(job) = store.begin_commit() {
+            let committed = store.finish_commit(job.run())?;
+            self.committed.store(committed.0, Ordering::Release);
+            self.copy.lock().reuse(committed)?;
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+}
