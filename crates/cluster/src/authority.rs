@@ -1,4 +1,4 @@
-//! What a writer may do, from moment to moment.
+//! A writer's authority: whether it serves, and how many copies it needs, from moment to moment.
 //!
 //! The shell reports what happens to the replica's link, and performs the effects, in their order, before it reports
 //! anything else. Times are those since boot.
@@ -79,13 +79,13 @@ pub struct WriterAuthority {
     standing: Standing,
     effects: VecDeque<AuthorityEffect>,
     #[cfg(test)]
-    pub(crate) bug: Option<PlantedBug>,
+    pub(crate) bug: Option<AuthorityBug>,
 }
 
 /// Faults that tests plant to show that their checkers detect them.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PlantedBug {
+pub(crate) enum AuthorityBug {
     /// The writer serves before its replica has confirmed the epoch.
     ServeUnconfirmed,
     /// The replica is declared in sync while the hard state with *alone* stands.
@@ -183,7 +183,7 @@ impl WriterAuthority {
         self.show();
     }
 
-    /// Takes the news that the replica is told what the hard state says. From now on the hard state stays so, as long as the link
+    /// Takes the news that the replica learns what the hard state says. The hard state stays so as long as the link
     /// is up.
     pub fn handle_leading(&mut self) {
         self.link = ReplicaLink::Behind;
@@ -202,7 +202,7 @@ impl WriterAuthority {
         }
         self.was_whole = true;
         #[cfg(test)]
-        if self.planted(PlantedBug::DeclareBeforeWrite) {
+        if self.planted(AuthorityBug::DeclareBeforeWrite) {
             return self.declare_in_sync();
         }
         if self.state.alone.is_some() {
@@ -254,7 +254,7 @@ impl WriterAuthority {
     /// Takes an epoch that another member knows. A newer one stops this node at once.
     pub fn handle_epoch(&mut self, epoch: Epoch) {
         #[cfg(test)]
-        if self.planted(PlantedBug::IgnoreEpoch) {
+        if self.planted(AuthorityBug::IgnoreEpoch) {
             return;
         }
         let next = self.writing.unwrap_or(self.state).with_epoch(epoch);
@@ -308,14 +308,14 @@ impl WriterAuthority {
     }
 
     #[cfg(test)]
-    fn planted(&self, bug: PlantedBug) -> bool {
+    fn planted(&self, bug: AuthorityBug) -> bool {
         self.bug == Some(bug)
     }
 
     fn find_standing(&self) -> Standing {
         let is_confirmed = self.is_confirmed || self.state.alone.is_some();
         #[cfg(test)]
-        let is_confirmed = is_confirmed || self.planted(PlantedBug::ServeUnconfirmed);
+        let is_confirmed = is_confirmed || self.planted(AuthorityBug::ServeUnconfirmed);
         match (self.state.superseding(self.epoch), self.replica) {
             (Some(epoch), _) => Standing::Replaced(epoch),
             (None, Some(replica)) if !is_confirmed => Standing::Waiting(replica),

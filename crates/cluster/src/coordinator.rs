@@ -32,8 +32,8 @@ pub enum CoordinatorError {
 
 /// Keeps a cluster's document. It changes by compare-and-swap only.
 ///
-/// `embedded` keeps it in a file of each node, for clusters whose membership is fixed. Coordinators that all nodes share
-/// come later.
+/// `embedded` keeps it in a file of each node, for clusters whose membership is fixed. Coordinators that all nodes
+/// share come later.
 pub trait Coordinator {
     /// Returns the document and its version.
     ///

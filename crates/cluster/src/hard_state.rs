@@ -11,7 +11,7 @@ pub struct AloneSince {
     pub by_order: bool,
 }
 
-/// What a node has seen and promised. It is durable before the node acts on it.
+/// All that a node has seen and promised. It is durable before the node acts on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardState {
     /// Of a writer: it acknowledges without its replica.
@@ -42,8 +42,8 @@ impl HardState {
         (newest != epoch && newest.number >= epoch.number).then_some(newest)
     }
 
-    /// Returns the hard state of a replica whose writer is back, and acknowledges alone or not. It is durable before the
-    /// replica confirms the writer's epoch.
+    /// Returns the hard state of a replica whose writer is back, and acknowledges alone or not. It is durable before
+    /// the replica confirms the writer's epoch.
     ///
     /// A writer that is alone may have acknowledged updates that the replica lacks: it is in sync only when the writer
     /// says so again.

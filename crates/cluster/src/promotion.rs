@@ -6,7 +6,7 @@ use thiserror::Error;
 use crate::document::{ClusterDocument, MemberRole};
 use crate::hard_state::HardState;
 
-/// What is known of the writer, from the replica's place.
+/// The writer's state as the replica knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkEvidence {
     /// The writer answers.

@@ -18,7 +18,8 @@ pub struct NodeLimits {
 }
 
 impl NodeLimits {
-    /// Returns the limits of a node with an arena on this medium; leases are revoked at once, and never lost by idleness.
+    /// Returns the limits of a node with an arena on this medium; leases are revoked at once, and never lost by
+    /// idleness.
     #[must_use]
     pub const fn new(medium: MediumKind) -> Self {
         Self { lease_hold_us: 0, lease_ttl_us: 0, replication_patience: Duration::from_secs(30), medium }

@@ -1,8 +1,8 @@
 //! A node's journal and its replica, in arenas of one machine or of two.
 //!
 //! Purpose: the node decides which frames there are ([`ashlar_node::journal`]). This crate gives them memory: the file
-//! of the journal in an arena, and a replica that has an arena of its own ([`Shadow`]). [`mirror`] carries the journal to
-//! a replica on another machine.
+//! of the journal in an arena, and a replica that has an arena of its own ([`Shadow`]). [`mirror`] carries the journal
+//! to a replica on another machine.
 //!
 //! Invariants:
 //! - A journal's file is there whole or not at all, after a crash too.

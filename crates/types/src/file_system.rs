@@ -14,8 +14,8 @@ impl fmt::Display for FileSystemId {
     }
 }
 
-/// An arena's own random number. A member of a cluster is an arena, and not a machine: an arena in memory is empty after
-/// its machine restarts, and is then another one.
+/// An arena's own random number. A member of a cluster is an arena, and not a machine: an arena in memory is empty
+/// after its machine restarts, and is then another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ArenaId(pub u64);
 

@@ -67,7 +67,7 @@ pub struct Follower {
     writing: Option<HardState>,
     phase: Phase,
     durable: JournalPosition,
-    /// What the writer has announced, which is recorded once the copy is durable up to there.
+    /// Announcements of the writer, which are recorded once the copy is durable up to there.
     in_sync_at: Option<JournalPosition>,
     stopped_at: Option<JournalPosition>,
     /// The epoch of another node that has taken over.

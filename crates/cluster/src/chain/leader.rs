@@ -44,7 +44,7 @@ pub struct JournalView<'a> {
     pub flushed: JournalPosition,
 }
 
-/// What the shell is to send next.
+/// Frames that the shell is to send next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FramesWanted {
     /// Bytes of frames, at most; one frame may be longer.
@@ -71,7 +71,7 @@ enum Phase {
     Down,
     /// It is up; the replica says what it has.
     Greeting,
-    /// The replica was told where its copy goes on.
+    /// The replica knows where its copy goes on, and cuts it.
     Preparing { from: JournalPosition },
     /// Frames are sent.
     Streaming,
@@ -291,7 +291,7 @@ impl Leader {
         self.authority.hard_state()
     }
 
-    /// Returns the position up to which a session may be told that its updates are durable.
+    /// Returns the position up to which sessions' updates are durable in all copies that count.
     #[must_use]
     pub fn replicated(&self, flushed: JournalPosition, acknowledged: JournalPosition) -> JournalPosition {
         match (self.authority.standing(), self.authority.copies_needed()) {

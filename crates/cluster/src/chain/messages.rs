@@ -1,4 +1,4 @@
-//! The messages between a writer and its replica: `docs/format-link.md`, section "Messages".
+//! The messages between a writer and its replica: `docs/replication.md`, section "The chain of two".
 
 use ashlar_journal::{Lineage, LineageEntry};
 use ashlar_types::{Epoch, JournalPosition, VersionRange};
@@ -15,7 +15,7 @@ pub const FRAMES_BYTES_MAX: usize = 512 << 10;
 #[error("the peer sent something that is no message: {0}")]
 pub struct MessageError(&'static str);
 
-/// What a replica says first.
+/// A replica's first message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Follow {
     /// The epoch of its document.

@@ -1,7 +1,7 @@
 //! A writer and a replica, any order of cuts, crashes, losses of power and stops, and a promotion without force.
 //!
-//! Whatever happens, nothing that was acknowledged is missing at the successor, no two nodes acknowledge, and the copy is
-//! equal to the journal as far as it is applied.
+//! Whatever happens, nothing that was acknowledged is missing at the successor, no two nodes acknowledge, and the copy
+//! is equal to the journal as far as it is applied.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 
 use super::{mirror, node};
-use crate::authority::PlantedBug;
+use crate::authority::AuthorityBug;
 use crate::chain::{ChainTiming, CopyView, Follower, FollowerEffect, JournalView, Leader, LeaderEffect, PeerMessage};
 use crate::{
     AloneSince, AuthorityEffect, ClusterDocument, HardState, LinkEvidence, Standing, WriterAuthority, check_promotion,
@@ -128,7 +128,7 @@ type Wire = VecDeque<Vec<u8>>;
 /// The two nodes, and all that both ever promised.
 struct World {
     document: ClusterDocument,
-    bug: Option<PlantedBug>,
+    bug: Option<AuthorityBug>,
     now: Duration,
     writes_fail: bool,
     next_frame: u64,
@@ -136,7 +136,7 @@ struct World {
     leader: Option<Leader>,
     journal: Journal,
     writer_state: HardState,
-    /// What the replica has made durable, as the writer knows it.
+    /// The position up to which the replica's copy is durable, as the writer knows.
     replicated: JournalPosition,
     /// Frames that were acknowledged to sessions.
     acknowledged: BTreeSet<u64>,
@@ -145,18 +145,18 @@ struct World {
     to_writer: Wire,
     follower: Option<Follower>,
     copy: Journal,
-    /// What the replica knows to be durable at the writer.
+    /// Frames that are durable at the writer, as the replica knows.
     durable_there: usize,
     applied: Vec<u64>,
     replica_state: HardState,
     promoted: Option<Epoch>,
-    /// The writer has started since the promotion, or was told of it.
+    /// The writer has started since the promotion, or knows of it.
     is_late: bool,
 }
 
 impl World {
     /// A new cluster's writer is alone by order; an old one's replica is in sync.
-    fn new(min_replicas: u8, is_new: bool, bug: Option<PlantedBug>) -> Self {
+    fn new(min_replicas: u8, is_new: bool, bug: Option<AuthorityBug>) -> Self {
         let alone = is_new.then_some(AloneSince { since: JournalPosition(0), by_order: true });
         let mut world = Self {
             document: mirror(min_replicas),
@@ -483,7 +483,7 @@ impl World {
     }
 }
 
-fn run(cluster: (u8, bool), bug: Option<PlantedBug>, steps: &[Step]) -> Result<World, TestCaseError> {
+fn run(cluster: (u8, bool), bug: Option<AuthorityBug>, steps: &[Step]) -> Result<World, TestCaseError> {
     let mut world = World::new(cluster.0, cluster.1, bug);
     world.settle();
     steps.iter().try_for_each(|step| world.take_step(*step))?;
@@ -520,7 +520,7 @@ proptest! {
 /// Each fault makes some order of events lose an acknowledged update, or two nodes acknowledge.
 #[test]
 fn planted_faults_of_authority_are_found() {
-    use PlantedBug::{DeclareBeforeWrite, IgnoreEpoch, ServeUnconfirmed};
+    use AuthorityBug::{DeclareBeforeWrite, IgnoreEpoch, ServeUnconfirmed};
     for bug in [ServeUnconfirmed, DeclareBeforeWrite, IgnoreEpoch] {
         let config = ProptestConfig { cases: 60_000, failure_persistence: None, ..ProptestConfig::default() };
         let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));

@@ -100,8 +100,8 @@ impl JournalCopy {
 
 /// A store that follows another node's journal.
 ///
-/// It applies, and so commits, nothing that is not durable in the copy and at the writing node. So a commit never has to
-/// be taken back.
+/// It applies, and so commits, nothing that is not durable in the copy and at the writing node. So a commit never has
+/// to be taken back.
 pub struct ReplicaStore {
     store: Store,
     applier: FrameApplier,

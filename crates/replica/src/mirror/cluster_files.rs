@@ -147,8 +147,8 @@ fn read_text(path: &Path) -> Result<String, ClusterFilesError> {
 
 /// The coordinator of a cluster whose membership is fixed: the document in a member's own file.
 ///
-/// Each member has its own. They agree because changes are made by hand, and because a member that sees a newer epoch at
-/// another one stops.
+/// Each member has its own. They agree because changes are made by hand, and because a member that sees a newer epoch
+/// at another one stops.
 pub struct EmbeddedCoordinator {
     files: ClusterFiles,
     /// One change at a time.

@@ -38,7 +38,7 @@ pub struct ReplicaStatus {
     pub applied: JournalPosition,
     /// Committed.
     pub committed: JournalPosition,
-    /// What it remembers.
+    /// Its hard state.
     pub state: HardState,
     /// The copy does not belong to the writer's journal: the file system must be copied.
     pub needs_copy: bool,
