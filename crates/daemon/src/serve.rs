@@ -357,7 +357,8 @@ fn answer_request(
             | Request::Shutdown
             | Request::SetQuota { .. }
             | Request::Quotas
-            | Request::CompareShadow { .. },
+            | Request::CompareShadow { .. }
+            | Request::Cluster(_),
             _,
         ) => {
             return status::answer_command(shared, connection.socket(), &request).map(ReplyWithFiles::from);

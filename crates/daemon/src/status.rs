@@ -9,10 +9,11 @@ use ashlar_node::pending::{NodeAnswer, NodeRequest, RequestTerms};
 use ashlar_node::space::credit::space_of_all;
 use ashlar_store::StoreError;
 use ashlar_types::{BLOCK_BYTES, Errno};
-use ashlar_wire::{FsckReply, Reply, Request, StatusReply};
+use ashlar_wire::{ClusterCommand, FsckReply, Reply, Request, StatusReply};
 
 use crate::shadow_service;
-use crate::shared_state::{SharedState, StateGuard};
+use crate::leading::report_leading;
+use crate::shared_state::{Leading, SharedState, StateGuard};
 
 /// How long SharedFS tries to empty a segment of a shrinking arena, and how often.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -25,6 +26,11 @@ pub fn answer_command(shared: &SharedState, socket: impl AsFd, request: &Request
     if matches!(request, Request::Status) {
         return Ok(Reply::Status(Box::new(report_status(shared))));
     }
+    if let Request::Cluster(ClusterCommand::Show) = request {
+        let Leading { leader, membership } = shared.leading.as_ref().ok_or(Errno::ENXIO)?;
+        let end = shared.lock().journal.as_ref().map_or(0, |journal| journal.mark().position.0);
+        return Ok(Reply::Cluster(Box::new(report_leading(membership, leader, end))));
+    }
     let peer = rustix::net::sockopt::socket_peercred(socket).map_err(std::io::Error::from)?;
     if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
         return Err(Errno::EPERM);
@@ -35,6 +41,11 @@ pub fn answer_command(shared: &SharedState, socket: impl AsFd, request: &Request
         Request::Quotas => ask(shared, NodeRequest::Quotas),
         Request::CompareShadow { directory } => shadow_service::compare_trees(shared, directory).map(Reply::Compared),
         Request::Resize { bytes } => resize_arena(shared, *bytes).map(|()| Reply::Done),
+        Request::Cluster(ClusterCommand::Force) => {
+            let Leading { leader, .. } = shared.leading.as_ref().ok_or(Errno::ENXIO)?;
+            leader.force();
+            Ok(Reply::Done)
+        }
         Request::Shutdown => {
             let busy = shared.lock().sessions.values().any(|session| !session.is_ending);
             if busy {

@@ -10,6 +10,7 @@ use ashlar_types::{
 use ashlar_update::Cost;
 use serde::{Deserialize, Serialize};
 
+use crate::cluster::{ClusterCommand, ClusterReport};
 use crate::{MountTerms, OperationCounts, Question};
 
 /// The versions of the protocol and of the shared memory's layout that this release understands.
@@ -455,6 +456,8 @@ pub enum Request {
         /// The shadow's directory.
         directory: PathBuf,
     },
+    /// A command about the cluster (command line).
+    Cluster(ClusterCommand),
     /// Fetches the answer to this question, which was too long for the session's request slot.
     Kept(Question),
     /// Fixes blocks of a file that this session has open: the process maps them.
@@ -714,4 +717,6 @@ pub enum Reply {
     Compared(Box<ComparisonReply>),
     /// To `Map`: the places of the blocks, in order; empty if they can't be mapped.
     Mapped(Vec<Extent>),
+    /// To `Cluster`, if the command asks for the state.
+    Cluster(Box<ClusterReport>),
 }
