@@ -39,7 +39,8 @@ pub enum AuthorityEffect {
     WriteHardState(HardState),
     /// From now on an acknowledgement needs so many copies.
     NeedCopies(CopiesNeeded),
-    /// Tell the replica that it is in sync, once it has the journal up to its present end.
+    /// Tell the replica, by [`InSync`](crate::chain::PeerMessage::InSync), that it is in sync once it has the journal
+    /// up to its present end.
     DeclareInSync,
     /// The standing has changed.
     StandingChanged(Standing),
@@ -165,22 +166,6 @@ impl WriterAuthority {
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.link == ReplicaLink::InSync
-    }
-
-    /// Takes another document, with a newer epoch that this node has made.
-    pub fn handle_document(&mut self, document: &ClusterDocument) {
-        let replica = document.replica().map(|member| member.node);
-        if replica != self.replica {
-            assert!(self.state.alone.is_some(), "a replica joins or leaves a writer that is alone");
-            self.is_confirmed = false;
-        }
-        self.replica = replica;
-        self.epoch = document.epoch;
-        self.min_replicas = document.min_replicas;
-        let newer = HardState { newest_epoch: document.epoch, ..self.writing.unwrap_or(self.state) };
-        self.state.newest_epoch = document.epoch;
-        self.write_state(newer);
-        self.show();
     }
 
     /// Takes the news that the replica learns what the hard state says. The hard state stays so as long as the link

@@ -63,10 +63,4 @@ impl HardState {
     pub fn with_writer_stopped(self, end: JournalPosition) -> Self {
         Self { writer_stopped_at: Some(end), ..self }
     }
-
-    /// Returns the hard state of a replica whose store is about to be copied: it is nothing until that is done.
-    #[must_use]
-    pub fn with_copy_begun(self) -> Self {
-        Self { in_sync: false, writer_stopped_at: None, ..self }
-    }
 }

@@ -34,7 +34,7 @@ fn make_node() -> Node {
     let arena = Arc::new(MemoryArena::new(&MemoryArenaOptions::new(CrashMedium::Words, vec![256])));
     Store::format_in_memory(&arena, Timestamp::default()).expect("formatted");
     let store = Store::open_in_memory(arena).expect("a sound store");
-    let limits = NodeLimits { lease_hold_us: 0, ..NodeLimits::new(MediumKind::Pmem) };
+    let limits = NodeLimits::new(MediumKind::Pmem);
     let now = NodeTime { since_boot: Duration::from_secs(5), wall: Timestamp::default() };
     Node::new(store, limits, Arc::new(OneProcess), now).expect("a sound store")
 }

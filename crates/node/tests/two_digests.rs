@@ -90,7 +90,7 @@ impl Machine {
     fn make_node(&self) -> Node {
         let store = Store::open_in_memory(Arc::clone(&self.arena)).expect("a sound store");
         let journal = NodeJournal::open(&store, Arc::clone(&self.ring), identity()).expect("a sound journal");
-        let limits = NodeLimits { lease_hold_us: 0, ..NodeLimits::new(MediumKind::Pmem) };
+        let limits = NodeLimits::new(MediumKind::Pmem);
         let mut node = Node::new(store, limits, Arc::new(OneProcess), self.now).expect("a sound store");
         node.journal = Some(journal);
         node

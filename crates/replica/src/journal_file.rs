@@ -85,16 +85,25 @@ pub fn open_journal(arena: &Arena, store: &mut Store) -> Result<NodeJournal, Rep
     Ok(NodeJournal::open(store, memory, identity)?)
 }
 
+/// Opens the copy of a journal in an arena; makes an empty one if there is none.
+///
+/// # Errors
+/// Those of the system.
+pub fn open_copy_memory(
+    arena: &Arena,
+    identity: JournalIdentity,
+    ring_bytes: u64,
+) -> Result<Arc<SharedMemory>, ReplicaError> {
+    open_memory(arena)?.map_or_else(|| make_memory(arena, identity, ring_bytes), Ok)
+}
+
 /// Opens the replica of another node's journal in an arena; makes an empty copy if there is none.
 ///
 /// # Errors
 /// Those of the journal, the store and the system.
 pub fn open_copy(arena: &Arc<Arena>, file_system: FileSystemId, writer: NodeNumber) -> Result<Replica, ReplicaError> {
     let identity = JournalIdentity { file_system, node: writer };
-    let memory = match open_memory(arena)? {
-        Some(memory) => memory,
-        None => make_memory(arena, identity, ring_bytes(arena))?,
-    };
+    let memory = open_copy_memory(arena, identity, ring_bytes(arena))?;
     Ok(Replica::open(Store::open(Arc::clone(arena))?, memory, identity)?)
 }
 

@@ -15,7 +15,7 @@ use ashlar_store::{DumpComparison, DumpError, Store, StoreError, compare_dumps};
 use ashlar_types::{InodeId, JournalPosition};
 
 use crate::error::ReplicaError;
-use crate::journal_file::{identity_of, make_memory, open_memory, ring_bytes};
+use crate::journal_file::{identity_of, open_copy_memory, ring_bytes};
 
 /// Bytes of frames that are sent at a time.
 const PART_BYTES: usize = 1 << 20;
@@ -51,10 +51,7 @@ impl Shadow {
         // It leaves one that is there as it is.
         Store::format(&arena, root.changed)?;
         let identity = identity_of(main);
-        let memory = match open_memory(&arena)? {
-            Some(memory) => memory,
-            None => make_memory(&arena, identity, ring_bytes(main))?,
-        };
+        let memory = open_copy_memory(&arena, identity, ring_bytes(main))?;
         let open = || -> Result<_, ReplayError> {
             let mut replica = Replica::open(Store::open(Arc::clone(&arena))?, memory, identity)?;
             let (plan, sender) = CopySender::begin(journal, &replica.copy_state())?;

@@ -258,6 +258,13 @@ impl Mirror {
         RunningReplica { service, threads: [link, applier], is_over }
     }
 
+    /// Starts both nodes, and waits until the replica is in sync.
+    fn start_whole(&self) -> (RunningWriter, RunningReplica) {
+        let (writer, replica) = (self.start_writer(), self.start_replica());
+        writer.await_status("whole", |status| status.is_whole);
+        (writer, replica)
+    }
+
     /// Makes node 1 the writer, as `ashlar node promote` does.
     fn promote(&mut self) {
         self.document = self.document.with_promotion(node_number(1)).expect("a replica");
@@ -322,8 +329,7 @@ fn free_address() -> String {
 #[test]
 fn synced_update_is_at_both_nodes() {
     let mirror = Mirror::make(2);
-    let (writer, replica) = (mirror.start_writer(), mirror.start_replica());
-    writer.await_status("whole", |status| status.is_whole);
+    let (writer, replica) = mirror.start_whole();
     assert_eq!(*writer.node.standing.lock(), Some(Standing::Serving));
     for user in 1..100 {
         writer.node.set_limit(&writer.leader, user, u64::from(user)).expect("synced");
@@ -347,8 +353,7 @@ fn writer_without_its_replica_waits() {
 #[test]
 fn sync_without_replica_fails_after_patience() {
     let mirror = Mirror::make(2);
-    let (writer, replica) = (mirror.start_writer(), mirror.start_replica());
-    writer.await_status("whole", |status| status.is_whole);
+    let (writer, replica) = mirror.start_whole();
     replica.stop();
     writer.await_status("alone", |status| status.progress.is_none());
     writer.node.journal_limit(7, 70);
@@ -362,8 +367,7 @@ fn sync_without_replica_fails_after_patience() {
 #[test]
 fn lone_writer_goes_on_and_becomes_whole_again() {
     let mirror = Mirror::make(1);
-    let (writer, replica) = (mirror.start_writer(), mirror.start_replica());
-    writer.await_status("whole", |status| status.is_whole);
+    let (writer, replica) = mirror.start_whole();
     replica.stop();
     writer.node.set_limit(&writer.leader, 7, 70).expect("it goes on alone");
     assert!(mirror.files(0).hard_state().expect("there").alone.is_some(), "that was recorded before");
@@ -379,8 +383,7 @@ fn lone_writer_goes_on_and_becomes_whole_again() {
 fn both_nodes_restart_and_agree() {
     let mirror = Mirror::make(2);
     for round in 0..4 {
-        let (writer, replica) = (mirror.start_writer(), mirror.start_replica());
-        writer.await_status("whole", |status| status.is_whole);
+        let (writer, replica) = mirror.start_whole();
         for user in 1..20 {
             writer.node.set_limit(&writer.leader, user, 100 * round + u64::from(user)).expect("synced");
         }
@@ -396,8 +399,7 @@ fn both_nodes_restart_and_agree() {
 #[test]
 fn orderly_stop_is_recorded_at_the_replica() {
     let mirror = Mirror::make(1);
-    let (writer, replica) = (mirror.start_writer(), mirror.start_replica());
-    writer.await_status("whole", |status| status.is_whole);
+    let (writer, replica) = mirror.start_whole();
     writer.node.set_limit(&writer.leader, 7, 70).expect("synced");
     writer.stop(true);
     let state = mirror.files(1).hard_state().expect("there");
@@ -412,8 +414,7 @@ fn orderly_stop_is_recorded_at_the_replica() {
 #[test]
 fn promoted_replica_has_all_synced_updates() {
     let mut mirror = Mirror::make(2);
-    let (writer, replica) = (mirror.start_writer(), mirror.start_replica());
-    writer.await_status("whole", |status| status.is_whole);
+    let (writer, replica) = mirror.start_whole();
     for user in 1..50 {
         writer.node.set_limit(&writer.leader, user, u64::from(user)).expect("synced");
     }
@@ -431,8 +432,7 @@ fn promoted_replica_has_all_synced_updates() {
 #[test]
 fn returning_writer_learns_of_its_successor() {
     let mut mirror = Mirror::make(2);
-    let (writer, replica) = (mirror.start_writer(), mirror.start_replica());
-    writer.await_status("whole", |status| status.is_whole);
+    let (writer, replica) = mirror.start_whole();
     writer.stop(false);
     replica.stop();
     let old = mirror.document.clone();

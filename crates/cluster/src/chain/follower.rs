@@ -7,7 +7,7 @@ use ashlar_journal::Lineage;
 use ashlar_types::{Epoch, JournalPosition};
 
 use crate::chain::messages::{Follow, Lead, PeerMessage, RefusedLead};
-use crate::chain::timing::ChainTiming;
+use crate::chain::timing::{ChainTiming, LinkPulse, PulseEvent};
 use crate::hard_state::HardState;
 
 /// An act that the shell performs, before it reports anything else.
@@ -62,7 +62,7 @@ enum Phase {
 #[derive(Debug)]
 pub struct Follower {
     epoch: Epoch,
-    timing: ChainTiming,
+    pulse: LinkPulse,
     state: HardState,
     writing: Option<HardState>,
     phase: Phase,
@@ -72,8 +72,6 @@ pub struct Follower {
     stopped_at: Option<JournalPosition>,
     /// The epoch of another node that has taken over.
     superseded: Option<Epoch>,
-    heard_at: Duration,
-    sent_at: Duration,
     effects: VecDeque<FollowerEffect>,
 }
 
@@ -83,7 +81,7 @@ impl Follower {
     pub fn new(state: HardState, epoch: Epoch, timing: ChainTiming, now: Duration) -> Self {
         Self {
             epoch,
-            timing,
+            pulse: LinkPulse::new(timing, now),
             state,
             writing: None,
             phase: Phase::Down,
@@ -91,8 +89,6 @@ impl Follower {
             in_sync_at: None,
             stopped_at: None,
             superseded: state.superseding(epoch),
-            heard_at: now,
-            sent_at: now,
             effects: VecDeque::new(),
         }
     }
@@ -112,7 +108,7 @@ impl Follower {
     /// Returns when the writer was heard of last.
     #[must_use]
     pub fn heard_at(&self) -> Duration {
-        self.heard_at
+        self.pulse.heard_at
     }
 
     /// Returns the newer epoch in which this node is no replica of its writer, if one is known.
@@ -125,7 +121,7 @@ impl Follower {
     pub fn handle_up(&mut self, now: Duration, copy: &CopyView<'_>) {
         self.handle_down();
         self.phase = Phase::Greeting;
-        (self.heard_at, self.sent_at) = (now, now);
+        self.pulse.restart(now);
         let follow = Follow {
             epoch: self.epoch,
             lineage: copy.lineage.clone(),
@@ -146,7 +142,7 @@ impl Follower {
     /// Takes a message of the writer. The shell has stored and flushed the frames of one before it says so by
     /// [`Self::handle_durable`].
     pub fn handle_message(&mut self, now: Duration, message: &PeerMessage<'_>) {
-        self.heard_at = now;
+        self.pulse.heard_at = now;
         match (&self.phase, message) {
             (Phase::Down, _) | (_, PeerMessage::Beat) => {}
             (Phase::Greeting, PeerMessage::Lead(lead)) => {
@@ -214,7 +210,7 @@ impl Follower {
         }
         assert!(durable >= self.durable && committed <= durable, "a copy does not shrink while it follows");
         self.durable = durable;
-        self.sent_at = now;
+        self.pulse.sent_at = now;
         self.effects.push_back(FollowerEffect::Send(PeerMessage::Ack { durable, committed }));
         self.keep_announced();
     }
@@ -224,19 +220,17 @@ impl Follower {
         if self.phase == Phase::Down {
             return;
         }
-        if now >= self.heard_at + self.timing.silence {
-            self.close("it is silent");
-        } else if now >= self.sent_at + self.timing.beat {
-            self.sent_at = now;
-            self.effects.push_back(FollowerEffect::Send(PeerMessage::Beat));
+        match self.pulse.poll(now) {
+            Some(PulseEvent::Silent) => self.close("it is silent"),
+            Some(PulseEvent::Beat) => self.effects.push_back(FollowerEffect::Send(PeerMessage::Beat)),
+            None => {}
         }
     }
 
     /// Returns when [`Self::handle_time`] must be called next.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
-        let next = (self.sent_at + self.timing.beat).min(self.heard_at + self.timing.silence);
-        (self.phase != Phase::Down).then_some(next)
+        (self.phase != Phase::Down).then(|| self.pulse.deadline())
     }
 
     /// Returns the next act that the shell is to perform.

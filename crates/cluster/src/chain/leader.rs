@@ -6,10 +6,9 @@ use std::time::Duration;
 use ashlar_journal::Lineage;
 use ashlar_types::{Epoch, JournalPosition};
 
-use crate::authority::{AuthorityEffect, CopiesNeeded, Standing, WriterAuthority};
+use crate::authority::{AuthorityEffect, Standing, WriterAuthority};
 use crate::chain::messages::{FRAMES_BYTES_MAX, Follow, Lead, PeerMessage, RefusedLead};
-use crate::chain::timing::ChainTiming;
-use crate::hard_state::HardState;
+use crate::chain::timing::{ChainTiming, LinkPulse, PulseEvent};
 
 /// Bytes of frames without an acknowledgement, at most: what is sent for an `fsync` waits behind no more.
 const WINDOW_BYTES: u64 = 1 << 20;
@@ -82,13 +81,13 @@ enum Phase {
 pub struct Leader {
     authority: WriterAuthority,
     epoch: Epoch,
-    timing: ChainTiming,
+    /// How long the replica may leave frames without an acknowledgement.
+    stall: Duration,
     phase: Phase,
     progress: ReplicaProgress,
     /// The flushed position that was sent last.
     durable_sent: JournalPosition,
-    heard_at: Duration,
-    sent_at: Duration,
+    pulse: LinkPulse,
     has_stopped: bool,
     is_stop_noted: bool,
     effects: VecDeque<LeaderEffect>,
@@ -101,12 +100,11 @@ impl Leader {
         Self {
             authority,
             epoch,
-            timing,
+            stall: timing.stall,
             phase: Phase::Down,
             progress: ReplicaProgress::default(),
             durable_sent: JournalPosition(0),
-            heard_at: now,
-            sent_at: now,
+            pulse: LinkPulse::new(timing, now),
             has_stopped: false,
             is_stop_noted: false,
             effects: VecDeque::new(),
@@ -137,7 +135,7 @@ impl Leader {
         }
         self.authority.handle_epoch(peer_epoch);
         self.phase = Phase::Greeting;
-        (self.heard_at, self.sent_at) = (now, now);
+        self.pulse.restart(now);
     }
 
     /// Takes the news that the link is down.
@@ -148,7 +146,7 @@ impl Leader {
 
     /// Takes a message of the replica.
     pub fn handle_message(&mut self, now: Duration, journal: &JournalView<'_>, message: &PeerMessage<'_>) {
-        self.heard_at = now;
+        self.pulse.heard_at = now;
         match (self.phase, message) {
             (Phase::Down, _) => {}
             (_, PeerMessage::Beat) => {}
@@ -186,14 +184,13 @@ impl Leader {
         if self.phase == Phase::Down {
             return;
         }
-        let is_stalled = self.progress.waiting_since.is_some_and(|since| now >= since + self.timing.stall);
-        if now >= self.heard_at + self.timing.silence {
-            self.close("it is silent");
-        } else if self.phase == Phase::Streaming && is_stalled {
-            self.close("it does not acknowledge");
-        } else if now >= self.sent_at + self.timing.beat {
-            self.sent_at = now;
-            self.effects.push_back(LeaderEffect::Send(PeerMessage::Beat));
+        let is_stalled = self.phase == Phase::Streaming
+            && self.progress.waiting_since.is_some_and(|since| now >= since + self.stall);
+        match self.pulse.poll(now) {
+            Some(PulseEvent::Silent) => self.close("it is silent"),
+            _ if is_stalled => self.close("it does not acknowledge"),
+            Some(PulseEvent::Beat) => self.effects.push_back(LeaderEffect::Send(PeerMessage::Beat)),
+            None => {}
         }
     }
 
@@ -202,8 +199,7 @@ impl Leader {
     pub fn deadline(&self) -> Option<Duration> {
         let link = (self.phase != Phase::Down).then(|| {
             let stall = self.progress.waiting_since.filter(|_| self.phase == Phase::Streaming);
-            let beat_or_silence = (self.sent_at + self.timing.beat).min(self.heard_at + self.timing.silence);
-            stall.map_or(beat_or_silence, |since| beat_or_silence.min(since + self.timing.stall))
+            stall.map_or(self.pulse.deadline(), |since| self.pulse.deadline().min(since + self.stall))
         });
         [link, self.authority.deadline()].into_iter().flatten().min()
     }
@@ -223,14 +219,14 @@ impl Leader {
         if upto > self.progress.sent {
             self.progress.waiting_since.get_or_insert(now);
         }
-        (self.progress.sent, self.durable_sent, self.sent_at) = (upto, durable, now);
+        (self.progress.sent, self.durable_sent, self.pulse.sent_at) = (upto, durable, now);
     }
 
     /// Tells the replica that the writer ends in order; all frames were sent.
     pub fn handle_stop(&mut self, now: Duration, end: JournalPosition) {
         if self.phase == Phase::Streaming {
             self.has_stopped = true;
-            self.sent_at = now;
+            self.pulse.sent_at = now;
             self.effects.push_back(LeaderEffect::Send(PeerMessage::Stopped { at: end }));
         }
     }
@@ -241,15 +237,9 @@ impl Leader {
         self.is_stop_noted || self.phase != Phase::Streaming
     }
 
-    /// Returns the next act that the shell is to perform. `end` is the journal's end.
-    pub fn poll_effect(&mut self, end: JournalPosition) -> Option<LeaderEffect> {
-        if let Some(effect) = self.effects.pop_front() {
-            return Some(effect);
-        }
-        match self.authority.poll_effect()? {
-            AuthorityEffect::DeclareInSync => Some(LeaderEffect::Send(PeerMessage::InSync { at: end })),
-            effect => Some(LeaderEffect::Authority(effect)),
-        }
+    /// Returns the next act that the shell is to perform.
+    pub fn poll_effect(&mut self) -> Option<LeaderEffect> {
+        self.effects.pop_front().or_else(|| self.authority.poll_effect().map(LeaderEffect::Authority))
     }
 
     /// Decides where the replica's copy goes on.
@@ -283,21 +273,5 @@ impl Leader {
     fn close(&mut self, reason: &'static str) {
         self.phase = Phase::Down;
         self.effects.push_back(LeaderEffect::Close(reason));
-    }
-
-    /// Returns the hard state in force.
-    #[must_use]
-    pub fn hard_state(&self) -> HardState {
-        self.authority.hard_state()
-    }
-
-    /// Returns the position up to which sessions' updates are durable in all copies that count.
-    #[must_use]
-    pub fn replicated(&self, flushed: JournalPosition, acknowledged: JournalPosition) -> JournalPosition {
-        match (self.authority.standing(), self.authority.copies_needed()) {
-            (Standing::Serving, CopiesNeeded::Own) => flushed,
-            (Standing::Serving, CopiesNeeded::Both) => flushed.min(acknowledged),
-            _ => JournalPosition(0),
-        }
     }
 }

@@ -16,11 +16,12 @@ pub const FRAMES_BYTES_MAX: usize = 512 << 10;
 pub struct MessageError(&'static str);
 
 /// A replica's first message.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Follow {
     /// The epoch of its document.
     pub epoch: Epoch,
     /// The epochs of its copy's frames.
+    #[serde(with = "lineage_entries")]
     pub lineage: Lineage,
     /// The end of its copy.
     pub end: JournalPosition,
@@ -31,13 +32,14 @@ pub struct Follow {
 }
 
 /// A writer's answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lead {
     /// The epoch of its document.
     pub epoch: Epoch,
     /// It acknowledges without its replica at present, and may have done so since the replica was in sync.
     pub is_alone: bool,
     /// The epochs of its journal's frames.
+    #[serde(with = "lineage_entries")]
     pub lineage: Lineage,
     /// The position of the first frame that it sends.
     pub from: JournalPosition,
@@ -53,7 +55,7 @@ pub enum RefusedLead {
 }
 
 /// A message between a writer and its replica.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PeerMessage<'a> {
     /// A replica begins.
     Follow(Follow),
@@ -67,7 +69,8 @@ pub enum PeerMessage<'a> {
     Frames {
         /// The position up to which the journal is durable at the writer.
         durable: JournalPosition,
-        /// The frames.
+        /// The frames. They follow the encoded message.
+        #[serde(skip)]
         bytes: &'a [u8],
     },
     /// The replica's copy is durable up to a position, and committed up to another.
@@ -93,66 +96,11 @@ pub enum PeerMessage<'a> {
     Beat,
 }
 
-/// A message as it is encoded; the bytes of frames follow.
-#[derive(Serialize, Deserialize)]
-enum Encoded {
-    Follow {
-        epoch: Epoch,
-        lineage: Vec<(JournalPosition, Epoch)>,
-        end: JournalPosition,
-        applied: JournalPosition,
-        is_whole: bool,
-    },
-    Lead {
-        epoch: Epoch,
-        is_alone: bool,
-        lineage: Vec<(JournalPosition, Epoch)>,
-        from: JournalPosition,
-    },
-    Refused(RefusedLead),
-    Ready,
-    Frames {
-        durable: JournalPosition,
-    },
-    Ack {
-        durable: JournalPosition,
-        committed: JournalPosition,
-    },
-    InSync {
-        at: JournalPosition,
-    },
-    Stopped {
-        at: JournalPosition,
-    },
-    StopNoted,
-    Beat,
-}
-
 impl<'a> PeerMessage<'a> {
     /// Returns the message's head; the bytes of frames follow it.
     #[must_use]
     pub fn encode_head(&self) -> Vec<u8> {
-        let encoded = match self {
-            Self::Follow(Follow { epoch, lineage, end, applied, is_whole }) => Encoded::Follow {
-                epoch: *epoch,
-                lineage: entries_of(lineage),
-                end: *end,
-                applied: *applied,
-                is_whole: *is_whole,
-            },
-            Self::Lead(Lead { epoch, is_alone, lineage, from }) => {
-                Encoded::Lead { epoch: *epoch, is_alone: *is_alone, lineage: entries_of(lineage), from: *from }
-            }
-            Self::Refused(reason) => Encoded::Refused(*reason),
-            Self::Ready => Encoded::Ready,
-            Self::Frames { durable, .. } => Encoded::Frames { durable: *durable },
-            Self::Ack { durable, committed } => Encoded::Ack { durable: *durable, committed: *committed },
-            Self::InSync { at } => Encoded::InSync { at: *at },
-            Self::Stopped { at } => Encoded::Stopped { at: *at },
-            Self::StopNoted => Encoded::StopNoted,
-            Self::Beat => Encoded::Beat,
-        };
-        postcard::to_stdvec(&encoded).expect("memory takes any message")
+        postcard::to_stdvec(self).expect("memory takes any message")
     }
 
     /// Returns the bytes that follow the head.
@@ -166,35 +114,29 @@ impl<'a> PeerMessage<'a> {
     /// # Errors
     /// [`MessageError`].
     pub fn decode(bytes: &'a [u8]) -> Result<Self, MessageError> {
-        let (encoded, rest) =
-            postcard::take_from_bytes(bytes).map_err(|_| MessageError("an unknown kind, or a part is missing"))?;
-        if !rest.is_empty() && !matches!(encoded, Encoded::Frames { .. }) {
-            return Err(MessageError("it is too long"));
+        let (mut message, rest) = postcard::take_from_bytes::<PeerMessage<'_>>(bytes)
+            .map_err(|_| MessageError("an unknown kind, a part is missing, or a lineage that no journal has"))?;
+        match &mut message {
+            Self::Frames { bytes, .. } => *bytes = rest,
+            _ if rest.is_empty() => {}
+            _ => return Err(MessageError("it is too long")),
         }
-        Ok(match encoded {
-            Encoded::Follow { epoch, lineage, end, applied, is_whole } => {
-                Self::Follow(Follow { epoch, lineage: lineage_of(lineage)?, end, applied, is_whole })
-            }
-            Encoded::Lead { epoch, is_alone, lineage, from } => {
-                Self::Lead(Lead { epoch, is_alone, lineage: lineage_of(lineage)?, from })
-            }
-            Encoded::Refused(reason) => Self::Refused(reason),
-            Encoded::Ready => Self::Ready,
-            Encoded::Frames { durable } => Self::Frames { durable, bytes: rest },
-            Encoded::Ack { durable, committed } => Self::Ack { durable, committed },
-            Encoded::InSync { at } => Self::InSync { at },
-            Encoded::Stopped { at } => Self::Stopped { at },
-            Encoded::StopNoted => Self::StopNoted,
-            Encoded::Beat => Self::Beat,
-        })
+        Ok(message)
     }
 }
 
-fn entries_of(lineage: &Lineage) -> Vec<(JournalPosition, Epoch)> {
-    lineage.entries().iter().map(|LineageEntry { begin, epoch }| (*begin, *epoch)).collect()
-}
+/// A lineage as it is encoded: its entries.
+mod lineage_entries {
+    use super::{Deserialize, Epoch, JournalPosition, Lineage, LineageEntry, Serialize};
 
-fn lineage_of(entries: Vec<(JournalPosition, Epoch)>) -> Result<Lineage, MessageError> {
-    let entries = entries.into_iter().map(|(begin, epoch)| LineageEntry { begin, epoch }).collect();
-    Lineage::from_entries(entries).ok_or(MessageError("a lineage that no journal has"))
+    pub fn serialize<S: serde::Serializer>(lineage: &Lineage, serializer: S) -> Result<S::Ok, S::Error> {
+        let entries = lineage.entries().iter().map(|LineageEntry { begin, epoch }| (*begin, *epoch));
+        entries.collect::<Vec<_>>().serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Lineage, D::Error> {
+        let entries = Vec::<(JournalPosition, Epoch)>::deserialize(deserializer)?;
+        let entries = entries.into_iter().map(|(begin, epoch)| LineageEntry { begin, epoch }).collect();
+        Lineage::from_entries(entries).ok_or_else(|| serde::de::Error::custom("a lineage that no journal has"))
+    }
 }

@@ -1,4 +1,4 @@
-//! How long each side of a link waits.
+//! How long each side of a link waits, and what it has heard and sent.
 
 use std::time::Duration;
 
@@ -21,5 +21,51 @@ impl Default for ChainTiming {
             silence: Duration::from_millis(500),
             stall: Duration::from_millis(500),
         }
+    }
+}
+
+/// An act that is due on a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PulseEvent {
+    /// The peer has been silent for too long.
+    Silent,
+    /// This side has sent nothing for a while, and sends a beat.
+    Beat,
+}
+
+/// When a side of a link has heard of its peer, and sent something, last.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LinkPulse {
+    timing: ChainTiming,
+    pub heard_at: Duration,
+    pub sent_at: Duration,
+}
+
+impl LinkPulse {
+    /// Begins with a link.
+    pub(super) const fn new(timing: ChainTiming, now: Duration) -> Self {
+        Self { timing, heard_at: now, sent_at: now }
+    }
+
+    /// Begins anew, with another link.
+    pub(super) const fn restart(&mut self, now: Duration) {
+        *self = Self::new(self.timing, now);
+    }
+
+    /// Returns what is due. A beat counts as sent.
+    pub(super) fn poll(&mut self, now: Duration) -> Option<PulseEvent> {
+        if now >= self.heard_at + self.timing.silence {
+            return Some(PulseEvent::Silent);
+        }
+        if now >= self.sent_at + self.timing.beat {
+            self.sent_at = now;
+            return Some(PulseEvent::Beat);
+        }
+        None
+    }
+
+    /// Returns when something is due.
+    pub(super) fn deadline(&self) -> Duration {
+        (self.sent_at + self.timing.beat).min(self.heard_at + self.timing.silence)
     }
 }

@@ -15,7 +15,8 @@ use super::{mirror, node};
 use crate::authority::AuthorityBug;
 use crate::chain::{ChainTiming, CopyView, Follower, FollowerEffect, JournalView, Leader, LeaderEffect, PeerMessage};
 use crate::{
-    AloneSince, AuthorityEffect, ClusterDocument, HardState, LinkEvidence, Standing, WriterAuthority, check_promotion,
+    AloneSince, AuthorityEffect, ClusterDocument, CopiesNeeded, HardState, LinkEvidence, Standing, WriterAuthority,
+    check_promotion,
 };
 
 /// Bytes of a frame of the model.
@@ -122,6 +123,15 @@ fn frames_before(position: JournalPosition) -> usize {
     (position.0 / FRAME) as usize
 }
 
+/// Returns the position up to which sessions' updates are acknowledged.
+fn replicated(leader: &Leader, flushed: JournalPosition, acknowledged: JournalPosition) -> JournalPosition {
+    match (leader.authority().standing(), leader.authority().copies_needed()) {
+        (Standing::Serving, CopiesNeeded::Own) => flushed,
+        (Standing::Serving, CopiesNeeded::Both) => flushed.min(acknowledged),
+        _ => JournalPosition(0),
+    }
+}
+
 /// A message on its way, as bytes.
 type Wire = VecDeque<Vec<u8>>;
 
@@ -220,14 +230,14 @@ impl World {
         self.settle_follower();
         let Some(leader) = &self.leader else { return };
         let flushed = position(self.journal.flushed);
-        let upto = leader.replicated(flushed, self.replicated);
+        let upto = replicated(leader, flushed, self.replicated);
         self.acknowledged.extend(&self.journal.frames[..frames_before(upto)]);
     }
 
     fn settle_leader(&mut self) {
         let mut is_closed = false;
         let Some(leader) = &mut self.leader else { return };
-        while let Some(effect) = leader.poll_effect(self.journal.end()) {
+        while let Some(effect) = leader.poll_effect() {
             match effect {
                 LeaderEffect::Send(message) if self.is_linked => self.to_replica.push_back(message.encode_head()),
                 LeaderEffect::Send(_) | LeaderEffect::BeginFrames(_) | LeaderEffect::CopyNeeded => {}
@@ -239,6 +249,10 @@ impl World {
                 LeaderEffect::Authority(AuthorityEffect::WriteHardState(state)) => {
                     self.writer_state = state;
                     leader.authority_mut().handle_written();
+                }
+                LeaderEffect::Authority(AuthorityEffect::DeclareInSync) if self.is_linked => {
+                    let message = PeerMessage::InSync { at: self.journal.end() };
+                    self.to_replica.push_back(message.encode_head());
                 }
                 LeaderEffect::Authority(_) => {}
             }
@@ -368,7 +382,7 @@ impl World {
 
     fn commit_writer(&mut self) {
         let Some(leader) = &self.leader else { return };
-        let bound = frames_before(leader.replicated(position(self.journal.flushed), self.replicated));
+        let bound = frames_before(replicated(leader, position(self.journal.flushed), self.replicated));
         self.journal.head = self.journal.head.max(bound);
     }
 

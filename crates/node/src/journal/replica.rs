@@ -27,6 +27,12 @@ impl JournalCopy {
         CopyState { lineage: self.ring.lineage().clone(), end: self.ring.end() }
     }
 
+    /// Returns its end.
+    #[must_use]
+    pub fn end(&self) -> JournalPosition {
+        self.ring.end()
+    }
+
     /// Returns the position that it acknowledges: the copy is durable up to there.
     #[must_use]
     pub fn durable(&self) -> JournalPosition {

@@ -1,12 +1,14 @@
 //! The files of a member in its arena: the document, the hard state, and the place of the certificates.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use ashlar_cluster::{ClusterDocument, Coordinator, CoordinatorError, DocumentVersion, HardState, TextError};
+use ashlar_pmem::PrivateDirectory;
 use parking_lot::Mutex;
+use rustix::fs::OFlags;
 use thiserror::Error;
 
 /// The directory in an arena.
@@ -123,16 +125,16 @@ impl ClusterFiles {
 
     /// Replaces a file as a whole: after a crash, the old text or the new one is there.
     fn write(&self, name: &str, text: &str) -> Result<(), ClusterFilesError> {
-        let (path, next) = (self.directory.join(name), self.directory.join(format!("{name}.new")));
+        let next = format!("{name}.new");
         let replace = || -> io::Result<()> {
-            let options = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).to_owned();
-            let mut file = options.open(&next)?;
+            let directory = PrivateDirectory::open(&self.directory).map_err(io::Error::other)?;
+            let mut file = directory.open_file(&next, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
             file.write_all(text.as_bytes())?;
             file.sync_all()?;
-            fs::rename(&next, &path)?;
-            File::open(&self.directory)?.sync_all()
+            directory.rename(&next, name)?;
+            directory.sync()
         };
-        replace().map_err(|error| ClusterFilesError::File { path: path.clone(), error })
+        replace().map_err(|error| ClusterFilesError::File { path: self.directory.join(name), error })
     }
 }
 

@@ -163,14 +163,6 @@ impl LeaderService {
         }
     }
 
-    /// Takes an administrator's order to go on without the replica.
-    pub fn force(&self, node: &dyn WriterNode) {
-        let mut chain = self.chain.lock();
-        with_journal(node, |journal| chain.leader.authority_mut().handle_force(journal.mark().position));
-        drop(chain);
-        self.fabric.wake();
-    }
-
     /// Runs the thread, until [`Self::end`] or [`Self::abandon`].
     pub fn run(&self, node: &dyn WriterNode) {
         while self.step(node, IDLE) {}
@@ -276,17 +268,20 @@ impl LeaderService {
         chain.leader.handle_down(node.now());
     }
 
+    /// Sends a message, if the link is up.
+    fn send(&self, node: &dyn WriterNode, chain: &mut Chain, message: &PeerMessage<'_>) {
+        if let Some(link) = chain.link
+            && let Err(error) = self.fabric.send(link, &[&message.encode_head(), message.tail()])
+        {
+            self.lose_link(node, chain, error.to_string());
+        }
+    }
+
     /// Performs what the leader asks for.
     fn perform(&self, node: &dyn WriterNode, chain: &mut Chain) {
-        while let Some(effect) = chain.leader.poll_effect(end_of(node)) {
+        while let Some(effect) = chain.leader.poll_effect() {
             match effect {
-                LeaderEffect::Send(message) => {
-                    if let Some(link) = chain.link
-                        && let Err(error) = self.fabric.send(link, &[&message.encode_head(), message.tail()])
-                    {
-                        self.lose_link(node, chain, error.to_string());
-                    }
-                }
+                LeaderEffect::Send(message) => self.send(node, chain, &message),
                 LeaderEffect::Close(reason) => self.lose_link(node, chain, reason.to_owned()),
                 LeaderEffect::BeginFrames(from) => {
                     chain.needs_copy = false;
@@ -329,7 +324,7 @@ impl LeaderService {
                 });
             }
             AuthorityEffect::StandingChanged(standing) => node.handle_standing(standing),
-            AuthorityEffect::DeclareInSync => unreachable!("the leader sends it as a message"),
+            AuthorityEffect::DeclareInSync => self.send(node, chain, &PeerMessage::InSync { at: end_of(node) }),
         }
     }
 

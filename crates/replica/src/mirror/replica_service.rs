@@ -127,7 +127,7 @@ impl ReplicaService {
         };
         let (end, durable) = {
             let copy = self.copy.lock();
-            (copy.state().end, copy.durable())
+            (copy.end(), copy.durable())
         };
         let link = self.link_state.lock();
         ReplicaStatus {
