@@ -29,14 +29,15 @@ LAYERS = {
     "node": ["types", "pmem", "log", "journal", "update", "wire", "lease", "store"],
     "processes": ["types", "pmem", "wire", "node"],
     "replica": ["types", "pmem", "journal", "store", "node", "cluster", "fabric"],
+    "member": ["types", "pmem", "wire", "store", "cluster", "fabric", "node", "processes", "replica"],
     # Tests alone use it.
     "sim": ["types", "pmem", "log", "journal", "update", "wire", "store", "node"],
-    "daemon": ["types", "pmem", "log", "update", "wire", "store", "helper", "node", "processes", "replica"],
+    "daemon": ["types", "pmem", "log", "update", "wire", "store", "helper", "node", "processes", "cluster", "replica", "member"],
     "fuse": ["types", "update", "wire", "libfs", "helper"],
     "preload": ["types", "wire", "libfs"],
     "capi": ["types", "wire", "libfs"],
     "launch": ["types", "wire"],
-    "cli": ["types", "pmem", "wire", "store", "launch", "libfs", "helper", "daemon", "fuse"],
+    "cli": ["types", "pmem", "wire", "store", "launch", "libfs", "helper", "daemon", "member", "fuse"],
     "tests": ["types", "wire", "libfs"],
 }
 # Protocol logic without I/O: no clock, thread, socket, file or randomness, so nothing that brings one.

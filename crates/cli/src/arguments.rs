@@ -51,6 +51,12 @@ pub enum Verb {
     /// Look after an arena
     #[command(subcommand)]
     Arena(ArenaVerb),
+    /// Found a cluster: two nodes with one file system
+    #[command(subcommand)]
+    Cluster(ClusterVerb),
+    /// Add nodes to a cluster, and let one take over
+    #[command(subcommand)]
+    Node(NodeVerb),
     /// Limit how much users, groups and directory trees may use
     #[command(subcommand)]
     Quota(QuotaVerb),
@@ -75,6 +81,93 @@ pub enum Verb {
 pub enum ArenaVerb {
     /// Make an arena larger or smaller, while it is in use or not
     Resize(ResizeArguments),
+}
+
+/// Verbs on clusters.
+#[derive(Debug, Subcommand)]
+pub enum ClusterVerb {
+    /// Make an arena, new or not in use, the first node of a cluster
+    Init(ClusterInitArguments),
+}
+
+/// Verbs on the nodes of a cluster.
+#[derive(Debug, Subcommand)]
+pub enum NodeVerb {
+    /// Add a node: writes an invitation, a file for the other machine
+    Add(NodeAddArguments),
+    /// Make an arena for an invited node; run this on the new machine
+    Join(NodeJoinArguments),
+    /// Let a replica take over from its writer, which must not run any more
+    Promote(NodePromoteArguments),
+    /// Let a writer go on without its replica
+    Force(NodeForceArguments),
+}
+
+/// `ashlar cluster init`.
+#[derive(Args, Debug)]
+pub struct ClusterInitArguments {
+    /// The address at which the other node reaches this one, HOST:PORT
+    #[arg(long, value_name = "HOST:PORT")]
+    pub address: String,
+    /// How many nodes must have an update before fsync returns: 1 or 2
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub min_replicas: u8,
+    /// Don't encrypt links, for trusted networks
+    #[arg(long)]
+    pub no_tls: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub arena: ArenaArgument,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub create: CreateArguments,
+}
+
+/// `ashlar node add`.
+#[derive(Args, Debug)]
+pub struct NodeAddArguments {
+    /// The address at which the new node will listen, HOST:PORT
+    #[arg(value_name = "HOST:PORT")]
+    pub address: String,
+    /// The file to write; it has the new node's key
+    #[arg(long, value_name = "FILE")]
+    pub invitation: PathBuf,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub arena: ArenaArgument,
+}
+
+/// `ashlar node join`.
+#[derive(Args, Debug)]
+pub struct NodeJoinArguments {
+    /// The file that 'ashlar node add' wrote
+    #[arg(value_name = "FILE")]
+    pub invitation: PathBuf,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub arena: ArenaArgument,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub create: CreateArguments,
+}
+
+/// `ashlar node promote`.
+#[derive(Args, Debug)]
+pub struct NodePromoteArguments {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub arena: ArenaArgument,
+    /// Give up what the writer may have acknowledged alone
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `ashlar node force`.
+#[derive(Args, Debug)]
+pub struct NodeForceArguments {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub arena: ArenaArgument,
 }
 
 /// Verbs on quotas.

@@ -8,6 +8,7 @@ use ashlar_daemon::{DaemonError, SupervisorError};
 use ashlar_fuse::MountError;
 use ashlar_launch::LaunchError;
 use ashlar_libfs::ConnectError;
+use ashlar_member::MemberError;
 use ashlar_pmem::ArenaError;
 use ashlar_store::{DumpError, StoreError};
 use ashlar_types::{Errno, VersionRange};
@@ -43,6 +44,18 @@ pub enum CliError {
     /// No Ashlar is mounted there.
     #[error("no Ashlar file system is mounted on {0}; 'ashlar status' lists those that are")]
     NotMounted(PathBuf),
+    /// A member of a cluster can't do this.
+    #[error(transparent)]
+    Member(#[from] MemberError),
+    /// A node refuses a command.
+    #[error("{0}")]
+    ClusterRefused(String),
+    /// The arena belongs to no cluster.
+    #[error("the arena {0} belongs to no cluster; 'ashlar cluster init' makes one")]
+    NoCluster(PathBuf),
+    /// An arena is there already.
+    #[error("there is an arena in {0} already; name another directory with --arena, or remove it")]
+    ArenaExists(PathBuf),
     /// No daemon runs.
     #[error(
         "no daemon runs; 'ashlar mount DIR' mounts an arena and starts one, 'ashlar status' shows those that are there"

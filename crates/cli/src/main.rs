@@ -27,7 +27,7 @@ use clap::Parser;
 
 use crate::arguments::{ArenaVerb, Arguments, Verb};
 use crate::error::CliError;
-use crate::verbs::{bench, daemon, fsck, mount, mount_process, quota, resize, run, status, top, umount};
+use crate::verbs::{bench, cluster, daemon, fsck, mount, mount_process, quota, resize, run, status, top, umount};
 
 fn main() -> ExitCode {
     // Lists of processes show the command that the user typed.
@@ -45,6 +45,8 @@ fn serve(arguments: &Arguments) -> Result<ExitCode, CliError> {
         Verb::Fsck(fsck) => fsck::run(fsck),
         Verb::Daemon(daemon) => daemon::run(daemon),
         Verb::Arena(ArenaVerb::Resize(resize)) => resize::run(resize),
+        Verb::Cluster(verb) => cluster::run_cluster(verb),
+        Verb::Node(verb) => cluster::run_node(verb),
         Verb::Quota(verb) => quota::run(verb),
         Verb::Bench(bench) => bench::run(bench),
         Verb::BenchWorker(worker) => bench::run_worker(worker),

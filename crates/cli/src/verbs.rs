@@ -1,6 +1,7 @@
 //! The verbs of the command, one file or folder each.
 
 pub mod bench;
+pub mod cluster;
 pub mod daemon;
 pub mod fsck;
 pub mod mount;

@@ -11,10 +11,11 @@ use ashlar_node::pending::progress::Progress;
 use ashlar_node::pending::round::{DigestPace, DigestRound, NextRound, RoundStep};
 use ashlar_node::records::apply::Slice;
 use ashlar_node::{Node, NodeEffect};
+use ashlar_processes::clock;
 use ashlar_store::StoreError;
 
 use crate::huge_pages::{self, huge_thread};
-use crate::shared_state::SharedState;
+use crate::shared_state::{Leading, SharedState};
 
 /// How long a commit that failed waits until it is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -67,7 +68,7 @@ pub fn commit_thread(shared: &SharedState) {
         let mut awaited = Ok(());
         if let Some(upto) = job.awaited() {
             state.unlocked(|| job.flush());
-            awaited = shared.await_shadow(&mut state, upto);
+            awaited = state.await_copies(upto);
         }
         let done = state.unlocked(move || if awaited.is_ok() { job.run() } else { job.give_up() });
         if let Err(error) = finish_commit(&mut state, done) {
@@ -99,7 +100,14 @@ pub fn digest_all(shared: &SharedState) -> Result<(), StoreError> {
         return Err(error);
     }
     apply_all(shared, &mut state)?;
-    shared.commit(&mut state)?;
+    match (shared.commit(&mut state), &shared.leading) {
+        // All is in the logs and in the journal. The next start commits it, once the replica has it.
+        (Err(StoreError::CommitUnderWay), Some(_)) => tracing::warn!("the replica is away; not all is committed"),
+        (committed, _) => committed?,
+    }
+    if let Some(Leading { leader, .. }) = &shared.leading {
+        leader.say_goodbye(&mut state, &clock::boot_time);
+    }
     shared.shadow.as_ref().map_or(Ok(()), |shadow| shadow.lock().catch_up(&mut state))
 }
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use ashlar_member::MemberError;
 use ashlar_node::sessions::identity::SESSION_VERSIONS;
 use ashlar_pmem::ArenaError;
 use ashlar_replica::ReplicaError;
@@ -12,6 +13,15 @@ use thiserror::Error;
 /// Why SharedFS can't run.
 #[derive(Debug, Error)]
 pub enum DaemonError {
+    /// The node's role in its cluster has changed: it must start again.
+    #[error("the node's role in its cluster has changed")]
+    RoleChanged,
+    /// A signal asked for the end before the node could serve.
+    #[error("a signal asked for the end")]
+    Interrupted,
+    /// The node can't take part in its cluster.
+    #[error(transparent)]
+    Member(#[from] MemberError),
     /// The arena can't be opened.
     #[error(transparent)]
     Arena(#[from] ArenaError),
@@ -71,6 +81,7 @@ impl DaemonError {
             Self::Socket { error, .. }
             | Self::System { error, .. }
             | Self::Replica(ReplicaError::System { error, .. }) => is_lack(error),
+            Self::RoleChanged | Self::Interrupted | Self::Member(_) => false,
             Self::Store(_) | Self::Failed(_) | Self::Replica(_) | Self::WrongVersion { .. } => false,
         }
     }

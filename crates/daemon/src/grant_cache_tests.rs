@@ -20,14 +20,14 @@ use std::sync::Arc;
 
 use crate::session_files::PreparedSession;
 use crate::test_sessions::{acquire as acquire_lease, apply_settled, identity, insert_session, make_arena};
-use crate::{Config, recovery};
+use crate::{Config, test_sessions};
 
 const LOG_BYTES: u64 = 1 << 20;
 
 /// Starts SharedFS on a new arena; leases move at once.
 fn start(place: &Path) -> SharedState {
     make_arena(place);
-    recovery::recover(Config { cache_ttl_ms: 0, lease_hold_us: 0, ..Config::new(place) }).expect("recovered")
+    test_sessions::start(Config { cache_ttl_ms: 0, lease_hold_us: 0, ..Config::new(place) })
 }
 
 /// Opens a session of this process, and its log.

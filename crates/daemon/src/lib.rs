@@ -28,6 +28,7 @@ mod file_guard;
 mod grant_cache_tests;
 mod grant_memory;
 mod huge_pages;
+mod leading;
 mod length_check;
 mod log_check;
 mod materialise;
@@ -67,6 +68,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::shared_state::Leading;
+use ashlar_cluster::MemberRole;
+use ashlar_member::{Membership, StandbyEnd, run_standby};
 use ashlar_pmem::{ArenaError, PrivateDirectory};
 use ashlar_wire::{BusyWait, Listener};
 use rustix::fs::{Mode, OFlags};
@@ -93,7 +97,20 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let stop_signals = signals.handle();
     let started = Instant::now();
     let socket = config.socket.clone();
-    let shared = Arc::new(recovery::recover(config)?);
+    let arena = Arc::new(recovery::open_arena(&config)?);
+    let membership = Membership::open(&arena)?;
+    let pending = std::cell::RefCell::new(&mut signals);
+    let should_end = || pending.borrow_mut().pending().next().is_some();
+    if let Some(membership) = membership.clone().filter(|membership| membership.role() != MemberRole::Writer) {
+        return match run_standby(arena, membership, &socket, &should_end)? {
+            StandbyEnd::Stopped => Ok(()),
+            StandbyEnd::Promoted => Err(DaemonError::RoleChanged),
+        };
+    }
+    let shared = match recovery::recover(config, arena, membership, &should_end) {
+        Err(DaemonError::Interrupted) => return Ok(()),
+        recovered => Arc::new(recovered?),
+    };
     let failed = |error| DaemonError::Socket { path: socket.clone(), error };
     if let Some(directory) = socket.parent() {
         PrivateDirectory::open(directory).map_err(ArenaError::from)?;
@@ -113,6 +130,10 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         let shadowed = Arc::clone(&shared);
         threads.push(std::thread::spawn(move || shadow_service::shadow_thread(&shadowed)));
     }
+    let leading = shared.leading.is_some().then(|| {
+        let led = Arc::clone(&shared);
+        std::thread::spawn(move || led.leading.as_ref().map_or((), |leading| leading.leader.run(&*led)))
+    });
     let guard = Arc::clone(&shared);
     threads.push(std::thread::spawn(move || length_check::check_lengths_thread(&guard)));
     threads.push(std::thread::spawn(move || {
@@ -127,6 +148,10 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     stop_signals.close();
     for thread in threads {
         // A thread that panicked has logged that, and may have ended the process. The next start repeats its work.
+        let _ = thread.join();
+    }
+    if let (Some(thread), Some(Leading { leader, .. })) = (leading, &shared.leading) {
+        leader.leave();
         let _ = thread.join();
     }
     let result = digest::digest_all(&shared);

@@ -27,13 +27,13 @@ mod tests {
 
     use super::*;
     use crate::shared_state::SharedState;
-    use crate::test_sessions::{add_session, make_arena};
+    use crate::test_sessions::{add_session, make_arena, start};
 
     /// Names the arena of the process that is to panic.
     const ARENA_ENV: &str = "ASHLAR_TEST_PANIC_ARENA";
 
     fn recover(place: &Path) -> SharedState {
-        crate::recovery::recover(crate::Config::new(place)).expect("a sound arena")
+        start(crate::Config::new(place))
     }
 
     #[test]

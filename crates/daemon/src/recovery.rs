@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ashlar_pmem::{Arena, ArenaError};
 use ashlar_processes::clock;
@@ -19,6 +20,7 @@ use ashlar_replica::{ReplicaError, Shadow, forget_journal, open_journal};
 use ashlar_store::{MappedRun, Store, StoreError};
 use ashlar_types::SessionId;
 
+use ashlar_member::Membership;
 use ashlar_node::blame::{self, Blame};
 use ashlar_node::leases::grant_cache::GrantPublisher;
 use ashlar_node::leases::kernel_notifier::KernelNotifier;
@@ -31,6 +33,7 @@ use ashlar_node::sessions::session::ServedSession;
 use ashlar_node::{Node, NodeLimits};
 
 use crate::grant_memory::make_grant_memory;
+use crate::leading::begin_leading;
 use crate::mount_notifier::{Notifier, abort_dead_mount, notifier_of};
 use crate::quarantine::quarantine_session;
 use crate::retired_files;
@@ -38,20 +41,24 @@ use crate::session_files::{
     SessionError, SessionFiles, check_versions, open_mapped_table, remove_owner, take_up_session,
 };
 use crate::sessions;
-use crate::shared_state::SharedState;
+use crate::shared_state::{Copies, Leading, SharedState};
 use crate::{Config, DaemonError};
 
 /// Opens the arena and brings it up to date with all that sessions have logged.
 ///
 /// # Errors
 /// [`DaemonError`] if the arena can't be opened, or its shared area fails.
-pub fn recover(config: Config) -> Result<SharedState, DaemonError> {
+pub fn recover(
+    config: Config,
+    arena: Arc<Arena>,
+    membership: Option<Membership>,
+    should_end: &dyn Fn() -> bool,
+) -> Result<SharedState, DaemonError> {
     let system = |what| move |error| DaemonError::System { what, error };
     ashlar_pmem::sigbus::install().map_err(system("cannot guard against truncated files"))?;
-    let arena = Arc::new(open_arena(&config)?);
     check_versions(&arena)?;
     let watcher = ProcessWatcher::new().map_err(system("cannot watch processes"))?;
-    let (mut state, left, shadow) = recover_logs(&config, &arena)?;
+    let (mut state, left, copies) = recover_logs(&config, &arena, membership.as_ref(), should_end)?;
     state.store.show_lagging();
     let holder = state.store.next_session_id()?;
     let grant_cache = make_grant_memory()
@@ -63,7 +70,7 @@ pub fn recover(config: Config) -> Result<SharedState, DaemonError> {
         state.grant_cache = GrantPublisher::new(holder, memory);
         state.grant_cache.is_some().then_some(file)
     });
-    let shared = SharedState::new(config, arena, watcher, state, left.files, grant_cache, shadow);
+    let shared = SharedState::new(config, arena, watcher, state, left.files, grant_cache, copies);
     settle_sessions(&shared)?;
     // Not before the logs that depend on them are given up.
     left.damaged.into_iter().try_for_each(|id| quarantine_damaged(&shared.arena, id))?;
@@ -75,10 +82,15 @@ pub fn recover(config: Config) -> Result<SharedState, DaemonError> {
 ///
 /// A log at which SharedFS panics may have been applied in part. So everything begins again at the committed state,
 /// without that log.
-fn recover_logs(config: &Config, arena: &Arc<Arena>) -> Result<(Node, FoundSessions, Option<Shadow>), DaemonError> {
+fn recover_logs(
+    config: &Config,
+    arena: &Arc<Arena>,
+    membership: Option<&Membership>,
+    should_end: &dyn Fn() -> bool,
+) -> Result<(Node, FoundSessions, Copies), DaemonError> {
     let mut set_aside = BTreeSet::new();
     loop {
-        match try_recover_logs(config, arena, &set_aside) {
+        match try_recover_logs(config, arena, &set_aside, membership, should_end) {
             Ok(recovered) => return Ok(recovered),
             Err(StartFailure::Panic(id)) => {
                 tracing::error!(
@@ -132,11 +144,16 @@ fn try_recover_logs(
     config: &Config,
     arena: &Arc<Arena>,
     set_aside: &BTreeSet<SessionId>,
-) -> Result<(Node, FoundSessions, Option<Shadow>), StartFailure> {
+    membership: Option<&Membership>,
+    should_end: &dyn Fn() -> bool,
+) -> Result<(Node, FoundSessions, Copies), StartFailure> {
+    if let Some(membership) = membership {
+        membership.adopt_former(arena).map_err(DaemonError::from)?;
+    }
     let mut store = Store::open(Arc::clone(arena))?;
-    let journal = match config.shadow {
-        Some(_) => Some(open_journal(arena, &mut store)?),
-        None => {
+    let journal = match config.shadow.is_some() || membership.is_some() {
+        true => Some(open_journal(arena, &mut store)?),
+        false => {
             forget_journal(arena, &mut store)?;
             None
         }
@@ -150,8 +167,15 @@ fn try_recover_logs(
     }
     state.begin_recovery();
     let left = take_up_sessions(arena, &mut state, set_aside)?;
-    recover_logs_of(&mut state, &mut |state, _| shadow.as_mut().map_or(Ok(()), |shadow| shadow.catch_up(state)))?;
-    Ok((state, left, shadow))
+    let leading =
+        membership.map(|membership| begin_leading(membership.clone(), &mut state, arena, &config.socket, should_end));
+    let leading = leading.transpose()?;
+    recover_logs_of(&mut state, &mut |state, upto| match (&leading, &mut shadow) {
+        (Some(Leading { leader, .. }), _) => leader.drive_until(state, upto, &clock::boot_time, REPLICA_PATIENCE),
+        (None, Some(shadow)) => shadow.catch_up(state),
+        (None, None) => Ok(()),
+    })?;
+    Ok((state, left, Copies { shadow, leading }))
 }
 
 /// Makes a node with an arena's store, and without sessions.
@@ -166,6 +190,9 @@ pub fn make_node(config: &Config, arena: &Arena, store: Store) -> Result<Node, S
     };
     Node::new(store, limits, Arc::new(MachineProcesses), clock::now())
 }
+
+/// How long a recovery waits for the replica when the journal is short of room.
+const REPLICA_PATIENCE: Duration = Duration::from_secs(600);
 
 /// The files of sessions.
 #[derive(Default)]
@@ -190,7 +217,7 @@ fn quarantine_damaged(arena: &Arena, id: SessionId) -> Result<(), DaemonError> {
 ///
 /// Another process may hold it for a moment: one that checks whether it is in use, or a SharedFS that is ending. If a
 /// SharedFS serves it, this fails at once.
-fn open_arena(config: &Config) -> Result<Arena, ArenaError> {
+pub fn open_arena(config: &Config) -> Result<Arena, ArenaError> {
     let serves = || std::os::unix::net::UnixStream::connect(&config.socket).is_ok();
     Arena::open_when_free(&config.arena, &|| !serves())
 }
@@ -300,7 +327,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::test_sessions::{add_session, make_arena};
+    use crate::test_sessions::{self, add_session, make_arena};
 
     /// Names the arena of a start that is to panic, and the session at which it does.
     const ARENA_ENV: &str = "ASHLAR_TEST_START_ARENA";
@@ -322,7 +349,7 @@ mod tests {
     }
 
     fn start(place: &Path) -> SharedState {
-        recover(Config::new(place)).expect("a sound arena")
+        test_sessions::start(Config::new(place))
     }
 
     /// Adds a session of this process.

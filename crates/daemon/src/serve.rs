@@ -68,7 +68,9 @@ pub fn serve_connections(shared: &Arc<SharedState>, listener: &Listener) -> io::
         if count != before || !shared.lock().sessions.is_empty() {
             unused_since = Instant::now();
         }
-        let lingering = shared.config.linger_seconds.map(Duration::from_secs);
+        // The daemon of a cluster's node stays: the other node counts on it.
+        let linger_seconds = shared.config.linger_seconds.filter(|_| shared.leading.is_none());
+        let lingering = linger_seconds.map(Duration::from_secs);
         if lingering.is_some_and(|linger| unused_since.elapsed() >= linger) {
             tracing::info!("no session is left; SharedFS ends");
             shared.stop();
@@ -357,7 +359,8 @@ fn answer_request(
             | Request::Shutdown
             | Request::SetQuota { .. }
             | Request::Quotas
-            | Request::CompareShadow { .. },
+            | Request::CompareShadow { .. }
+            | Request::Cluster(_),
             _,
         ) => {
             return status::answer_command(shared, connection.socket(), &request).map(ReplyWithFiles::from);

@@ -423,7 +423,7 @@ pub fn open_segment(arena: &Arena, number: u32) -> Result<(WelcomeSegment, File)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_sessions::{identity, insert_session, make_arena};
+    use crate::test_sessions::{identity, insert_session, make_arena, start};
 
     /// An ending session must stay between two steps of its log's application.
     ///
@@ -432,7 +432,7 @@ mod tests {
     fn ending_session_stays_while_its_log_is_applied_in_steps() {
         let place = tempfile::tempdir().expect("a directory");
         make_arena(place.path());
-        let shared = crate::recovery::recover(crate::Config::new(place.path())).expect("a sound arena");
+        let shared = start(crate::Config::new(place.path()));
         let own = identity(std::process::id(), 0);
         let prepared = prepare_session(&shared).expect("made");
         let (mut session, _) = prepared.give_to(own, ashlar_processes::clock::boot_time()).expect("given");

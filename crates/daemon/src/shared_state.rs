@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_helper::Helper;
+use ashlar_member::Membership;
 use ashlar_node::blame::CountedLock;
 use ashlar_node::digest::commit::commit_with;
 use ashlar_node::leases::grant::{LATER, Patience};
@@ -18,6 +19,7 @@ use ashlar_pmem::Arena;
 use ashlar_processes::clock;
 use ashlar_processes::process_watcher::ProcessWatcher;
 use ashlar_replica::Shadow;
+use ashlar_replica::mirror::LeaderService;
 use ashlar_store::StoreError;
 use ashlar_types::{Errno, JournalPosition, SessionId};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -32,6 +34,26 @@ use crate::user_shares::{self, UserShares};
 
 /// How often a thread that waits for a lock checks whether its peer has hung up.
 const HANGUP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long an end of SharedFS waits for the replica.
+const END_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A writer's place in its cluster, and the service that carries its journal to the replica.
+pub struct Leading {
+    /// Its place.
+    pub membership: Membership,
+    /// The service.
+    pub leader: Arc<LeaderService>,
+}
+
+/// The copies of the journal besides its own.
+#[derive(Default)]
+pub struct Copies {
+    /// In this process.
+    pub shadow: Option<Shadow>,
+    /// On another machine.
+    pub leading: Option<Leading>,
+}
 
 /// The state that all threads of SharedFS share.
 pub struct SharedState {
@@ -61,6 +83,8 @@ pub struct SharedState {
     pub user_shares: UserShares,
     /// The replica in this process. It is locked after the node.
     pub shadow: Option<Mutex<Shadow>>,
+    /// Carries the journal to the replica on another machine, with the node's place in its cluster.
+    pub leading: Option<Leading>,
     node: Mutex<Node>,
     /// Signals that a log should be digested.
     pub digest_wanted: Condvar,
@@ -117,7 +141,30 @@ impl StateGuard<'_> {
                 NodeEffect::Replicate => &self.shared.journal_grew,
             };
             condition.notify_all();
+            if effect == NodeEffect::Replicate
+                && let Some(Leading { leader, .. }) = &self.shared.leading
+            {
+                leader.wake();
+            }
         }
+    }
+
+    /// Waits until the copies that count have the journal up to a position.
+    ///
+    /// # Errors
+    /// Those of the shadow; [`StoreError::CommitUnderWay`] if SharedFS ends meanwhile.
+    pub fn await_copies(&mut self, upto: JournalPosition) -> Result<(), StoreError> {
+        let shared = self.shared;
+        if shared.leading.is_none() {
+            return shared.await_shadow(self, upto);
+        }
+        while !self.journal.as_ref().is_none_or(|journal| journal.is_acknowledged(upto)) {
+            if self.ending || self.failure.is_some() {
+                return Err(StoreError::CommitUnderWay);
+            }
+            self.wait(&shared.progress);
+        }
+        Ok(())
     }
 
     /// Tells the node what time it is.
@@ -232,7 +279,7 @@ impl SharedState {
         node: Node,
         session_files: BTreeMap<SessionId, SessionFiles>,
         grant_cache: Option<Arc<File>>,
-        shadow: Option<Shadow>,
+        copies: Copies,
     ) -> Self {
         let placeholder = make_placeholder()
             .inspect_err(|error| tracing::warn!(%error, "code that bypasses LibFS finds an empty file in the place of an open file"))
@@ -250,7 +297,8 @@ impl SharedState {
             file_guard: FileGuard::default(),
             request_slots: RequestSlots::default(),
             user_shares: UserShares::default(),
-            shadow: shadow.map(Mutex::new),
+            shadow: copies.shadow.map(Mutex::new),
+            leading: copies.leading,
             node: Mutex::new(node),
             digest_wanted: Condvar::new(),
             commit_wanted: Condvar::new(),
@@ -276,7 +324,10 @@ impl SharedState {
     /// # Errors
     /// Those of the commit and of the shadow.
     pub fn commit(&self, state: &mut NodeCore) -> Result<(), StoreError> {
-        commit_with(state, &mut |state, upto| self.await_shadow(state, upto))
+        commit_with(state, &mut |state, upto| match &self.leading {
+            Some(Leading { leader, .. }) => leader.drive_until(state, upto, &clock::boot_time, END_PATIENCE),
+            None => self.await_shadow(state, upto),
+        })
     }
 
     /// Sends the shadow, if there is one, the journal up to this position at least.

@@ -8,11 +8,12 @@ use ashlar_node::digest::freed_blocks::take_unreleased_blocks;
 use ashlar_node::pending::{NodeAnswer, NodeRequest, RequestTerms};
 use ashlar_node::space::credit::space_of_all;
 use ashlar_store::StoreError;
-use ashlar_types::{BLOCK_BYTES, Errno};
+use ashlar_types::{BLOCK_BYTES, Errno, JournalPosition};
 use ashlar_wire::{FsckReply, Reply, Request, StatusReply};
 
+use crate::leading::{report_leading, run_command};
 use crate::shadow_service;
-use crate::shared_state::{SharedState, StateGuard};
+use crate::shared_state::{Leading, SharedState, StateGuard};
 
 /// How long SharedFS tries to empty a segment of a shrinking arena, and how often.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -35,6 +36,10 @@ pub fn answer_command(shared: &SharedState, socket: impl AsFd, request: &Request
         Request::Quotas => ask(shared, NodeRequest::Quotas),
         Request::CompareShadow { directory } => shadow_service::compare_trees(shared, directory).map(Reply::Compared),
         Request::Resize { bytes } => resize_arena(shared, *bytes).map(|()| Reply::Done),
+        Request::Cluster(command) => {
+            let Leading { leader, membership } = shared.leading.as_ref().ok_or(Errno::ENXIO)?;
+            Ok(run_command(membership, leader, *command).map_or_else(Reply::Refused, |()| Reply::Done))
+        }
         Request::Shutdown => {
             let busy = shared.lock().sessions.values().any(|session| !session.is_ending);
             if busy {
@@ -55,7 +60,10 @@ fn ask(shared: &SharedState, request: NodeRequest) -> Result<Reply, Errno> {
 }
 
 fn report_status(shared: &SharedState) -> StatusReply {
+    // The link's thread locks its own state, and then the node.
+    let leading = shared.leading.as_ref().map(|leading| (leading, leading.leader.status()));
     let state = shared.lock();
+    let end = state.journal.as_ref().map_or(JournalPosition(0), |journal| journal.mark().position);
     let summary = shared.arena.summary();
     let medium = shared.arena.medium();
     let mut counters = state.counters.list();
@@ -72,6 +80,7 @@ fn report_status(shared: &SharedState) -> StatusReply {
         space: space_of_all(&state.store, &state.sessions, None),
         sessions: sessions.collect(),
         counters,
+        cluster: leading.map(|(leading, status)| Box::new(report_leading(&leading.membership, &status, end))),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Arenas and sessions for the crate's tests.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use ashlar_pmem::{Arena, ArenaOptions};
 use ashlar_processes::clock::boot_time;
@@ -9,7 +10,9 @@ use ashlar_store::Store;
 use ashlar_types::{LogPosition, SessionId, Timestamp};
 use ashlar_wire::{LeaseRequest, Reply, Request, SessionKind};
 
+use crate::Config;
 use crate::node_requests::ask_node;
+use crate::recovery::{open_arena, recover};
 use crate::sessions::prepare_session;
 use crate::shared_state::SharedState;
 use ashlar_node::Node;
@@ -24,6 +27,12 @@ pub fn make_arena(place: &Path) {
     let options = ArenaOptions::new(16 << 20);
     let arena = Arena::create(place, &options).expect("an arena");
     Store::format(&arena, Timestamp::default()).expect("formatted");
+}
+
+/// Starts SharedFS on an arena of no cluster.
+pub fn start(config: Config) -> SharedState {
+    let arena = Arc::new(open_arena(&config).expect("an arena"));
+    recover(config, arena, None, &|| false).expect("a sound arena")
 }
 
 /// Returns the identity of a user's session in a process that lives.

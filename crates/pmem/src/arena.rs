@@ -23,7 +23,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ashlar_types::{
-    BLOCK_BYTES, BlockAddress, FileSystemId, FileSystemIdentity, NameHashKey, NodeNumber, SessionId, VersionRange,
+    ArenaId, BLOCK_BYTES, BlockAddress, FileSystemId, FileSystemIdentity, NameHashKey, NodeNumber, SessionId,
+    VersionRange,
 };
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, OFlags, fallocate, flock, fstat, fstatvfs};
@@ -137,13 +138,15 @@ pub struct ArenaOptions {
     pub node: NodeNumber,
     /// The file system that the arena joins; `None` makes a new one.
     pub file_system: Option<FileSystemIdentity>,
+    /// The arena's id, which a cluster has chosen; `None` draws one.
+    pub id: Option<ArenaId>,
 }
 
 impl ArenaOptions {
     /// Returns the options of a new file system's first arena.
     #[must_use]
     pub const fn new(size_bytes: u64) -> Self {
-        Self { size_bytes, emulate_pmem: false, node: NodeNumber::FIRST, file_system: None }
+        Self { size_bytes, emulate_pmem: false, node: NodeNumber::FIRST, file_system: None, id: None }
     }
 }
 
@@ -284,7 +287,7 @@ impl Arena {
         let directories = ArenaDirectories::within(root)?;
         let medium = find_medium(&directories.root, options.emulate_pmem)?;
         let summary = ArenaSummary {
-            id: random_u64(),
+            id: options.id.map_or_else(random_u64, |id| id.0),
             node: options.node,
             file_system: options.file_system.map_or_else(new_file_system, Ok)?,
             size_bytes: options.size_bytes,

@@ -10,6 +10,7 @@ use ashlar_types::{
 use ashlar_update::Cost;
 use serde::{Deserialize, Serialize};
 
+use crate::cluster::{ClusterCommand, ClusterReport};
 use crate::{MountTerms, OperationCounts, Question};
 
 /// The versions of the protocol and of the shared memory's layout that this release understands.
@@ -455,6 +456,8 @@ pub enum Request {
         /// The shadow's directory.
         directory: PathBuf,
     },
+    /// A command about the cluster (command line).
+    Cluster(ClusterCommand),
     /// Fetches the answer to this question, which was too long for the session's request slot.
     Kept(Question),
     /// Fixes blocks of a file that this session has open: the process maps them.
@@ -584,6 +587,8 @@ pub struct StatusReply {
     pub sessions: Vec<SessionStatus>,
     /// Named counters since the start, in a fixed order.
     pub counters: Vec<(String, u64)>,
+    /// The cluster, if the arena is a member of one.
+    pub cluster: Option<Box<ClusterReport>>,
 }
 
 /// The result of a check.

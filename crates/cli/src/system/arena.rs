@@ -152,6 +152,14 @@ impl ArenaLocation {
         !matches!(Arena::probe(&self.directory), Err(ArenaError::NotAnArena))
     }
 
+    /// Makes its directory, for an arena that is made there next.
+    pub fn make_directory(&self) -> Result<(), CliError> {
+        if geteuid().is_root() && self.directory.starts_with(MEMORY_OF_ROOT) {
+            mount_memory()?;
+        }
+        PrivateDirectory::make(&self.directory, 0o755).map(drop).map_err(|error| self.error(error.into()))
+    }
+
     /// Opens the arena, which no other process may have open.
     pub fn open(&self) -> Result<Arena, CliError> {
         Arena::open(&self.directory).map_err(|error| self.error(error))

@@ -79,7 +79,7 @@ pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError
     config.shadow_fault = std::env::var(SHADOW_FAULT).ok().and_then(|name| ReplicaFault::named(&name));
     config.helper = helper_command(&arguments.arena);
     match ashlar_daemon::run(config) {
-        Err(error @ DaemonError::Failed(_)) => {
+        Err(error @ (DaemonError::Failed(_) | DaemonError::RoleChanged)) => {
             tracing::error!(%error, "SharedFS ends, to be started again");
             Ok(ExitCode::from(RESTART_EXIT))
         }

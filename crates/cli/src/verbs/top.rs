@@ -361,6 +361,7 @@ mod tests {
             space: SpaceReply { blocks_total: 100, blocks_free: 75, inodes_total: 0, inodes_free: 0 },
             sessions,
             counters: vec![],
+            cluster: None,
         }
     }
 

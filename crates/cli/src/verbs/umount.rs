@@ -65,10 +65,10 @@ fn unmount(directory: &Path, lazy: bool) -> Result<(), CliError> {
     }
 }
 
-/// Ends an unused daemon, if a mount has started it. Returns whether it ended.
+/// Ends an unused daemon, if a mount has started it and it belongs to no cluster. Returns whether it ended.
 pub fn end_daemon(place: &ArenaLocation) -> Result<bool, CliError> {
     let Some(status) = daemon_status(place).unwrap_or(None) else { return Ok(true) };
-    if !was_started_by_mount(status.pid) {
+    if status.cluster.is_some() || !was_started_by_mount(status.pid) {
         return Ok(false);
     }
     let daemon = AwaitedProcess::new(status.pid);

@@ -62,14 +62,33 @@ impl ClusterAuthority {
         let key_path = directory.join(KEY_FILE);
         let key_pem = key_file::read_key(&key_path)?;
         let certificate = key_file::read_certificate(&directory.join(CA_FILE))?;
+        Self::from_pem(cluster, certificate, &key_pem, &key_path.display().to_string())
+    }
+
+    /// Returns the authority of a certificate and a key. `key_name` names the key in errors.
+    ///
+    /// # Errors
+    /// [`CredentialsError::Invalid`]: one is damaged, or they don't belong together or to this cluster.
+    pub fn from_pem(
+        cluster: FileSystemId,
+        certificate: String,
+        key_pem: &str,
+        key_name: &str,
+    ) -> Result<Self, CredentialsError> {
         let invalid = |cause| CredentialsError::Invalid { subject: SUBJECT.into(), cause };
         let parsed = parse_certificate(&certificate, SUBJECT)?;
         check_name(&parsed, &authority_name(cluster)).map_err(invalid)?;
-        let subject = format!("the key {}", key_path.display());
-        check_pair(&parsed, &parse_key(&key_pem, &subject)?).map_err(invalid)?;
-        let key = KeyPair::from_pem(&key_pem);
+        let subject = format!("the key {key_name}");
+        check_pair(&parsed, &parse_key(key_pem, &subject)?).map_err(invalid)?;
+        let key = KeyPair::from_pem(key_pem);
         let key = key.map_err(|error| CredentialsError::Invalid { subject, cause: error.to_string() })?;
         Ok(Self { cluster, key, certificate })
+    }
+
+    /// Returns the key. A process that has it can make itself a node of the cluster.
+    #[must_use]
+    pub fn key_pem(&self) -> String {
+        self.key.serialize_pem()
     }
 
     /// Issues a node's certificate, with a new key.

@@ -15,6 +15,8 @@ use thiserror::Error;
 const DIRECTORY: &str = "cluster";
 const DOCUMENT: &str = "cluster.toml";
 const HARD_STATE: &str = "state.toml";
+/// The directory of the cluster's certificate authority, within the other.
+const AUTHORITY: &str = "authority";
 /// A document or hard state is never longer: what is longer was not written by Ashlar.
 const TEXT_BYTES_MAX: u64 = 1 << 20;
 
@@ -73,13 +75,31 @@ impl ClusterFiles {
         self.directory.join(DOCUMENT).exists()
     }
 
-    /// Makes the directory, which only its owner may enter.
+    /// Returns the directory with the key of the cluster's certificate authority.
+    #[must_use]
+    pub fn authority_directory(&self) -> PathBuf {
+        self.directory.join(AUTHORITY)
+    }
+
+    /// Makes the directories, which only their owner may enter, anew: the document is written last.
     ///
     /// # Errors
-    /// Those of the system; it is there already.
+    /// Those of the system; the arena belongs to a cluster.
     pub fn make(&self) -> Result<(), ClusterFilesError> {
-        let made = fs::DirBuilder::new().mode(0o700).create(&self.directory);
-        made.map_err(|error| ClusterFilesError::File { path: self.directory.clone(), error })
+        let make = || {
+            if self.is_member() {
+                return Err(io::ErrorKind::AlreadyExists.into());
+            }
+            match fs::remove_dir_all(&self.directory) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            fs::DirBuilder::new().mode(0o700).create(&self.directory)?;
+            fs::DirBuilder::new().mode(0o700).create(self.authority_directory())?;
+            let parent = self.directory.parent().ok_or(io::ErrorKind::NotFound)?;
+            fs::File::open(parent)?.sync_all()
+        };
+        make().map_err(|error| ClusterFilesError::File { path: self.directory.clone(), error })
     }
 
     /// Reads the document.

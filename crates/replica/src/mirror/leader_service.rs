@@ -1,5 +1,6 @@
 //! The writer's thread: it carries the journal to the replica.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -26,6 +27,9 @@ const IDLE: Duration = Duration::from_secs(1);
 
 /// How often a successor tells replaced members that they were.
 const TELL: Duration = Duration::from_secs(2);
+
+/// How long a step waits for events where the node's only thread drives the link.
+const DRIVE_PAUSE: Duration = Duration::from_millis(50);
 
 /// The writing node, as the thread needs it.
 pub trait WriterNode {
@@ -84,6 +88,31 @@ pub struct LeaderService {
     chain: Mutex<Chain>,
     is_ending: AtomicBool,
     is_abandoned: AtomicBool,
+    is_forced: AtomicBool,
+    is_left: AtomicBool,
+}
+
+/// A node that its only thread lends, at a start or an end.
+struct LentNode<'a> {
+    core: RefCell<&'a mut NodeCore>,
+    now: &'a dyn Fn() -> Duration,
+    failure: RefCell<Option<StoreError>>,
+}
+
+impl WriterNode for LentNode<'_> {
+    fn with_node(&self, work: &mut dyn FnMut(&mut NodeCore)) {
+        work(&mut self.core.borrow_mut());
+    }
+
+    fn now(&self) -> Duration {
+        (self.now)()
+    }
+
+    fn handle_standing(&self, _: Standing) {}
+
+    fn handle_failure(&self, error: StoreError) {
+        *self.failure.borrow_mut() = Some(error);
+    }
 }
 
 struct Chain {
@@ -128,6 +157,8 @@ impl LeaderService {
             chain: Mutex::new(chain),
             is_ending: AtomicBool::new(false),
             is_abandoned: AtomicBool::new(false),
+            is_forced: AtomicBool::new(false),
+            is_left: AtomicBool::new(false),
         }
     }
 
@@ -163,9 +194,65 @@ impl LeaderService {
         }
     }
 
+    /// Takes an administrator's order to go on without the replica. It is one only while the replica is away.
+    pub fn force(&self) {
+        self.is_forced.store(true, Ordering::Release);
+        self.fabric.wake();
+    }
+
+    /// Ends the thread, and leaves the link as it is: [`Self::drive_until`] and [`Self::say_goodbye`] follow.
+    pub fn leave(&self) {
+        self.is_left.store(true, Ordering::Release);
+        self.fabric.wake();
+    }
+
+    /// Carries the journal, without the thread, until the replica has made it durable up to a position.
+    ///
+    /// # Errors
+    /// [`StoreError::CommitUnderWay`] if that takes longer than `patience`; those of the journal.
+    pub fn drive_until(
+        &self,
+        core: &mut NodeCore,
+        upto: JournalPosition,
+        now: &dyn Fn() -> Duration,
+        patience: Duration,
+    ) -> Result<(), StoreError> {
+        let until = now() + patience;
+        let node = LentNode { core: RefCell::new(core), now, failure: RefCell::new(None) };
+        while !with_journal(&node, |journal| journal.is_acknowledged(upto)).unwrap_or(true) {
+            if now() >= until {
+                return Err(StoreError::CommitUnderWay);
+            }
+            self.step(&node, DRIVE_PAUSE);
+            if let Some(error) = node.failure.borrow_mut().take() {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries the journal, without the thread, until the writer may serve, or `is_over` says that it never will.
+    pub fn drive_until_serving(&self, core: &mut NodeCore, now: &dyn Fn() -> Duration, is_over: &dyn Fn() -> bool) {
+        let node = LentNode { core: RefCell::new(core), now, failure: RefCell::new(None) };
+        loop {
+            match self.status().standing {
+                Standing::Waiting(_) if !is_over() => _ = self.step(&node, DRIVE_PAUSE),
+                _ => return,
+            }
+        }
+    }
+
+    /// Tells the replica that the writer stops in order, without the thread.
+    pub fn say_goodbye(&self, core: &mut NodeCore, now: &dyn Fn() -> Duration) {
+        let node = LentNode { core: RefCell::new(core), now, failure: RefCell::new(None) };
+        self.is_left.store(false, Ordering::Release);
+        self.is_ending.store(true, Ordering::Release);
+        while self.step(&node, DRIVE_PAUSE) {}
+    }
+
     /// Runs the thread, until [`Self::end`] or [`Self::abandon`].
     pub fn run(&self, node: &dyn WriterNode) {
-        while self.step(node, IDLE) {}
+        while !self.is_left.load(Ordering::Acquire) && self.step(node, IDLE) {}
     }
 
     /// Does what is due, and waits for events, for at most so long; returns whether the thread goes on.
@@ -174,6 +261,9 @@ impl LeaderService {
     pub fn step(&self, node: &dyn WriterNode, wait_max: Duration) -> bool {
         let mut guard = self.chain.lock();
         let chain = &mut *guard;
+        if self.is_forced.swap(false, Ordering::AcqRel) {
+            chain.leader.authority_mut().handle_force(end_of(node));
+        }
         self.perform(node, chain);
         self.send_frames(node, chain);
         if self.has_ended(node, chain) {

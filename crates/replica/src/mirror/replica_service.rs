@@ -118,6 +118,13 @@ impl ReplicaService {
         self.changed.notify_all();
     }
 
+    /// Returns whether the writer was heard of within this time.
+    #[must_use]
+    pub fn has_heard(&self, within: Duration, now: Duration) -> bool {
+        let link = self.link_state.lock();
+        link.link.is_some() && now < link.follower.heard_at() + within
+    }
+
     /// Returns its state.
     #[must_use]
     pub fn status(&self) -> ReplicaStatus {

@@ -1,0 +1,163 @@
+//! Leads: carries the journal to the replica on another machine.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ashlar_cluster::{CopiesNeeded, Standing};
+use ashlar_member::{Membership, StandbyNode, StandbyServer};
+use ashlar_node::NodeCore;
+use ashlar_pmem::Arena;
+use ashlar_processes::clock;
+use ashlar_replica::mirror::{LeaderOptions, LeaderService, LeaderStatus, WriterNode};
+use ashlar_store::StoreError;
+use ashlar_types::JournalPosition;
+use ashlar_wire::{ClusterCommand, ClusterReport, ReplicationReport};
+
+use crate::DaemonError;
+use crate::shared_state::{Leading, SharedState};
+
+/// How long a start waits for the replica before it says at the socket that it waits.
+const QUIET_WAIT: Duration = Duration::from_millis(300);
+
+/// Begins to lead, and waits until the node may serve.
+///
+/// # Errors
+/// [`DaemonError::RoleChanged`] if another node has taken over; [`DaemonError::Interrupted`]; those of the fabric.
+pub fn begin_leading(
+    membership: Membership,
+    core: &mut NodeCore,
+    arena: &Arc<Arena>,
+    socket: &Path,
+    should_end: &dyn Fn() -> bool,
+) -> Result<Leading, DaemonError> {
+    let journal = core.journal.as_mut().expect("a member of a cluster has a journal");
+    journal.answer_syncs();
+    let end = journal.mark().position;
+    let fabric = membership.start_fabric()?;
+    let Membership { files, document, state, .. } = &membership;
+    let (files, options, now) = (files.clone(), LeaderOptions::default(), clock::boot_time());
+    let leader = Arc::new(LeaderService::new(fabric, files, document, *state, options, now, end));
+    let until = clock::boot_time() + QUIET_WAIT;
+    leader.drive_until_serving(core, &clock::boot_time, &|| clock::boot_time() >= until || should_end());
+    if matches!(leader.status().standing, Standing::Waiting(_)) {
+        let waiting = WaitingWriter { membership: membership.clone(), leader: Arc::clone(&leader), end };
+        tracing::warn!("{}", waiting.refusal());
+        let system = |error| DaemonError::Socket { path: socket.to_owned(), error };
+        let server = StandbyServer::start(socket, arena, Arc::new(waiting)).map_err(system)?;
+        leader.drive_until_serving(core, &clock::boot_time, should_end);
+        drop(server);
+    }
+    match leader.status().standing {
+        Standing::Serving => Ok(Leading { membership, leader }),
+        Standing::Replaced(_) => Err(DaemonError::RoleChanged),
+        Standing::Waiting(_) => Err(DaemonError::Interrupted),
+    }
+}
+
+/// A writer that waits for its replica.
+struct WaitingWriter {
+    membership: Membership,
+    leader: Arc<LeaderService>,
+    /// The journal's end.
+    end: JournalPosition,
+}
+
+impl StandbyNode for WaitingWriter {
+    fn refusal(&self) -> String {
+        let Membership { document, node, .. } = &self.membership;
+        let replica =
+            document.replica().map_or(String::new(), |member| format!(" {} at {}", member.node, member.address));
+        format!(
+            "node {node} waits for its replica, node{replica}, which may have taken over meanwhile; \
+             start that node, or let this one go on alone with 'ashlar node force'"
+        )
+    }
+
+    fn may_serve_soon(&self) -> bool {
+        true
+    }
+
+    fn report(&self) -> ClusterReport {
+        report_leading(&self.membership, &self.leader.status(), self.end)
+    }
+
+    fn run_command(&self, command: ClusterCommand) -> Result<(), String> {
+        run_command(&self.membership, &self.leader, command)
+    }
+}
+
+/// Carries out an administrator's command at a writer.
+///
+/// # Errors
+/// A sentence for people.
+pub fn run_command(membership: &Membership, leader: &LeaderService, command: ClusterCommand) -> Result<(), String> {
+    match command {
+        ClusterCommand::Force if leader.status().progress.is_some() => {
+            Err("the replica is connected, and the writer needs no order to go on".into())
+        }
+        ClusterCommand::Force => {
+            leader.force();
+            Ok(())
+        }
+        ClusterCommand::Promote { .. } => Err(format!("node {} is the writer already", membership.node)),
+    }
+}
+
+/// Returns the state of a writer's cluster. `end` is its journal's end.
+#[must_use]
+pub fn report_leading(membership: &Membership, status: &LeaderStatus, end: JournalPosition) -> ClusterReport {
+    let mut report = membership.report();
+    report.standing = match status.standing {
+        Standing::Serving => "serving",
+        Standing::Waiting(_) => "waiting",
+        Standing::Replaced(_) => "replaced",
+    }
+    .into();
+    report.is_linked = status.progress.is_some();
+    report.in_sync = status.is_whole;
+    report.is_alone = status.copies == CopiesNeeded::Own;
+    report.replication = status.progress.map(|progress| ReplicationReport {
+        end: end.0,
+        durable: progress.durable.0,
+        applied: 0,
+        committed: progress.committed.0,
+        lag_ms: progress.waiting_since.map_or(0, |since| clock::boot_time().saturating_sub(since).as_millis() as u64),
+    });
+    if let Some(replica) = membership.document.replica().filter(|_| !report.is_linked) {
+        let cause = status.last_problem.as_deref().unwrap_or("it has not connected yet");
+        let remedy = if report.is_alone { "" } else { "; fsync waits: start it, or run 'ashlar node force'" };
+        report.problems.push(format!("node {} at {} is away: {cause}{remedy}", replica.node, replica.address));
+    }
+    if status.needs_copy {
+        report
+            .problems
+            .push("the replica lacks frames that are gone; make it anew with 'ashlar node add --replace'".into());
+    }
+    report
+}
+
+impl WriterNode for SharedState {
+    fn with_node(&self, work: &mut dyn FnMut(&mut NodeCore)) {
+        work(&mut self.lock());
+    }
+
+    fn now(&self) -> Duration {
+        clock::boot_time()
+    }
+
+    fn handle_standing(&self, standing: Standing) {
+        if let Standing::Replaced(epoch) = standing {
+            tracing::error!(%epoch, "another node has taken over; SharedFS ends, and keeps what it has");
+            let source = std::io::Error::other("another node has taken over");
+            self.lock().failure.get_or_insert(StoreError::Io { what: "SharedFS may not serve any more", source });
+            self.stop();
+        }
+    }
+
+    fn handle_failure(&self, error: StoreError) {
+        tracing::error!(%error, "the journal has failed");
+        self.lock().failure.get_or_insert(error);
+        self.stop();
+    }
+}

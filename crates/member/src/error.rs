@@ -1,0 +1,93 @@
+//! Why a member can't run.
+
+use std::io;
+use std::path::PathBuf;
+
+use ashlar_cluster::{CoordinatorError, DocumentError};
+use ashlar_fabric::{CredentialsError, FabricError};
+use ashlar_replica::ReplicaError;
+use ashlar_replica::mirror::ClusterFilesError;
+use ashlar_types::{ArenaId, FileSystemId};
+use thiserror::Error;
+
+/// Why a member can't run.
+#[derive(Debug, Error)]
+pub enum MemberError {
+    /// A file of the cluster can't be used.
+    #[error(transparent)]
+    Files(#[from] ClusterFilesError),
+    /// The document can't be changed.
+    #[error(transparent)]
+    Coordinator(#[from] CoordinatorError),
+    /// The document is of another file system.
+    #[error("{path} is of cluster {found}, and the arena belongs to file system {expected}; restore the right file")]
+    ForeignDocument {
+        /// The document's directory.
+        path: PathBuf,
+        /// The document's cluster.
+        found: FileSystemId,
+        /// The arena's file system.
+        expected: FileSystemId,
+    },
+    /// The arena is not among the members.
+    #[error(
+        "arena {arena} is no member of the cluster in {path}; add it with 'ashlar node add', or remove the directory"
+    )]
+    NotAMember {
+        /// The document's directory.
+        path: PathBuf,
+        /// The arena.
+        arena: ArenaId,
+    },
+    /// The arena belongs to a cluster already.
+    #[error("{path} is there already: the arena belongs to a cluster; see 'ashlar cluster show'")]
+    IsMember {
+        /// The document's directory.
+        path: PathBuf,
+    },
+    /// The arena belongs to no cluster.
+    #[error("arena {path} belongs to no cluster; make one with 'ashlar cluster init'")]
+    NoCluster {
+        /// The arena.
+        path: PathBuf,
+    },
+    /// Files can't be copied yet.
+    #[error(
+        "the arena has files, and this version copies none to a new replica: add the replica before the first file"
+    )]
+    HasFiles,
+    /// A document can't be.
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    /// An invitation can't be read.
+    #[error("{path} is no invitation: {problem}; make one with 'ashlar node add'")]
+    Invitation {
+        /// The file.
+        path: PathBuf,
+        /// The problem.
+        problem: String,
+    },
+    /// The store can't be opened.
+    #[error(transparent)]
+    Store(#[from] ashlar_store::StoreError),
+    /// The certificates can't be used.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
+    /// The fabric can't be started.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// The replica can't go on.
+    #[error(transparent)]
+    Replica(#[from] ReplicaError),
+    /// The arena can't be opened.
+    #[error(transparent)]
+    Arena(#[from] ashlar_pmem::ArenaError),
+    /// The operating system refuses something.
+    #[error("{what}: {error}")]
+    System {
+        /// The attempt that failed.
+        what: &'static str,
+        /// The cause.
+        error: io::Error,
+    },
+}

@@ -1,0 +1,120 @@
+//! What a node of a cluster is at its start.
+
+use std::sync::Arc;
+
+use ashlar_cluster::chain::PEER_VERSIONS;
+use ashlar_cluster::{ClusterDocument, DocumentMember, HardState, MemberRole};
+use ashlar_fabric::{Fabric, FabricIdentity, Member, NodeCredentials, Security, TcpFabric};
+use ashlar_pmem::Arena;
+use ashlar_replica::mirror::ClusterFiles;
+use ashlar_types::{ArenaId, Epoch, NodeNumber};
+use ashlar_wire::{ClusterReport, MemberReport};
+
+use crate::error::MemberError;
+
+/// A node's place in its cluster.
+#[derive(Clone, Debug)]
+pub struct Membership {
+    /// Its files.
+    pub files: ClusterFiles,
+    /// The document.
+    pub document: ClusterDocument,
+    /// What it has seen and promised.
+    pub state: HardState,
+    /// The node.
+    pub node: NodeNumber,
+}
+
+impl Membership {
+    /// Reads it from an arena; `None` if the arena belongs to no cluster.
+    ///
+    /// # Errors
+    /// [`MemberError`]: the files can't be read, or are of another file system or arena.
+    pub fn open(arena: &Arena) -> Result<Option<Self>, MemberError> {
+        let files = ClusterFiles::of(arena.dir());
+        if !files.is_member() {
+            return Ok(None);
+        }
+        let (document, summary) = (files.document()?, arena.summary());
+        let path = files.directory().to_owned();
+        if document.cluster != summary.file_system.id {
+            let (found, expected) = (document.cluster, summary.file_system.id);
+            return Err(MemberError::ForeignDocument { path, found, expected });
+        }
+        let id = ArenaId(summary.id);
+        let member = document.member_of(id).ok_or(MemberError::NotAMember { path, arena: id })?;
+        let node = member.node;
+        let state = files.hard_state()?;
+        Ok(Some(Self { files, document, state, node }))
+    }
+
+    /// Returns this member.
+    ///
+    /// # Panics
+    /// Never: the document has it.
+    #[must_use]
+    pub fn own(&self) -> &DocumentMember {
+        self.document.member(self.node).expect("the document was checked for it")
+    }
+
+    /// Returns its role. One that a newer epoch has replaced does not know it from its document.
+    #[must_use]
+    pub fn role(&self) -> MemberRole {
+        let is_superseded = self.state.superseding(self.document.epoch).is_some();
+        if is_superseded { MemberRole::Replaced } else { self.own().role }
+    }
+
+    /// Starts the fabric, which listens at the member's address.
+    ///
+    /// # Errors
+    /// [`MemberError::Credentials`], [`MemberError::Fabric`].
+    pub fn start_fabric(&self) -> Result<Arc<dyn Fabric>, MemberError> {
+        let own = self.own();
+        let identity = FabricIdentity {
+            cluster: self.document.cluster,
+            node: own.node,
+            arena: own.arena,
+            epoch: self.document.epoch,
+            versions: PEER_VERSIONS,
+        };
+        let security = match self.document.tls {
+            true => Security::Tls(NodeCredentials::load(self.files.directory())?),
+            false => Security::Plain,
+        };
+        let fabric = TcpFabric::new(identity, &security)?;
+        let others = self.document.members.iter().filter(|member| member.node != own.node);
+        let members = others.map(|member| Member {
+            node: member.node,
+            arena: member.arena,
+            address: member.address.clone(),
+            // A replaced member must learn of it: it is told by a link that carries nothing.
+            oldest_epoch: Epoch::default(),
+        });
+        fabric.set_members(members.collect());
+        fabric.listen(&own.address)?;
+        Ok(Arc::new(fabric))
+    }
+
+    /// Returns the report of a node, with what all nodes know.
+    #[must_use]
+    pub fn report(&self) -> ClusterReport {
+        let members = self.document.members.iter().map(|member| MemberReport {
+            node: member.node.get(),
+            address: member.address.clone(),
+            role: member.role.name().to_owned(),
+        });
+        ClusterReport {
+            cluster: self.document.cluster.to_string(),
+            node: self.node.get(),
+            epoch: (self.document.epoch.number, self.document.epoch.node.get()),
+            min_replicas: self.document.min_replicas,
+            members: members.collect(),
+            standing: String::new(),
+            is_linked: false,
+            in_sync: false,
+            is_alone: false,
+            replication: None,
+            problems: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The socket of a node that serves no sessions: it says why, and takes commands.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ashlar_pmem::Arena;
+use ashlar_types::Errno;
+use ashlar_wire::{
+    ClusterCommand, ClusterReport, Connection, Listener, ReceiveLimits, Reply, Request, SpaceReply, StatusReply,
+};
+
+/// The longest message that is taken, and how long a peer may be silent.
+const REQUEST_BYTES_MAX: usize = 64 << 10;
+const SILENCE_MAX: Duration = Duration::from_secs(1);
+/// Any process may ask.
+const SOCKET_MODE: u32 = 0o666;
+
+/// A node that serves no sessions.
+pub trait StandbyNode: Send + Sync {
+    /// Returns the sentence for processes that ask for a session: which node serves, and the next command.
+    fn refusal(&self) -> String;
+
+    /// Returns whether sessions that exist may go on soon: they wait as for a SharedFS that is starting.
+    fn may_serve_soon(&self) -> bool;
+
+    /// Returns the state of the cluster.
+    fn report(&self) -> ClusterReport;
+
+    /// Carries out a command of an administrator.
+    ///
+    /// # Errors
+    /// A sentence for people: why not, and the next command.
+    fn run_command(&self, command: ClusterCommand) -> Result<(), String>;
+}
+
+/// The socket of a node that serves no sessions, until it is dropped.
+pub struct StandbyServer {
+    listener: Listener,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl StandbyServer {
+    /// Listens at a socket.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub fn start(socket: &Path, arena: &Arc<Arena>, node: Arc<dyn StandbyNode>) -> io::Result<Self> {
+        let listener = Listener::bind(socket)?;
+        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(SOCKET_MODE))?;
+        let acceptor = listener.acceptor();
+        let (arena, started) = (Arc::clone(arena), Instant::now());
+        let thread = std::thread::Builder::new().name("standby".into()).spawn(move || {
+            while let Ok(connection) = acceptor.accept() {
+                serve(connection, &*node, &|| report_status(&arena, started, node.report()));
+            }
+        })?;
+        Ok(Self { listener, thread: Some(thread) })
+    }
+}
+
+impl Drop for StandbyServer {
+    fn drop(&mut self) {
+        self.listener.stop_accepting();
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has logged that.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Serves one message: such connections are short.
+fn serve(mut connection: Connection, node: &dyn StandbyNode, status: &dyn Fn() -> StatusReply) {
+    let limits = ReceiveLimits {
+        bytes_max: REQUEST_BYTES_MAX,
+        silence_max: Some(SILENCE_MAX),
+        message_max: SILENCE_MAX,
+        takes_descriptors: false,
+    };
+    let Ok((request, _)) = connection.receive_bounded::<Request>(&limits) else { return };
+    let reply = match request {
+        Request::Status => Reply::Status(Box::new(status())),
+        Request::Cluster(command) => match is_administrator(&connection) {
+            Ok(true) => node.run_command(command).map_or_else(Reply::Refused, |()| Reply::Done),
+            Ok(false) => Reply::Error(Errno::EPERM),
+            Err(_) => return,
+        },
+        // A session takes a connection that is closed without an answer for a SharedFS that is not up yet.
+        Request::Hello(hello) if hello.resume.is_some() && node.may_serve_soon() => return,
+        Request::Attach { .. } => return,
+        _ => Reply::Refused(node.refusal()),
+    };
+    // A peer that does not wait for the answer does not get it.
+    let _ = connection.send(&reply, &[]);
+}
+
+/// Commands are for root and the user of this process.
+fn is_administrator(connection: &Connection) -> io::Result<bool> {
+    let peer = rustix::net::sockopt::socket_peercred(connection.socket())?;
+    Ok(peer.uid.is_root() || peer.uid == rustix::process::geteuid())
+}
+
+fn report_status(arena: &Arena, started: Instant, cluster: ClusterReport) -> StatusReply {
+    let medium = arena.medium();
+    StatusReply {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        uptime_seconds: started.elapsed().as_secs(),
+        arena: arena.dir().display().to_string(),
+        medium: if medium.emulated { "pmem (emulated)".to_owned() } else { medium.kind.name().to_owned() },
+        arena_bytes: arena.summary().size_bytes,
+        space: SpaceReply::default(),
+        sessions: Vec::new(),
+        counters: Vec::new(),
+        cluster: Some(Box::new(cluster)),
+    }
+}
