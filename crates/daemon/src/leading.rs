@@ -155,6 +155,11 @@ impl WriterNode for SharedState {
         }
     }
 
+    fn handle_replicated(&self) {
+        self.parked_syncs.advance_all(self);
+        self.replicated.notify_all();
+    }
+
     fn handle_failure(&self, error: StoreError) {
         tracing::error!(%error, "the journal has failed");
         self.lock().failure.get_or_insert(error);

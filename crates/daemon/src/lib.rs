@@ -35,6 +35,7 @@ mod materialise;
 mod mount_notifier;
 mod node_requests;
 mod panics;
+mod parked_syncs;
 mod placeholder;
 mod pool_filling;
 mod quarantine;

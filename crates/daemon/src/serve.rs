@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -153,7 +154,8 @@ fn serve_or_refuse(shared: &Arc<SharedState>, mut connection: Connection, connec
 
 /// A reply, and the descriptors that are sent with it.
 struct ReplyWithFiles {
-    reply: Reply,
+    /// `None`: another thread sends it ([`crate::parked_syncs`]).
+    reply: Option<Reply>,
     files: Vec<Arc<dyn AsFd + Send + Sync>>,
     /// A prepared session was taken for it.
     takes_prepared: bool,
@@ -163,7 +165,14 @@ struct ReplyWithFiles {
 
 impl ReplyWithFiles {
     fn of(reply: Reply, files: Vec<Arc<dyn AsFd + Send + Sync>>) -> Self {
-        Self { reply, files, takes_prepared: false, opening: None }
+        Self { reply: Some(reply), files, takes_prepared: false, opening: None }
+    }
+}
+
+impl ReplyWithFiles {
+    /// Returns the reply that another thread sends.
+    fn parked() -> Self {
+        Self { reply: None, files: Vec::new(), takes_prepared: false, opening: None }
     }
 }
 
@@ -188,6 +197,8 @@ struct ConnectedPeer {
     has_begun: bool,
     /// It serves a mount, so root runs it.
     is_mount: bool,
+    /// The connection's socket, for replies that another thread sends.
+    reply_socket: Option<Arc<UnixStream>>,
 }
 
 impl ConnectedPeer {
@@ -200,6 +211,7 @@ impl ConnectedPeer {
             is_reclaiming: false,
             has_begun: false,
             is_mount: false,
+            reply_socket: None,
         }
     }
 
@@ -214,6 +226,15 @@ impl ConnectedPeer {
         self.session = Some(id);
         self.slot_owner = slot_owner_of(session, self.user.as_ref());
         Ok(())
+    }
+
+    /// Returns the connection's socket, for a reply that another thread sends.
+    fn reply_socket(&mut self, connection: &Connection) -> Result<Arc<UnixStream>, Errno> {
+        if let Some(socket) = &self.reply_socket {
+            return Ok(Arc::clone(socket));
+        }
+        let socket = Arc::new(connection.reply_socket()?);
+        Ok(Arc::clone(self.reply_socket.insert(socket)))
     }
 
     /// Returns the messages that may come next.
@@ -262,6 +283,7 @@ fn serve_connection(shared: &Arc<SharedState>, connection: &mut Connection, proc
             None => return fence_after_panic(shared, peer.session),
         };
         let ReplyWithFiles { reply, files, takes_prepared, opening } = answer;
+        let Some(reply) = reply else { continue };
         let with: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
         let sent = match connection.send(&reply, &with) {
             // The session receives an error: otherwise it would ask the same again on another connection.
@@ -387,6 +409,14 @@ fn answer_request(
     let terms = RequestTerms { patience: Patience::Any, bytes_max, reclaims };
     if let Request::Lock { .. } = request {
         return set_lock(shared, id, request, terms, connection.socket().as_fd()).map(ReplyWithFiles::from);
+    }
+    let is_sync = matches!(request, Request::SyncAll | Request::SyncInode { .. } | Request::SyncDependencies(_));
+    if is_sync && shared.leading.is_some() {
+        let socket = peer.reply_socket(connection)?;
+        return match shared.lock().serve_or_park(id, request, terms, &socket)? {
+            Some(answer) => finish_answer(answer, terms.patience).map(ReplyWithFiles::from),
+            None => Ok(ReplyWithFiles::parked()),
+        };
     }
     serve_session(shared, id, request, descriptors, terms)
 }

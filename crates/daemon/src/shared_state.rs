@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,10 +23,12 @@ use ashlar_replica::Shadow;
 use ashlar_replica::mirror::LeaderService;
 use ashlar_store::StoreError;
 use ashlar_types::{Errno, JournalPosition, SessionId};
+use ashlar_wire::Request;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::Config;
 use crate::file_guard::FileGuard;
+use crate::parked_syncs::ParkedSyncs;
 use crate::placeholder::make_placeholder;
 use crate::request_slots::RequestSlots;
 use crate::session_files::SessionFiles;
@@ -34,6 +37,9 @@ use crate::user_shares::{self, UserShares};
 
 /// How often a thread that waits for a lock checks whether its peer has hung up.
 const HANGUP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How often a commit that waits for the replica checks whether SharedFS ends.
+const END_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long an end of SharedFS waits for the replica.
 const END_PATIENCE: Duration = Duration::from_secs(2);
@@ -86,6 +92,10 @@ pub struct SharedState {
     /// Carries the journal to the replica on another machine, with the node's place in its cluster.
     pub leading: Option<Leading>,
     node: Mutex<Node>,
+    /// Requests that wait for the copies of the journal, without a thread.
+    pub parked_syncs: ParkedSyncs,
+    /// Signals that the copies have more of the journal.
+    pub replicated: Condvar,
     /// Signals that a log should be digested.
     pub digest_wanted: Condvar,
     /// Signals that a commit is wanted.
@@ -162,7 +172,7 @@ impl StateGuard<'_> {
             if self.ending || self.failure.is_some() {
                 return Err(StoreError::CommitUnderWay);
             }
-            self.wait(&shared.progress);
+            self.wait_for(&shared.replicated, END_CHECK_INTERVAL);
         }
         Ok(())
     }
@@ -219,6 +229,35 @@ impl StateGuard<'_> {
         self.serve_request(request, RequestTerms::OWN).map(drop)
     }
 
+    /// Serves a session's request to make updates durable. It is parked when only copies of the journal are missing.
+    ///
+    /// # Errors
+    /// Those of the request.
+    pub fn serve_or_park(
+        mut self,
+        id: SessionId,
+        request: Request,
+        terms: RequestTerms,
+        socket: &Arc<UnixStream>,
+    ) -> Result<Option<NodeAnswer>, Errno> {
+        let shared = self.shared;
+        let ticket = self.begin_request(NodeRequest::Session(id, request), terms);
+        loop {
+            match self.guard.advance(ticket) {
+                Progress::Done(answer) => return answer.map(Some),
+                Progress::Wait(WaitFor::Copies, _) => break,
+                Progress::More => self.bump(),
+                Progress::Wait(..) => return self.await_answer(ticket, terms.patience, None).map(Some),
+            }
+        }
+        shared.parked_syncs.add(ticket, id, Arc::clone(socket));
+        // This thread sends the frames, so the other one need not be woken for that.
+        self.guard.effects.take(NodeEffect::Replicate);
+        drop(self);
+        shared.send_frames();
+        Ok(None)
+    }
+
     /// Advances a request until it has ended.
     ///
     /// A request for a lock is given up when the peer of its socket has hung up.
@@ -233,6 +272,7 @@ impl StateGuard<'_> {
     ) -> Result<NodeAnswer, Errno> {
         let shared = self.shared;
         let mut next_check = Instant::now() + HANGUP_CHECK_INTERVAL;
+        let mut has_sent = false;
         loop {
             let (event, until) = match self.guard.advance(ticket) {
                 Progress::Done(answer) => return answer,
@@ -249,7 +289,12 @@ impl StateGuard<'_> {
                 WaitFor::Grants => &shared.grants_changed,
                 WaitFor::Locks => &shared.locks_changed,
                 WaitFor::Digests => &shared.progress,
+                WaitFor::Copies => &shared.replicated,
             };
+            if event == WaitFor::Copies && !std::mem::replace(&mut has_sent, true) {
+                self.unlocked(|| shared.send_frames());
+                continue;
+            }
             let pause = until.map(|until| until.saturating_sub(self.now.since_boot));
             let Some(socket) = socket else {
                 match pause {
@@ -300,6 +345,8 @@ impl SharedState {
             shadow: copies.shadow.map(Mutex::new),
             leading: copies.leading,
             node: Mutex::new(node),
+            parked_syncs: ParkedSyncs::default(),
+            replicated: Condvar::new(),
             digest_wanted: Condvar::new(),
             commit_wanted: Condvar::new(),
             journal_grew: Condvar::new(),
@@ -338,6 +385,13 @@ impl SharedState {
         let is_acknowledged = state.journal.as_ref().is_none_or(|journal| journal.is_acknowledged(upto));
         let shadow = self.shadow.as_ref().filter(|_| !is_acknowledged);
         shadow.map_or(Ok(()), |shadow| shadow.lock().catch_up(state))
+    }
+
+    /// Sends the replica what is new in the journal, from this thread. The node is not locked.
+    pub fn send_frames(&self) {
+        if let Some(Leading { leader, .. }) = &self.leading {
+            leader.send_now(self);
+        }
     }
 
     /// Returns for how long a mount's kernel may believe its cache.

@@ -35,6 +35,11 @@ impl PendingEffects {
         self.0 |= 1 << effect as u8;
     }
 
+    /// Takes back an effect, which the shell performs in another way.
+    pub fn take(&mut self, effect: NodeEffect) {
+        self.0 &= !(1 << effect as u8);
+    }
+
     /// Takes an effect, if there is one.
     pub fn poll(&mut self) -> Option<NodeEffect> {
         let effect = NodeEffect::ALL.into_iter().find(|effect| self.0 & 1 << *effect as u8 != 0)?;

@@ -12,7 +12,7 @@ use ashlar_fabric::{Fabric, FabricIdentity, Member, Security, TcpFabric};
 use ashlar_journal::OwnAct;
 use ashlar_node::digest::commit::{begin_commit, finish_commit};
 use ashlar_node::journal::acts::journal_act;
-use ashlar_node::pending::progress::Progress;
+use ashlar_node::pending::progress::{Progress, WaitFor};
 use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_node::recovery::take_up::take_up_sessions;
 use ashlar_node::sessions::identity::{Process, ProcessTable};
@@ -24,7 +24,7 @@ use ashlar_replica::mirror::{
 use ashlar_replica::{open_copy, open_journal};
 use ashlar_store::{Store, StoreError, compare_dumps};
 use ashlar_types::{ArenaId, Epoch, Errno, NodeNumber, QuotaKey, QuotaLimits, Timestamp};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -73,6 +73,10 @@ impl WriterNode for Writer {
         *self.standing.lock() = Some(standing);
     }
 
+    fn handle_replicated(&self) {
+        self.progress.notify_all();
+    }
+
     fn handle_failure(&self, error: StoreError) {
         panic!("{error}");
     }
@@ -85,12 +89,16 @@ impl Writer {
         node.limits.replication_patience = patience;
         node.handle_time(now());
         let ticket = node.begin_request(request, RequestTerms::OWN);
+        let mut has_sent = false;
         loop {
             match node.advance(ticket) {
                 Progress::Done(answer) => return answer.map(drop),
                 Progress::More => {}
-                Progress::Wait(_, until) => {
-                    leader.wake();
+                Progress::Wait(event, until) => {
+                    if event == WaitFor::Copies && !std::mem::replace(&mut has_sent, true) {
+                        MutexGuard::unlocked(&mut node, || leader.send_now(self));
+                        continue;
+                    }
                     let pause = until.map_or(PATIENCE, |until| until.saturating_sub(since_boot()));
                     self.progress.wait_for(&mut node, pause);
                     node.handle_time(now());

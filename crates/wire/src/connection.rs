@@ -107,6 +107,22 @@ pub struct Connection {
     sending_max: Option<Duration>,
 }
 
+/// Sends a short reply without waiting, instead of the connection's own thread.
+///
+/// # Errors
+/// [`WireError`] if the peer is gone, or has not read what was sent before: then the connection is of no use any more.
+pub fn send_reply_now<M: Serialize>(socket: &UnixStream, reply: &M) -> Result<(), WireError> {
+    let mut bytes = postcard::to_extend(reply, vec![0; 4]).map_err(|_| WireError::Malformed)?;
+    let length = (bytes.len() - 4) as u32;
+    bytes[..4].copy_from_slice(&length.to_le_bytes());
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    match rustix::net::send(socket, &bytes, flags) {
+        Ok(sent) if sent == bytes.len() => Ok(()),
+        Ok(_) => Err(WireError::Silent),
+        Err(error) => Err(WireError::Io(error.into())),
+    }
+}
+
 impl AsRawFd for Connection {
     fn as_raw_fd(&self) -> RawFd {
         self.socket.as_raw_fd()
@@ -233,6 +249,14 @@ impl Connection {
             }
         }
         Ok(())
+    }
+
+    /// Returns another handle of the socket, by which another thread sends a reply ([`send_reply_now`]).
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn reply_socket(&self) -> io::Result<UnixStream> {
+        self.socket.try_clone()
     }
 
     /// Receives a message and its descriptors.

@@ -179,8 +179,10 @@ impl Leader {
     }
 
     /// Takes the time.
-    pub fn handle_time(&mut self, now: Duration, end: JournalPosition) {
-        self.authority.handle_time(now, end);
+    ///
+    /// A beat tells the replica what is durable here, if no frames have since: the replica commits no more than that.
+    pub fn handle_time(&mut self, now: Duration, journal: &JournalView<'_>) {
+        self.authority.handle_time(now, journal.end);
         if self.phase == Phase::Down {
             return;
         }
@@ -189,6 +191,7 @@ impl Leader {
         match self.pulse.poll(now) {
             Some(PulseEvent::Silent) => self.close("it is silent"),
             _ if is_stalled => self.close("it does not acknowledge"),
+            Some(PulseEvent::Beat) if self.has_news(journal) => self.send_news(journal),
             Some(PulseEvent::Beat) => self.effects.push_back(LeaderEffect::Send(PeerMessage::Beat)),
             None => {}
         }
@@ -204,14 +207,13 @@ impl Leader {
         [link, self.authority.deadline()].into_iter().flatten().min()
     }
 
-    /// Returns whether frames are to be sent now, or the news of what is durable here.
+    /// Returns whether frames are to be sent now.
     #[must_use]
     pub fn frames_wanted(&self, journal: &JournalView<'_>) -> Option<FramesWanted> {
         let waiting = self.progress.sent.0 - self.progress.durable.0;
         let has_frames = self.progress.sent < journal.end && waiting < WINDOW_BYTES;
-        let has_news = self.progress.sent == journal.end && self.durable_sent < journal.flushed;
         let bytes_max = FRAMES_BYTES_MAX.min(WINDOW_BYTES.saturating_sub(waiting) as usize);
-        (self.phase == Phase::Streaming && (has_frames || has_news)).then_some(FramesWanted { bytes_max })
+        (self.phase == Phase::Streaming && has_frames).then_some(FramesWanted { bytes_max })
     }
 
     /// Takes the news that frames up to a position were sent, with the durable position.
@@ -223,11 +225,12 @@ impl Leader {
     }
 
     /// Tells the replica that the writer ends in order; all frames were sent.
-    pub fn handle_stop(&mut self, now: Duration, end: JournalPosition) {
+    pub fn handle_stop(&mut self, now: Duration, journal: &JournalView<'_>) {
         if self.phase == Phase::Streaming {
             self.has_stopped = true;
             self.pulse.sent_at = now;
-            self.effects.push_back(LeaderEffect::Send(PeerMessage::Stopped { at: end }));
+            self.send_news(journal);
+            self.effects.push_back(LeaderEffect::Send(PeerMessage::Stopped { at: journal.end }));
         }
     }
 
@@ -262,6 +265,18 @@ impl Leader {
         self.effects.push_back(LeaderEffect::Send(PeerMessage::Lead(lead)));
         self.authority.handle_leading();
         self.phase = Phase::Preparing { from };
+    }
+
+    /// Returns whether the replica knows less than is durable here, of the frames that it has.
+    fn has_news(&self, journal: &JournalView<'_>) -> bool {
+        self.phase == Phase::Streaming && self.durable_sent < journal.flushed.min(self.progress.sent)
+    }
+
+    /// Tells the replica what is durable here.
+    fn send_news(&mut self, journal: &JournalView<'_>) {
+        self.durable_sent = journal.flushed.min(self.progress.sent);
+        let news = PeerMessage::Frames { durable: self.durable_sent, bytes: &[] };
+        self.effects.push_back(LeaderEffect::Send(news));
     }
 
     fn check_caught_up(&mut self, journal: &JournalView<'_>) {

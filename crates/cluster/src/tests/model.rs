@@ -389,7 +389,7 @@ impl World {
     fn stop_writer(&mut self) -> Result<(), TestCaseError> {
         if let Some(leader) = &mut self.leader {
             self.journal.flushed = self.journal.frames.len();
-            leader.handle_stop(self.now, self.journal.end());
+            leader.handle_stop(self.now, &self.journal.view());
             self.settle();
             while self.leader.as_ref().is_some_and(|leader| !leader.has_said_goodbye()) && !self.to_replica.is_empty() {
                 self.calm()?;
@@ -479,9 +479,8 @@ impl World {
             Step::Promote => self.promote()?,
             Step::Calm => self.calm()?,
         }
-        let end = self.journal.end();
         if let Some(leader) = &mut self.leader {
-            leader.handle_time(self.now, end);
+            leader.handle_time(self.now, &self.journal.view());
         }
         if let Some(follower) = &mut self.follower {
             follower.handle_time(self.now);

@@ -11,6 +11,8 @@ pub enum WaitFor {
     Locks,
     /// A digest, a commit or the end of a session: [`NodeEffect::WakeDigests`](crate::NodeEffect::WakeDigests).
     Digests,
+    /// The journal is in all copies that count. The shell sends it to the replica, and knows when that is so.
+    Copies,
 }
 
 /// How far a pending request has come.

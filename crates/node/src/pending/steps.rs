@@ -7,7 +7,6 @@ use ashlar_types::{Errno, JournalPosition, LogPosition, SessionId};
 use crate::digest::commit::is_commit_due_after;
 use crate::digest::freed_blocks::release_blocks;
 use crate::digest::orphans::{closed_orphans, free_orphan, is_open};
-use crate::effects::NodeEffect;
 use crate::leases::decisions::decide_some;
 use crate::leases::grant::ENDING;
 use crate::node_core::NodeCore;
@@ -142,8 +141,7 @@ impl ReplicationWait {
         if node.ending {
             return Progress::Done(Err(ENDING));
         }
-        node.effects.push(NodeEffect::Replicate);
-        Progress::Wait(WaitFor::Digests, Some(self.until))
+        Progress::Wait(WaitFor::Copies, Some(self.until))
     }
 }
 

@@ -13,8 +13,8 @@ use ashlar_cluster::{
 };
 use ashlar_fabric::{Event, Fabric, LinkId};
 use ashlar_journal::FlushJob;
+use ashlar_node::NodeCore;
 use ashlar_node::journal::{CopyPart, CopySender, NodeJournal};
-use ashlar_node::{NodeCore, NodeEffect};
 use ashlar_pmem::SharedMemory;
 use ashlar_store::StoreError;
 use ashlar_types::{JournalPosition, NodeNumber};
@@ -41,6 +41,9 @@ pub trait WriterNode {
 
     /// Takes the news that the node may serve, or may not any more.
     fn handle_standing(&self, standing: Standing);
+
+    /// Takes the news that the journal may be in all copies up to a later position. The node is not locked.
+    fn handle_replicated(&self);
 
     /// Takes the news that the journal can't be read or made durable: SharedFS must end.
     fn handle_failure(&self, error: StoreError);
@@ -109,6 +112,8 @@ impl WriterNode for LentNode<'_> {
     }
 
     fn handle_standing(&self, _: Standing) {}
+
+    fn handle_replicated(&self) {}
 
     fn handle_failure(&self, error: StoreError) {
         *self.failure.borrow_mut() = Some(error);
@@ -250,6 +255,15 @@ impl LeaderService {
         while self.step(&node, DRIVE_PAUSE) {}
     }
 
+    /// Sends frames from the calling thread, for which the journal has just grown: that saves waking the other one.
+    pub fn send_now(&self, node: &dyn WriterNode) {
+        match self.chain.try_lock() {
+            Some(mut chain) => self.send_frames(node, &mut chain),
+            // The thread may have looked at the journal before it grew.
+            None => self.fabric.wake(),
+        }
+    }
+
     /// Runs the thread, until [`Self::end`] or [`Self::abandon`].
     pub fn run(&self, node: &dyn WriterNode) {
         while !self.is_left.load(Ordering::Acquire) && self.step(node, IDLE) {}
@@ -282,7 +296,11 @@ impl LeaderService {
             self.handle_event(node, chain, event);
             self.perform(node, chain);
         }
-        chain.leader.handle_time(node.now(), end_of(node));
+        let now = node.now();
+        with_journal(node, |journal| chain.leader.handle_time(now, &view_of(journal)));
+        drop(guard);
+        // Requests that have waited for too long end too.
+        node.handle_replicated();
         true
     }
 
@@ -308,7 +326,8 @@ impl LeaderService {
             return false;
         }
         if !std::mem::replace(&mut chain.has_stopped, true) {
-            chain.leader.handle_stop(node.now(), end_of(node));
+            let now = node.now();
+            with_journal(node, |journal| chain.leader.handle_stop(now, &view_of(journal)));
             self.perform(node, chain);
         }
         chain.leader.has_said_goodbye()
@@ -381,12 +400,10 @@ impl LeaderService {
                         None => {}
                     }
                 }
-                LeaderEffect::Replicated(durable) => node.with_node(&mut |core| {
-                    if let Some(journal) = &mut core.journal {
-                        journal.handle_ack(durable);
-                    }
-                    core.effects.push(NodeEffect::WakeDigests);
-                }),
+                LeaderEffect::Replicated(durable) => {
+                    with_journal(node, |journal| journal.handle_ack(durable));
+                    node.handle_replicated();
+                }
                 LeaderEffect::CopyNeeded => chain.needs_copy = true,
                 LeaderEffect::Authority(effect) => self.perform_authority(node, chain, effect),
             }
@@ -406,12 +423,8 @@ impl LeaderService {
                 tracing::info!(?copies, "acknowledgements need so many copies from now on");
                 let durable = chain.leader.progress().map_or(JournalPosition(0), |progress| progress.durable);
                 let needed = (copies == CopiesNeeded::Both).then_some(durable);
-                node.with_node(&mut |core| {
-                    if let Some(journal) = &mut core.journal {
-                        journal.set_replica(needed);
-                    }
-                    core.effects.push(NodeEffect::WakeDigests);
-                });
+                with_journal(node, |journal| journal.set_replica(needed));
+                node.handle_replicated();
             }
             AuthorityEffect::StandingChanged(standing) => node.handle_standing(standing),
             AuthorityEffect::DeclareInSync => self.send(node, chain, &PeerMessage::InSync { at: end_of(node) }),
@@ -447,15 +460,17 @@ impl LeaderService {
             if let Some((job, memory)) = flush {
                 is_done = false;
                 let mut result = Some(job.run(&*memory));
-                let mut failure = None;
-                node.with_node(&mut |core| {
-                    if let (Some(journal), Some(result)) = (&mut core.journal, result.take()) {
-                        failure = journal.finish_flush(&job, result).err();
+                let finished = with_journal(node, |journal| match result.take() {
+                    Some(result) => {
+                        let before = journal.replicated();
+                        journal.finish_flush(&job, result).map(|()| journal.replicated() > before)
                     }
-                    core.effects.push(NodeEffect::WakeDigests);
+                    None => Ok(false),
                 });
-                if let Some(error) = failure {
-                    return node.handle_failure(error);
+                match finished {
+                    Some(Err(error)) => return node.handle_failure(error),
+                    Some(Ok(true)) => node.handle_replicated(),
+                    _ => {}
                 }
             }
             if is_done {

@@ -172,6 +172,9 @@ impl ReplicaService {
             }
             link.follower.handle_time(now());
             self.perform(&mut link, now)?;
+            drop(link);
+            // Not before the acknowledgement is sent: the writer waits for that, and not for the tree here.
+            self.changed.notify_all();
         }
         let link = self.link_state.lock().link.take();
         link.into_iter().for_each(|link| self.fabric.close(link));
@@ -279,7 +282,6 @@ impl ReplicaService {
         }
         copy.flush()?;
         let reached = copy.durable();
-        self.changed.notify_all();
         drop(copy);
         let committed = JournalPosition(self.committed.load(Ordering::Acquire));
         link.follower.handle_durable(now(), reached, committed);
