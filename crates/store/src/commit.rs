@@ -6,12 +6,13 @@
 //! never refer to blocks that are not durable, and the sessions' positions are rows of the same transaction as the
 //! changes of their logs.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use ashlar_pmem::{MediumKind, Persistent, SharedMemory};
 use ashlar_types::{BlockAddress, LogPosition, SessionId};
 
 use crate::blocks::segment::StoreSegment;
+use crate::copying::touched::{RowKey, TouchedRows};
 use crate::database::{Database, WriteTransaction};
 use crate::metadata::batch::Batch;
 use crate::metadata::rows::{self, EntryKey, StoredCounters, kind};
@@ -31,6 +32,29 @@ pub(crate) struct Frozen {
 }
 
 impl Frozen {
+    /// Returns the keys of the rows that a copy of the tree has as well.
+    pub(crate) fn touched_rows(&self) -> Arc<[RowKey]> {
+        let batch = &self.batch;
+        let entry = |(directory, cookie, name, _): (u64, u64, &[u8], _)| {
+            RowKey::from(EntryKey::new(directory, cookie, name).as_bytes())
+        };
+        let inodes = batch.inodes().map(|inode| RowKey::from(rows::key1(kind::INODE, inode.0)));
+        let chunks =
+            batch.sorted_chunks().map(|(inode, number, _)| RowKey::from(rows::key2(kind::CHUNK, inode, number)));
+        let inline = batch.sorted_inline().into_iter();
+        let inline = inline.map(|(inode, _)| RowKey::from(rows::key1(kind::INLINE, inode)));
+        let others = batch.rows(&[]).map(|(key, _)| RowKey::from(key));
+        let tables = self.rows.iter().filter(|(key, _)| matches!(key[0], kind::SESSION | kind::QUOTA));
+        let tables = tables.map(|(key, _)| RowKey::from(*key));
+        inodes
+            .chain(batch.sorted_entries().map(entry))
+            .chain(chunks)
+            .chain(inline)
+            .chain(others)
+            .chain(tables)
+            .collect()
+    }
+
     /// Whether the batch has written any of these blocks.
     pub(crate) fn has_written(&self, address: BlockAddress, blocks: u64) -> bool {
         let (start, end) = (u64::from(address.block()), u64::from(address.block()) + blocks);
@@ -114,7 +138,11 @@ impl Store {
             // The job of the commit under way shares the batch.
             Some(frozen) if Arc::strong_count(frozen) > 1 => return None,
             Some(_) => {}
-            None if self.is_dirty() => self.frozen = Some(Arc::new(self.freeze())),
+            None if self.is_dirty() => {
+                let frozen = self.freeze();
+                self.note_touched(&frozen);
+                self.frozen = Some(Arc::new(frozen));
+            }
             None => return None,
         }
         let frozen = Arc::clone(self.frozen.as_ref()?);
@@ -159,6 +187,24 @@ impl Store {
         }
     }
 
+    /// Notes the rows of a batch for the copies that are being made.
+    fn note_touched(&mut self, frozen: &Frozen) {
+        if self.has_copies() {
+            let (touched, segments) = (frozen.touched_rows(), self.segments.clone());
+            self.each_copy(|copy| copy.begin_batch(&touched, &segments));
+        }
+    }
+
+    /// Whether a copy is being made of the tree.
+    pub(crate) fn has_copies(&mut self) -> bool {
+        self.copies.retain(|copy| copy.strong_count() > 0);
+        !self.copies.is_empty()
+    }
+
+    fn each_copy(&self, tell: impl Fn(&TouchedRows)) {
+        self.copies.iter().filter_map(Weak::upgrade).for_each(|copy| tell(&copy));
+    }
+
     /// Records that a commit was run.
     ///
     /// Blocks that it has freed may be used again, and logs may be truncated at the returned positions.
@@ -179,8 +225,9 @@ impl Store {
         self.frozen = None;
         self.stored.next_inode = self.stored.next_inode.max(frozen.counters.next_inode);
         self.stored.next_session = self.stored.next_session.max(frozen.counters.next_session);
-        let held = self.is_held();
-        self.allocator.committed(held);
+        self.readers.note_committed(self.allocator.frozen_batches());
+        self.allocator.committed(self.readers.bound());
+        self.each_copy(TouchedRows::finish_batch);
         self.show_lagging();
         let mut committed = Committed { batch: Some(frozen.number), ..Committed::default() };
         for &(session, position) in &frozen.positions {

@@ -58,6 +58,11 @@ pub enum StoreError {
          removed"
     )]
     NotFormatted,
+    /// The arena holds a part of a tree, which is copied from another node, and no shared area yet.
+    #[error(
+        "the copy of the file system into this arena has not ended; its node goes on with it when it reaches the writer"
+    )]
+    Copying,
     /// The metadata belongs to another arena.
     #[error("the metadata belongs to arena {found:016x}, not to {expected:016x}")]
     WrongArena {

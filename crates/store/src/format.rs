@@ -13,12 +13,8 @@ pub fn format_database(database: &Database, identity: StoreIdentity, at: Timesta
     if database.snapshot()?.get(&[kind::SUPERBLOCK])?.is_some() {
         return Ok(());
     }
-    let superblock = Superblock { versions: rows::FORMAT_VERSIONS, arena: identity.id };
-    let counters = StoredCounters {
-        next_inode: InodeId::numbers_of(identity.node).start + InodeId::FIRST_FREE.0,
-        next_session: SessionId::numbers_of(identity.node).start + 1,
-        reserved_blocks: 0,
-    };
+    let superblock = Superblock { versions: rows::FORMAT_VERSIONS, arena: identity.id, is_whole: true };
+    let counters = first_counters(identity);
     let mut writer = database.write(5, 1024)?;
     writer.put(&[kind::SUPERBLOCK], &rows::encode_superblock(superblock))?;
     writer.put(&[kind::COUNTERS], &rows::encode_counters(counters))?;
@@ -28,6 +24,15 @@ pub fn format_database(database: &Database, identity: StoreIdentity, at: Timesta
         writer.put(&key, &value)?;
     }
     writer.commit()
+}
+
+/// The counters of a node that has given out no number.
+pub fn first_counters(identity: StoreIdentity) -> StoredCounters {
+    StoredCounters {
+        next_inode: InodeId::numbers_of(identity.node).start + InodeId::FIRST_FREE.0,
+        next_session: SessionId::numbers_of(identity.node).start + 1,
+        reserved_blocks: 0,
+    }
 }
 
 /// The root directory of a new file system: owned by the super-user, open to all to read.

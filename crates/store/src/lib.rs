@@ -12,13 +12,16 @@
 //!   each, so that a change needs no search for neighbours. Files of up to [`INLINE_BYTES_MAX`] bytes that never had
 //!   blocks are rows.
 //! * **Data** are blocks of 4 KiB with a CRC32C each, in the segment beside them.
+//! * **Copies.** [`Store::begin_copy`] reads the committed tree for another node while the store works on, and
+//!   [`StoreImport`] stores it there (module `copying`).
 //! * **Files or memory.** [`Store::open`] works on an arena and LMDB, [`Store::open_in_memory`] on their twins
 //!   ([`MemoryArena`]), which crash and fail as planned. The modules `database` and `medium` hide the difference.
 //!
 //! # Invariants
 //! * A committed row never refers to a block that is not durable, and such a block is never overwritten. Blocks given
 //!   out since the last freeze may be, so that many small appends cost one block.
-//! * A freed block is given out again only after the commit that freed it. The session that freed it must also have
+//! * A freed block is given out again only after the commit that freed it, and after the end of each check or copy that
+//!   reads a state from before. The session that freed it must also have
 //!   released its log that far. Pins are in memory only: a process that opens the store again must ensure that no
 //!   session reads by extents from before.
 //! * A block that a process has mapped is given out to no other file, and overwritten only when no committed row refers
@@ -40,6 +43,7 @@
 mod blocks;
 mod checking;
 mod commit;
+mod copying;
 mod database;
 mod dump;
 mod error;
@@ -48,6 +52,7 @@ mod format;
 mod medium;
 mod metadata;
 mod model;
+mod opening;
 mod quotas;
 mod store;
 mod tree;
@@ -64,6 +69,9 @@ pub use blocks::segment::StoreSegment;
 pub use checking::checker::Checker;
 pub use checking::problem::{CheckProgress, CheckReport, PROBLEMS_MAX, Problem, TreeCounts};
 pub use commit::{CommitDone, CommitJob};
+pub use copying::{
+    COPY_PART_BYTES_MAX, CopiedBlocks, CopyBacklog, CopyEnd, CopyError, CopyItem, CopyProgress, CopySource, StoreImport,
+};
 pub use database::{CommitFault, CommitObserver, DatabaseError, MemoryDatabase};
 pub use dump::{
     DumpComparison, DumpDifference, DumpError, DumpHash, DumpLines, DumpSubject, DumpSummary, InodePart, compare_dumps,

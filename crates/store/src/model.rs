@@ -1,6 +1,7 @@
 //! The store's descriptions of files, sessions and space.
 
 use ashlar_types::{BlockAddress, Extent, InodeId, JournalPosition, LogGeneration, LogPosition, SessionId};
+use serde::{Deserialize, Serialize};
 
 /// Blocks of a file that stand in a process's memory, one behind the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +84,7 @@ pub struct ArenaSpace {
 }
 
 /// How far a node's journal is applied.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalMark {
     /// All frames before this position are applied.
     pub position: JournalPosition,

@@ -99,6 +99,12 @@ impl Quotas {
         self.limited > 0
     }
 
+    /// Replaces an account's row.
+    pub fn replace(&mut self, key: QuotaKey, used: QuotaAmount, limits: QuotaLimits) {
+        self.set_limits(key, limits);
+        Self::changing(&mut self.accounts, &mut self.changed, key).used = used;
+    }
+
     /// Sets limits, or takes them away.
     pub fn set_limits(&mut self, key: QuotaKey, limits: QuotaLimits) {
         let account = Self::changing(&mut self.accounts, &mut self.changed, key);

@@ -1,25 +1,26 @@
-//! The store: opening, reading, numbers, sessions, space.
+//! The store: reading, numbers, sessions, space.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use ashlar_pmem::{Arena, SegmentInfo};
+use ashlar_pmem::SegmentInfo;
 use ashlar_types::{
     BlockAddress, Inode, InodeId, LogGeneration, LogPosition, Name, NameHashKey, NodeNumber, QuotaAmount, QuotaKey,
-    QuotaLimits, SessionId, Timestamp, XATTRS_BYTES_MAX, name_cookie,
+    QuotaLimits, SessionId, XATTRS_BYTES_MAX, name_cookie,
 };
 use ashlar_update::Entry;
 use ashlar_update::xattr_size::{attribute_bytes, attribute_fits};
 
 use crate::StoreError;
 use crate::blocks::allocator::{Allocator, Freer};
+use crate::blocks::readers::StateReaders;
 use crate::blocks::segment::StoreSegment;
 use crate::commit::Frozen;
+use crate::copying::touched::TouchedRows;
 use crate::database::{Database, Snapshot};
 use crate::files::mapped::Mapped;
-use crate::format::format_database;
-use crate::medium::{MemoryArena, StoreIdentity, StoreMedium};
+use crate::medium::StoreMedium;
 use crate::metadata::batch::{Batch, LayerValue};
 use crate::metadata::chunk::ExtentChunk;
 use crate::metadata::inode_cache::InodeCache;
@@ -38,10 +39,6 @@ const XATTR_BYTES_KNOWN_MAX: usize = 4096;
 
 /// The most directories whose depth is known without climbing. Then all are forgotten.
 const DEPTHS_KNOWN_MAX: usize = 16_384;
-
-/// Replaces counters that can't be read: every request for a number is refused, since the row must be repaired first.
-const COUNTERS_UNKNOWN: StoredCounters =
-    StoredCounters { next_inode: u64::MAX >> 1, next_session: u64::MAX >> 1, reserved_blocks: 0 };
 
 /// The shared area of one arena. See the crate's documentation.
 pub struct Store {
@@ -63,7 +60,7 @@ pub struct Store {
     /// Sessions whose rows differ from those of the last freeze; `false`: removed.
     pub(crate) changed_sessions: BTreeMap<SessionId, bool>,
     /// How far each node's journal is applied.
-    journals: BTreeMap<NodeNumber, JournalMark>,
+    pub(crate) journals: BTreeMap<NodeNumber, JournalMark>,
     /// The journals whose marks the next commit writes.
     pub(crate) changed_journals: BTreeSet<NodeNumber>,
     /// The next numbers, and the reserved blocks of the applied state.
@@ -74,8 +71,10 @@ pub struct Store {
     pub(crate) quotas: Quotas,
     /// The usage of the inodes that the current update has read, so that none is read again when it changes.
     pub(crate) holdings: std::cell::RefCell<Vec<(InodeId, Option<Holding>)>>,
-    /// Cloned by each checker, which needs freed blocks to stay as they are.
-    pub(crate) hold: Arc<()>,
+    /// Readers of committed states, which need blocks that are freed later to stay as they are.
+    pub(crate) readers: Arc<StateReaders>,
+    /// The copies that are being made of the tree.
+    pub(crate) copies: Vec<Weak<TouchedRows>>,
     pub(crate) poisoned: bool,
     /// Which blocks are used is not known for certain, so nothing may be changed.
     pub(crate) damaged: bool,
@@ -100,143 +99,6 @@ pub struct Store {
 }
 
 impl Store {
-    /// Makes an empty shared area, with a root directory of this time, in an arena that has none.
-    ///
-    /// # Errors
-    /// [`StoreError::Database`], [`StoreError::Map`]. An area that is there already is left as it is.
-    pub fn format(arena: &Arena, at: Timestamp) -> Result<(), StoreError> {
-        format_database(&Database::open(arena)?, StoreIdentity::of_arena(arena), at)
-    }
-
-    /// Makes an empty shared area like [`Self::format`], in memory.
-    ///
-    /// # Errors
-    /// [`StoreError::Database`]. An area that is there already is left as it is.
-    pub fn format_in_memory(arena: &MemoryArena, at: Timestamp) -> Result<(), StoreError> {
-        format_database(&arena.open_database(), arena.identity(), at)
-    }
-
-    /// Opens the shared area of an arena, as of the last commit.
-    ///
-    /// # Errors
-    /// [`StoreError::NotFormatted`], [`StoreError::WrongVersion`], [`StoreError::WrongArena`], [`StoreError::Corrupt`],
-    /// and those of the arena and of the database.
-    pub fn open(arena: Arc<Arena>) -> Result<Self, StoreError> {
-        Self::open_on(StoreMedium::Arena(arena))
-    }
-
-    /// Opens the shared area of an arena in memory, as of the last commit.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
-    pub fn open_in_memory(arena: Arc<MemoryArena>) -> Result<Self, StoreError> {
-        Self::open_on(StoreMedium::Memory(arena))
-    }
-
-    fn open_on(medium: StoreMedium) -> Result<Self, StoreError> {
-        let database = Arc::new(medium.open_database()?);
-        let snapshot = database.snapshot()?;
-        let superblock = snapshot.get(&[kind::SUPERBLOCK])?.ok_or(StoreError::NotFormatted)?;
-        let superblock = rows::decode_superblock(superblock).ok_or(StoreError::NotFormatted)?;
-        if rows::FORMAT_VERSIONS.negotiate(superblock.versions).is_none() {
-            return Err(StoreError::WrongVersion { found: superblock.versions, supported: rows::FORMAT_VERSIONS });
-        }
-        let StoreIdentity { id, node, file_system } = medium.identity();
-        if superblock.arena != id {
-            return Err(StoreError::WrongArena { found: superblock.arena, expected: id });
-        }
-        let found = match read_counters(&snapshot, node) {
-            Err(StoreError::Corrupt(_)) => None,
-            found => Some(found?),
-        };
-        let stored = found.unwrap_or(COUNTERS_UNKNOWN);
-        let inode_end = snapshot.inode_end()?;
-        let mut store = Self {
-            committed_bytes: snapshot.used_bytes()?,
-            medium,
-            snapshot,
-            seen: InodeCache::default(),
-            database,
-            node,
-            hash_key: file_system.hash_key,
-            active: Batch::default(),
-            frozen: None,
-            segments: BTreeMap::new(),
-            allocator: Allocator::new(node),
-            mapped: Mapped::default(),
-            sessions: HashMap::new(),
-            changed_sessions: BTreeMap::new(),
-            journals: BTreeMap::new(),
-            changed_journals: BTreeSet::new(),
-            counters: stored,
-            stored,
-            quotas: Quotas::default(),
-            holdings: std::cell::RefCell::default(),
-            hold: Arc::new(()),
-            poisoned: false,
-            damaged: false,
-            batches: 0,
-            damaged_blocks: 0,
-            freer: Freer::NOBODY,
-            touched: false,
-            absent_inode: std::cell::Cell::new(None),
-            absent_entry: std::cell::Cell::new(None),
-            depths: std::cell::RefCell::default(),
-            xattr_bytes: std::cell::RefCell::default(),
-            inode_end,
-        };
-        for info in store.medium.segments() {
-            store.add_segment(info)?;
-        }
-        store.load_rows()?;
-        store.damaged |= found.is_none();
-        if store.damaged {
-            tracing::error!("the metadata is damaged; the arena needs `ashlar fsck`");
-        }
-        Ok(store)
-    }
-
-    /// Reads which blocks are used, and the sessions. Damaged rows leave a store that can be read, checked and
-    /// repaired, and not changed.
-    pub(crate) fn load_rows(&mut self) -> Result<(), StoreError> {
-        self.damaged = false;
-        self.xattr_bytes.get_mut().clear();
-        self.depths.get_mut().clear();
-        for row in self.snapshot.prefix(&[kind::BITMAP])? {
-            let (key, value) = row?;
-            let place = rows::split_key1(key).filter(|(_, rest)| rest.is_empty());
-            let known = place.is_some_and(|(place, _)| self.allocator.load((place >> 32) as u32, place as u32, value));
-            self.damaged |= !known;
-        }
-        for row in self.snapshot.prefix(&[kind::SESSION])? {
-            let (key, value) = row?;
-            match rows::decode_session(key, value) {
-                Some((session, generation, position)) => {
-                    let state = SessionState { generation, applied: position, committed: position };
-                    self.sessions.insert(session, state);
-                }
-                None => self.damaged = true,
-            }
-        }
-        self.journals.clear();
-        for row in self.snapshot.prefix(&[kind::JOURNAL])? {
-            let (key, value) = row?;
-            match rows::decode_journal_mark(key, value) {
-                Some((node, mark)) => _ = self.journals.insert(node, mark),
-                None => self.damaged = true,
-            }
-        }
-        self.quotas = Quotas::default();
-        for row in self.snapshot.prefix(&[kind::QUOTA])? {
-            let (key, value) = row?;
-            match rows::decode_quota(key, value) {
-                Some((key, used, limits)) => self.quotas.load(key, used, limits),
-                None => self.damaged = true,
-            }
-        }
-        Ok(())
-    }
-
     // ---- quotas
 
     /// The use of an owner, a group or a subtree, as applied, and its limits.
@@ -342,8 +204,8 @@ impl Store {
     /// The session no longer reads by extents that its log before `upto` has changed. After the commit, the blocks that
     /// those records freed may be given out again.
     pub fn release(&mut self, session: SessionId, upto: LogPosition) {
-        let held = self.is_held();
-        self.allocator.release(session, upto, held);
+        let bound = self.readers.bound();
+        self.allocator.release(session, upto, bound);
     }
 
     /// Whether blocks wait for the session to release its log further, but not beyond this position.
@@ -354,10 +216,6 @@ impl Store {
     /// The session reads nothing any more.
     pub fn release_all(&mut self, session: SessionId) {
         self.release(session, LogPosition(u64::MAX));
-    }
-
-    pub(crate) fn is_held(&self) -> bool {
-        Arc::strong_count(&self.hold) > 1
     }
 
     /// Fails where nothing may be changed.
@@ -861,18 +719,6 @@ impl Store {
         let segment = self.segments.get(&address.segment()).filter(|_| address.node() == self.node);
         segment.map(|segment| &**segment).ok_or(StoreError::Corrupt("an extent lies in a segment that does not exist"))
     }
-}
-
-/// Reads the counters row of a node's store.
-pub(crate) fn read_counters(snapshot: &Snapshot, node: NodeNumber) -> Result<StoredCounters, StoreError> {
-    let row = snapshot.get(&[kind::COUNTERS])?;
-    // The end of a node's numbers stands there when it has given out the last one.
-    let is_of = |numbers: Range<u64>, next: u64| numbers.start <= next && next <= numbers.end;
-    let is_sound = |counters: &StoredCounters| {
-        is_of(InodeId::numbers_of(node), counters.next_inode)
-            && is_of(SessionId::numbers_of(node), counters.next_session)
-    };
-    row.and_then(rows::decode_counters).filter(is_sound).ok_or(StoreError::Corrupt("the counters' row is damaged"))
 }
 
 #[cfg(test)]

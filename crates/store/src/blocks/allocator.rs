@@ -252,21 +252,24 @@ impl Allocator {
         frozen
     }
 
-    /// All batches that were frozen are committed now. `held`: freed blocks must stay as they are for now.
-    pub fn committed(&mut self, held: bool) {
-        self.committed = self.batch;
-        if !held {
-            self.reclaim_all();
-        }
+    /// How many batches were frozen.
+    pub fn frozen_batches(&self) -> u64 {
+        self.batch
     }
 
-    /// Releases blocks: the session no longer reads by extents from before its log position `upto`.
-    pub fn release(&mut self, session: SessionId, upto: LogPosition, held: bool) {
+    /// All batches that were frozen are committed now. Blocks that were freed in a batch from `bound` on must stay as
+    /// they are for now.
+    pub fn committed(&mut self, bound: u64) {
+        self.committed = self.batch;
+        self.reclaim_all(bound);
+    }
+
+    /// Releases blocks: the session no longer reads by extents from before its log position `upto`. `bound` as for
+    /// [`Self::committed`].
+    pub fn release(&mut self, session: SessionId, upto: LogPosition, bound: u64) {
         let pins = self.pins.entry(session).or_default();
         pins.released = pins.released.max(upto);
-        if !held {
-            self.reclaim(session);
-        }
+        self.reclaim(session, bound);
     }
 
     /// Whether blocks wait for this session to release its log further, but not beyond this position.
@@ -275,18 +278,19 @@ impl Allocator {
         self.pins.get(&session).is_some_and(waits)
     }
 
-    /// Gives out again all freed blocks that wait for no session any more.
-    pub fn reclaim_all(&mut self) {
+    /// Gives out again all freed blocks that wait for no session any more. `bound` as for [`Self::committed`].
+    pub fn reclaim_all(&mut self, bound: u64) {
         let sessions: Vec<SessionId> = self.pins.keys().copied().collect();
         for session in sessions {
-            self.reclaim(session);
+            self.reclaim(session, bound);
         }
     }
 
-    fn reclaim(&mut self, session: SessionId) {
+    fn reclaim(&mut self, session: SessionId, bound: u64) {
+        let committed = self.committed.min(bound);
         let Some(pins) = self.pins.get_mut(&session) else { return };
         let released = if session == SessionId::SHARED_FS { LogPosition(u64::MAX) } else { pins.released };
-        while pins.queue.front().is_some_and(|pin| pin.batch < self.committed && pin.end <= released) {
+        while pins.queue.front().is_some_and(|pin| pin.batch < committed && pin.end <= released) {
             let Some(pin) = pins.queue.pop_front() else { break };
             self.pinned -= pin.blocks;
             let Some(map) = self.segments.get_mut(&pin.address.segment()) else { continue };
@@ -332,9 +336,10 @@ impl Allocator {
         }
     }
 
-    /// Whether a block that is held belongs to no file any more, as committed: it may change.
-    pub fn is_loose(&self, address: BlockAddress) -> bool {
-        self.held.is_loose(address, self.committed)
+    /// Whether a block that is held belongs to no file any more, as committed: it may change. `bound` as for
+    /// [`Self::committed`].
+    pub fn is_loose(&self, address: BlockAddress, bound: u64) -> bool {
+        self.held.is_loose(address, self.committed.min(bound))
     }
 
     /// Whether the applied state refers to a block.
@@ -511,20 +516,20 @@ mod tests {
             let mut allocator = small();
             while allocator.allocate(1000, None).is_some() {}
             allocator.freeze();
-            allocator.committed(false);
+            allocator.committed(u64::MAX);
             allocator.free(at(0, 5), 3, freer(50));
             assert_eq!((allocator.free_blocks(), allocator.pinned_blocks()), (0, 3));
             if release_first {
-                allocator.release(SESSION, LogPosition(50), false);
+                allocator.release(SESSION, LogPosition(50), u64::MAX);
             }
             assert_eq!(allocator.allocate(1, None), None);
             allocator.freeze();
             assert_eq!(allocator.allocate(1, None), None);
-            allocator.committed(false);
+            allocator.committed(u64::MAX);
             if !release_first {
-                allocator.release(SESSION, LogPosition(49), false);
+                allocator.release(SESSION, LogPosition(49), u64::MAX);
                 assert_eq!(allocator.allocate(1, None), None);
-                allocator.release(SESSION, LogPosition(50), false);
+                allocator.release(SESSION, LogPosition(50), u64::MAX);
             }
             assert_eq!((allocator.free_blocks(), allocator.pinned_blocks()), (3, 0));
             assert_eq!(allocator.allocate(9, None), Some((at(0, 5), 3)));
@@ -537,12 +542,12 @@ mod tests {
         while allocator.allocate(1000, None).is_some() {}
         allocator.freeze();
         allocator.free(at(1, 0), 1, freer(1));
-        allocator.release(SESSION, LogPosition(9), false);
-        allocator.committed(false);
+        allocator.release(SESSION, LogPosition(9), u64::MAX);
+        allocator.committed(u64::MAX);
         // The commit that has just ended knows nothing of the freeing, unless it was frozen with it.
         assert_eq!(allocator.free_blocks(), 0);
         allocator.freeze();
-        allocator.committed(false);
+        allocator.committed(u64::MAX);
         assert_eq!(allocator.free_blocks(), 1);
     }
 
@@ -575,7 +580,7 @@ mod tests {
         allocator.add_segment(0, 100);
         while allocator.allocate(1000, None).is_some() {}
         allocator.freeze();
-        allocator.committed(false);
+        allocator.committed(u64::MAX);
         allocator
     }
 
@@ -585,10 +590,10 @@ mod tests {
         assert!(allocator.hold(at(0, 10), 4) && allocator.hold(at(0, 12), 4));
         assert!(!allocator.hold(at(0, 98), 4) && !allocator.hold(at(1, 0), 1), "no such blocks");
         allocator.free(at(0, 8), 8, Freer::NOBODY);
-        assert!(!allocator.is_loose(at(0, 10)), "the commit of the freeing is not done");
+        assert!(!allocator.is_loose(at(0, 10), u64::MAX), "the commit of the freeing is not done");
         allocator.freeze();
-        allocator.committed(false);
-        assert!(allocator.is_loose(at(0, 10)) && !allocator.is_loose(at(0, 8)));
+        allocator.committed(u64::MAX);
+        assert!(allocator.is_loose(at(0, 10), u64::MAX) && !allocator.is_loose(at(0, 8), u64::MAX));
         assert_eq!(rest(&mut allocator), [8, 9]);
         allocator.release_hold(at(0, 10), 4);
         assert_eq!((allocator.free_blocks(), rest(&mut allocator)), (2, vec![10, 11]));
@@ -605,7 +610,7 @@ mod tests {
         allocator.release_hold(at(0, 10), 4);
         assert_eq!(rest(&mut allocator), [0; 0]);
         allocator.freeze();
-        allocator.committed(false);
+        allocator.committed(u64::MAX);
         assert_eq!(rest(&mut allocator), [10, 11]);
     }
 
@@ -615,10 +620,26 @@ mod tests {
         allocator.add_segment(0, 100);
         assert!(allocator.hold(at(0, 10), 4));
         assert_eq!(allocator.free_blocks(), 96);
-        assert!(allocator.is_loose(at(0, 10)));
+        assert!(allocator.is_loose(at(0, 10), u64::MAX));
         assert!(!rest(&mut allocator).contains(&10));
         allocator.release_hold(at(0, 10), 4);
         assert_eq!(rest(&mut allocator), [10, 11, 12, 13]);
+    }
+
+    #[test]
+    fn block_freed_after_a_reader_began_waits_for_it() {
+        let mut allocator = full();
+        allocator.free(at(0, 3), 1, Freer::NOBODY);
+        allocator.freeze();
+        let bound = allocator.frozen_batches();
+        allocator.committed(bound);
+        assert_eq!(allocator.free_blocks(), 1, "the reader sees the block freed");
+        allocator.free(at(0, 4), 1, Freer::NOBODY);
+        allocator.freeze();
+        allocator.committed(bound);
+        assert_eq!(allocator.free_blocks(), 1, "the reader may see the block in use");
+        allocator.reclaim_all(u64::MAX);
+        assert_eq!(allocator.free_blocks(), 2);
     }
 
     #[test]

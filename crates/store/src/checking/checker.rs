@@ -1,7 +1,7 @@
 //! The check of a committed state from end to end.
 //!
-//! A checker has its own view of the last committed state, so it runs beside a store in use. While it lives, freed
-//! blocks are not given out again, so that the blocks of its view keep their content.
+//! A checker has its own view of the last committed state, so it runs beside a store in use. While it lives, blocks that
+//! are freed are not given out again, so that the blocks of its view keep their content.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -14,13 +14,14 @@ use ashlar_update::Entry;
 use ashlar_update::xattr_size::attribute_bytes;
 
 use crate::blocks::allocator::{PIECE_BLOCKS, PIECE_BYTES};
+use crate::blocks::readers::StateReader;
 use crate::blocks::segment::{Block, StoreSegment};
 use crate::checking::problem::{CheckProgress, CheckReport, Problem};
 use crate::database::Snapshot;
 use crate::metadata::batch::InodeMap;
 use crate::metadata::chunk::{CHUNK_BLOCKS, ExtentChunk};
 use crate::metadata::rows::{self, kind};
-use crate::store::read_counters;
+use crate::opening::read_counters;
 use crate::{INLINE_BYTES_MAX, Store, StoreError};
 
 /// Progress is reported after so many rows or blocks.
@@ -32,7 +33,7 @@ pub struct Checker {
     segments: BTreeMap<u32, Arc<StoreSegment>>,
     node: NodeNumber,
     hash_key: NameHashKey,
-    _hold: Arc<()>,
+    _reader: StateReader,
 }
 
 impl Store {
@@ -41,12 +42,13 @@ impl Store {
     /// # Errors
     /// [`StoreError::Database`].
     pub fn checker(&self) -> Result<Checker, StoreError> {
+        let reader = self.readers.begin_read();
         Ok(Checker {
             snapshot: self.database.snapshot()?,
             segments: self.segments.clone(),
             node: self.node,
             hash_key: self.hash_key,
-            _hold: Arc::clone(&self.hold),
+            _reader: reader,
         })
     }
 
@@ -58,7 +60,7 @@ impl Store {
         self.commit()?;
         let report = self.checker()?.run(progress)?;
         // Blocks that were freed meanwhile have waited for the checker's end.
-        self.allocator.reclaim_all();
+        self.allocator.reclaim_all(self.readers.bound());
         Ok(report)
     }
 }

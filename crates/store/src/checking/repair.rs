@@ -28,12 +28,12 @@ impl Store {
     /// No session may be using the store: blocks and inodes change under it.
     ///
     /// # Errors
-    /// [`StoreError::CommitUnderWay`] while a commit or a checker is at work; those of the database.
+    /// [`StoreError::CommitUnderWay`] while a commit, a checker or a copy is at work; those of the database.
     pub fn repair(&mut self) -> Result<CheckReport, StoreError> {
         if !self.damaged {
             self.commit()?;
         }
-        if self.frozen.is_some() || self.is_held() {
+        if self.frozen.is_some() || self.readers.is_any() || self.has_copies() {
             return Err(StoreError::CommitUnderWay);
         }
         // Rows change past the batches from here on.
@@ -66,12 +66,13 @@ impl Store {
         self.snapshot = self.database.snapshot()?;
         self.seen.forget_all();
         self.committed_bytes = self.snapshot.used_bytes()?;
-        self.stored = crate::store::read_counters(&self.snapshot, self.node)?;
+        self.stored = crate::opening::read_counters(&self.snapshot, self.node)?;
         self.counters = self.stored;
         self.inode_end = self.snapshot.inode_end()?;
         self.absent_inode.set(None);
         self.absent_entry.set(None);
         self.allocator = Allocator::new(self.node);
+        self.readers.note_committed(self.allocator.frozen_batches());
         for segment in self.segments.values() {
             self.allocator.add_segment(segment.info().number, segment.info().blocks);
         }

@@ -181,6 +181,11 @@ impl LmdbSnapshot {
         Ok(inodes.len(&self.txn)? + entries.len(&self.txn)? + rows.len(&self.txn)?)
     }
 
+    /// How many inodes and how many entries there are.
+    pub fn inodes_and_entries(&self) -> Result<(u64, u64), StoreError> {
+        Ok((self.tables.inodes.len(&self.txn)?, self.tables.entries.len(&self.txn)?))
+    }
+
     /// Bytes of the pages that the tables take.
     pub fn used_bytes(&self) -> Result<u64, StoreError> {
         Ok(tree_pages(&self.tables, &self.txn)?.0 * PAGE_BYTES)
@@ -225,6 +230,15 @@ impl LmdbTransaction<'_> {
         let appends = self.last_inode.as_deref().is_none_or(|last| key > last);
         let flags = if appends { PutFlags::APPEND } else { PutFlags::empty() };
         Ok(self.tables.inodes.put_with_flags(&mut self.txn, flags, key, value)?)
+    }
+
+    /// Deletes all rows.
+    pub fn clear(&mut self) -> Result<(), StoreError> {
+        for table in [self.tables.inodes, self.tables.entries, self.tables.rows] {
+            table.clear(&mut self.txn)?;
+        }
+        self.last_inode = None;
+        Ok(())
     }
 
     /// Deletes a row; one that isn't there is no error.

@@ -331,6 +331,10 @@ impl MemorySnapshot {
         self.tables.inodes.rows + self.tables.entries.rows + self.tables.rows.rows
     }
 
+    pub(super) fn inodes_and_entries(&self) -> (u64, u64) {
+        (self.tables.inodes.rows, self.tables.entries.rows)
+    }
+
     pub(super) fn used_bytes(&self) -> u64 {
         self.tables.used_bytes()
     }
@@ -361,6 +365,11 @@ impl MemoryTransaction<'_> {
         self.last_inode.clear();
         self.last_inode.extend_from_slice(key);
         self.put(key, value);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.tables = RowTables::default();
+        self.last_inode.clear();
     }
 
     pub(super) fn delete(&mut self, key: &[u8]) {

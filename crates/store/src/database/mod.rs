@@ -141,6 +141,14 @@ impl Snapshot {
         }
     }
 
+    /// How many inodes and how many entries there are.
+    pub fn inodes_and_entries(&self) -> Result<(u64, u64), StoreError> {
+        match self {
+            Self::Lmdb(snapshot) => snapshot.inodes_and_entries(),
+            Self::Memory(snapshot) => Ok(snapshot.inodes_and_entries()),
+        }
+    }
+
     /// Bytes of the pages that the tables take.
     pub fn used_bytes(&self) -> Result<u64, StoreError> {
         match self {
@@ -208,6 +216,17 @@ impl WriteTransaction<'_> {
         }
         self.value.clear();
         Ok(())
+    }
+
+    /// Deletes all rows.
+    pub fn clear(&mut self) -> Result<(), StoreError> {
+        match &mut self.rows {
+            TransactionRows::Lmdb(rows) => rows.clear(),
+            TransactionRows::Memory(rows) => {
+                rows.clear();
+                Ok(())
+            }
+        }
     }
 
     /// Deletes a row; one that isn't there is no error.

@@ -224,7 +224,7 @@ impl Store {
     }
 
     /// Writes into blocks, and says how many holes became blocks.
-    fn write_blocks(&mut self, id: InodeId, offset: u64, data: &[u8]) -> Result<u64, StoreError> {
+    pub(crate) fn write_blocks(&mut self, id: InodeId, offset: u64, data: &[u8]) -> Result<u64, StoreError> {
         if data.is_empty() {
             return Ok(0);
         }
@@ -348,6 +348,15 @@ impl Store {
         segment.set_checksum(address.block(), if sound { sum } else { !sum })
     }
 
+    /// Makes a block that was just written a damaged one, which it is where its bytes come from.
+    pub(crate) fn mark_damaged(&mut self, id: InodeId, block: u64) -> Result<(), StoreError> {
+        let Some(address) = self.address(id, block)? else { return Ok(()) };
+        let segment = self.segment(address)?;
+        let mut content = ZEROS;
+        segment.load(address.block(), 0, &mut content)?;
+        segment.set_checksum(address.block(), !checksum(&content))
+    }
+
     /// Frees the blocks in a range of a chunk; the chunk still names them.
     fn free_runs(&mut self, chunk: &ExtentChunk, range: Range<u64>, freer: Freer) -> u64 {
         let mut freed = 0;
@@ -366,7 +375,7 @@ impl Store {
     }
 
     /// Makes a range of blocks a hole, and says how many blocks that took out of use.
-    fn free_blocks(&mut self, id: InodeId, blocks: Range<u64>) -> Result<u64, StoreError> {
+    pub(crate) fn free_blocks(&mut self, id: InodeId, blocks: Range<u64>) -> Result<u64, StoreError> {
         let mut freed = 0;
         for number in self.chunk_numbers(id, chunks_of(&blocks))? {
             let Some(mut chunk) = self.chunk(id, number)? else { continue };
@@ -379,7 +388,7 @@ impl Store {
     }
 
     /// Reserves the holes in a range of blocks, and says how many there were.
-    fn reserve(&mut self, id: InodeId, blocks: Range<u64>) -> Result<u64, StoreError> {
+    pub(crate) fn reserve(&mut self, id: InodeId, blocks: Range<u64>) -> Result<u64, StoreError> {
         let mut holes = blocks.end - blocks.start;
         for number in self.chunk_numbers(id, chunks_of(&blocks))? {
             let Range { start, end } = within_chunk(&blocks, number);

@@ -237,7 +237,7 @@ impl Store {
     fn show(&mut self, inode: InodeId, blocks: &Range<u64>) {
         let Some(followers) = self.mapped.followers.get(&inode) else { return };
         // A checker reads the earlier committed content, and would report a change as damage.
-        let is_held = self.is_held();
+        let bound = self.readers.bound();
         let mut lagging = Vec::new();
         for follower in followers {
             let end = follower.logical_block + follower.blocks;
@@ -245,7 +245,7 @@ impl Store {
             if start >= end {
                 continue;
             }
-            if let Err(error) = self.show_in(inode, follower, start..end, is_held, &mut lagging) {
+            if let Err(error) = self.show_in(inode, follower, start..end, bound, &mut lagging) {
                 // It stays as it was last.
                 tracing::debug!(%inode, %error, "a mapping is not shown what was written");
             }
@@ -259,7 +259,7 @@ impl Store {
         inode: InodeId,
         follower: &Follower,
         blocks: Range<u64>,
-        is_held: bool,
+        bound: u64,
         lagging: &mut Vec<Range<u64>>,
     ) -> Result<(), StoreError> {
         if self.inode(inode)?.is_none() {
@@ -275,10 +275,10 @@ impl Store {
             if address != Some(follower.address.plus(logical_block - follower.logical_block)) {
                 continue;
             }
-            self.show_blocks(inode, follower, at..logical_block, is_held, lagging);
+            self.show_blocks(inode, follower, at..logical_block, bound, lagging);
             at = logical_block + blocks;
         }
-        self.show_blocks(inode, follower, at..blocks.end, is_held, lagging);
+        self.show_blocks(inode, follower, at..blocks.end, bound, lagging);
         Ok(())
     }
 
@@ -288,13 +288,13 @@ impl Store {
         inode: InodeId,
         follower: &Follower,
         blocks: Range<u64>,
-        is_held: bool,
+        bound: u64,
         lagging: &mut Vec<Range<u64>>,
     ) {
         let mut content: Block = [0; BLOCK_BYTES as usize];
         for block in blocks {
             let mapped = follower.address.plus(block - follower.logical_block);
-            if is_held || !self.allocator.is_loose(mapped) {
+            if !self.allocator.is_loose(mapped, bound) {
                 match lagging.last_mut().filter(|last| last.end == block) {
                     Some(last) => last.end = block + 1,
                     None => lagging.push(block..block + 1),
@@ -318,7 +318,6 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use ashlar_types::{FileKind, LogPosition, Timestamp};
     use ashlar_update::Create;
@@ -467,7 +466,7 @@ mod tests {
     fn a_checker_sees_no_block_change(medium: TestMedium) {
         let mut bench = Bench::new(medium);
         let runs = bench.map(1, true);
-        let checker = Arc::clone(&bench.store.hold);
+        let checker = bench.store.readers.begin_read();
         bench.write(0, &[2; 8 * BLOCK]);
         bench.store.commit().unwrap();
         assert_eq!(bench.seen(&runs), [1; 8]);

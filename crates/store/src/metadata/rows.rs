@@ -16,6 +16,8 @@ pub const FORMAT_VERSIONS: VersionRange = VersionRange::new(3, 3);
 const FIRST_WITH_RANGE: u32 = 3;
 /// The superblock row's first bytes.
 pub const MAGIC: [u8; 8] = *b"ASHLARST";
+/// The superblock row's first bytes while the tree is copied from another node. Earlier releases know no such area.
+pub const COPYING_MAGIC: [u8; 8] = *b"ASHLARCP";
 /// The version of inode rows.
 const INODE_VERSION: u8 = 2;
 
@@ -94,6 +96,8 @@ pub struct Superblock {
     pub versions: VersionRange,
     /// The arena that the metadata belongs to.
     pub arena: u64,
+    /// The rows are a whole tree, and no part of one that is copied.
+    pub is_whole: bool,
 }
 
 /// A key of a kind and one number.
@@ -329,7 +333,7 @@ pub fn decode_quota(key: &[u8], value: &[u8]) -> Option<(QuotaKey, QuotaAmount, 
 
 /// The superblock row's value.
 pub fn encode_superblock(superblock: Superblock) -> Vec<u8> {
-    let mut value = MAGIC.to_vec();
+    let mut value = if superblock.is_whole { MAGIC } else { COPYING_MAGIC }.to_vec();
     value.extend_from_slice(&superblock.versions.current.to_le_bytes());
     value.extend_from_slice(&superblock.versions.oldest.to_le_bytes());
     value.extend_from_slice(&superblock.arena.to_le_bytes());
@@ -339,12 +343,14 @@ pub fn encode_superblock(superblock: Superblock) -> Vec<u8> {
 /// Reads the superblock row's value. The versions come first, so that later releases may change what follows.
 pub fn decode_superblock(value: &[u8]) -> Option<Superblock> {
     let mut fields = Fields(value);
-    if fields.array::<8>()? != MAGIC {
-        return None;
-    }
+    let is_whole = match fields.array()? {
+        MAGIC => true,
+        COPYING_MAGIC => false,
+        _ => return None,
+    };
     let current = fields.u32()?;
     let oldest = if current < FIRST_WITH_RANGE { current } else { fields.u32()? };
-    Some(Superblock { versions: VersionRange::new(oldest, current), arena: fields.u64()? })
+    Some(Superblock { versions: VersionRange::new(oldest, current), arena: fields.u64()?, is_whole })
 }
 
 struct Fields<'a>(&'a [u8]);
@@ -437,9 +443,11 @@ mod tests {
         let counters = StoredCounters { next_inode: 1, next_session: 2, reserved_blocks: 3 };
         assert_eq!(encode_counters(counters).len(), COUNTERS_BYTES);
         assert_eq!(decode_counters(&encode_counters(counters)), Some(counters));
-        let superblock = Superblock { versions: VersionRange::new(3, 4), arena: 9 };
-        assert_eq!(encode_superblock(superblock).len(), SUPERBLOCK_BYTES);
-        assert_eq!(decode_superblock(&encode_superblock(superblock)), Some(superblock));
+        for is_whole in [true, false] {
+            let superblock = Superblock { versions: VersionRange::new(3, 4), arena: 9, is_whole };
+            assert_eq!(encode_superblock(superblock).len(), SUPERBLOCK_BYTES);
+            assert_eq!(decode_superblock(&encode_superblock(superblock)), Some(superblock));
+        }
         let of_version_2 = [&MAGIC[..], &[2, 0, 0, 0], &[7; 24]].concat();
         let found = decode_superblock(&of_version_2).expect("read as far as it goes");
         assert_eq!(found.versions, VersionRange::new(2, 2));

@@ -1,9 +1,9 @@
-use ashlar_pmem::{ArenaOptions, CrashMedium};
-use ashlar_types::{FileSystemId, FileSystemIdentity, VersionRange};
+use ashlar_pmem::{Arena, ArenaOptions, CrashMedium};
+use ashlar_types::{FileSystemId, FileSystemIdentity, Timestamp, VersionRange};
 
 use super::*;
-use crate::MemoryArenaOptions;
 use crate::metadata::rows::Superblock;
+use crate::{MemoryArena, MemoryArenaOptions};
 
 const NODE: NodeNumber = NodeNumber::MAX;
 
@@ -122,7 +122,8 @@ fn counters_of_another_node_are_damage() {
 fn metadata_of_other_versions_is_refused_with_a_line() {
     let (_directory, store) = store_with(&options());
     let mut writer = store.database.write(1, 64).unwrap();
-    let superblock = Superblock { versions: VersionRange::new(7, 8), arena: store.medium.identity().id };
+    let superblock =
+        Superblock { versions: VersionRange::new(7, 8), arena: store.medium.identity().id, is_whole: true };
     writer.put(&[kind::SUPERBLOCK], &rows::encode_superblock(superblock)).unwrap();
     writer.commit().unwrap();
     let medium = store.medium.clone();
