@@ -132,6 +132,9 @@ pub struct NodeAddArguments {
     /// The file to write; it has the new node's key
     #[arg(long, value_name = "FILE")]
     pub invitation: PathBuf,
+    /// Put it in the place of the present replica, which is lost for good
+    #[arg(long)]
+    pub replace: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub arena: ArenaArgument,

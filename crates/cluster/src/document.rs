@@ -227,6 +227,17 @@ impl ClusterDocument {
         Ok(next)
     }
 
+    /// Returns the document with another replica in place of the present one, in the next epoch.
+    ///
+    /// # Errors
+    /// As for [`Self::with_replica`].
+    pub fn with_replacement(&self, arena: ArenaId, address: String) -> Result<Self, DocumentError> {
+        let mut without = self.clone();
+        let replicas = without.members.iter_mut().filter(|member| member.role == MemberRole::Replica);
+        replicas.for_each(|member| member.role = MemberRole::Replaced);
+        without.with_replica(arena, address)
+    }
+
     /// Returns the document without a member that holds no copy that counts, in the next epoch.
     ///
     /// # Errors

@@ -52,6 +52,12 @@ impl HardState {
         Self { in_sync: self.in_sync && !is_alone, writer_stopped_at: None, ..self }
     }
 
+    /// Returns the hard state of a replica whose store is emptied, for a copy of the whole file system.
+    #[must_use]
+    pub fn with_copy_begun(self) -> Self {
+        Self { in_sync: false, writer_stopped_at: None, ..self }
+    }
+
     /// Returns the hard state of a replica that the writer has declared in sync.
     #[must_use]
     pub fn with_sync(self) -> Self {

@@ -2,23 +2,28 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ashlar_cluster::{CopiesNeeded, Standing};
-use ashlar_member::{Membership, StandbyNode, StandbyServer};
+use ashlar_member::{Invitation, Membership, StandbyNode, StandbyServer};
 use ashlar_node::NodeCore;
 use ashlar_pmem::Arena;
 use ashlar_processes::clock;
 use ashlar_replica::mirror::{LeaderOptions, LeaderService, LeaderStatus, WriterNode};
 use ashlar_store::StoreError;
 use ashlar_types::JournalPosition;
-use ashlar_wire::{ClusterCommand, ClusterReport, ReplicationReport};
+use ashlar_wire::{ClusterCommand, ClusterReport, ReplicationReport, Reply};
 
 use crate::DaemonError;
 use crate::shared_state::{Leading, SharedState};
 
 /// How long a start waits for the replica before it says at the socket that it waits.
 const QUIET_WAIT: Duration = Duration::from_millis(300);
+
+/// How long an order to go on alone may take, and how often that is checked.
+const ALONE_PATIENCE: Duration = Duration::from_secs(5);
+const ALONE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Begins to lead, and waits until the node may serve.
 ///
@@ -82,26 +87,54 @@ impl StandbyNode for WaitingWriter {
         report_leading(&self.membership, &self.leader.status(), self.end)
     }
 
-    fn run_command(&self, command: ClusterCommand) -> Result<(), String> {
-        run_command(&self.membership, &self.leader, command)
+    fn run_command(&self, command: &ClusterCommand) -> Result<(), String> {
+        match command {
+            ClusterCommand::Force => self.leader.order_alone(),
+            ClusterCommand::Promote { .. } => Err(is_writer(&self.membership)),
+            ClusterCommand::AddReplica { .. } => {
+                Err("this node waits for its replica; let it go on alone first, with 'ashlar node force'".into())
+            }
+        }
     }
+}
+
+fn is_writer(membership: &Membership) -> String {
+    format!("node {} is the writer already", membership.node)
 }
 
 /// Carries out an administrator's command at a writer.
 ///
 /// # Errors
 /// A sentence for people.
-pub fn run_command(membership: &Membership, leader: &LeaderService, command: ClusterCommand) -> Result<(), String> {
+pub fn run_command(shared: &SharedState, leading: &Leading, command: &ClusterCommand) -> Result<Reply, String> {
+    let Leading { membership, leader } = leading;
     match command {
-        ClusterCommand::Force if leader.status().progress.is_some() => {
-            Err("the replica is connected, and the writer needs no order to go on".into())
+        ClusterCommand::Force => leader.order_alone().map(|()| Reply::Done),
+        ClusterCommand::Promote { .. } => Err(is_writer(membership)),
+        ClusterCommand::AddReplica { address, replaces } => {
+            if *replaces && membership.document.replica().is_some() {
+                leader.order_alone()?;
+                await_alone(leader)?;
+            }
+            let invitation = Invitation::issue(membership, &shared.arena, address.clone(), *replaces);
+            let invitation = invitation.map_err(|error| error.to_string())?;
+            // The next SharedFS has the new document. Sessions wait for it, some tenths of a second.
+            shared.role_changed.store(true, Ordering::Release);
+            Ok(Reply::Invitation(invitation.to_text()))
         }
-        ClusterCommand::Force => {
-            leader.force();
-            Ok(())
-        }
-        ClusterCommand::Promote { .. } => Err(format!("node {} is the writer already", membership.node)),
     }
+}
+
+/// Waits until the order to go on alone is recorded.
+fn await_alone(leader: &LeaderService) -> Result<(), String> {
+    let until = clock::boot_time() + ALONE_PATIENCE;
+    while leader.status().copies != CopiesNeeded::Own {
+        if clock::boot_time() >= until {
+            return Err("the order to go on alone can't be recorded; see the daemon's log".into());
+        }
+        std::thread::sleep(ALONE_PAUSE);
+    }
+    Ok(())
 }
 
 /// Returns the state of a writer's cluster. `end` is its journal's end.
@@ -124,16 +157,13 @@ pub fn report_leading(membership: &Membership, status: &LeaderStatus, end: Journ
         committed: progress.committed.0,
         lag_ms: progress.waiting_since.map_or(0, |since| clock::boot_time().saturating_sub(since).as_millis() as u64),
     });
-    if let Some(replica) = membership.document.replica().filter(|_| !report.is_linked) {
+    let is_away = !report.is_linked && report.copied_bytes.is_none();
+    if let Some(replica) = membership.document.replica().filter(|_| is_away) {
         let cause = status.last_problem.as_deref().unwrap_or("it has not connected yet");
         let remedy = if report.is_alone { "" } else { "; fsync waits: start it, or run 'ashlar node force'" };
         report.problems.push(format!("node {} at {} is away: {cause}{remedy}", replica.node, replica.address));
     }
-    if status.needs_copy {
-        report
-            .problems
-            .push("the replica lacks frames that are gone; make it anew with 'ashlar node add --replace'".into());
-    }
+    report.copied_bytes = status.full_copy.map(|progress| progress.bytes);
     report
 }
 

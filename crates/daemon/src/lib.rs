@@ -67,6 +67,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use crate::shared_state::Leading;
@@ -105,7 +106,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     if let Some(membership) = membership.clone().filter(|membership| membership.role() != MemberRole::Writer) {
         return match run_standby(arena, membership, &socket, &should_end)? {
             StandbyEnd::Stopped => Ok(()),
-            StandbyEnd::Promoted => Err(DaemonError::RoleChanged),
+            StandbyEnd::RoleChanged => Err(DaemonError::RoleChanged),
         };
     }
     let shared = match recovery::recover(config, arena, membership, &should_end) {
@@ -157,7 +158,8 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     }
     let result = digest::digest_all(&shared);
     drop(listener);
-    served.and(result.map_err(DaemonError::Failed))
+    served.and(result.map_err(DaemonError::Failed))?;
+    if shared.role_changed.load(Ordering::Acquire) { Err(DaemonError::RoleChanged) } else { Ok(()) }
 }
 
 /// Lets all users connect to a socket: its own file, and none that a link in its place leads to.

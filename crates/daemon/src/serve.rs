@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ashlar_helper::{FileOpening, FileReport};
@@ -74,6 +75,10 @@ pub fn serve_connections(shared: &Arc<SharedState>, listener: &Listener) -> io::
         let lingering = linger_seconds.map(Duration::from_secs);
         if lingering.is_some_and(|linger| unused_since.elapsed() >= linger) {
             tracing::info!("no session is left; SharedFS ends");
+            shared.stop();
+            break;
+        }
+        if shared.role_changed.load(Ordering::Acquire) {
             shared.stop();
             break;
         }

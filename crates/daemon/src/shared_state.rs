@@ -6,6 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use ashlar_helper::Helper;
@@ -92,6 +93,8 @@ pub struct SharedState {
     /// Carries the journal to the replica on another machine, with the node's place in its cluster.
     pub leading: Option<Leading>,
     node: Mutex<Node>,
+    /// The node's document has changed: SharedFS ends, to start again.
+    pub role_changed: AtomicBool,
     /// Requests that wait for the copies of the journal, without a thread.
     pub parked_syncs: ParkedSyncs,
     /// Signals that the copies have more of the journal.
@@ -345,6 +348,7 @@ impl SharedState {
             shadow: copies.shadow.map(Mutex::new),
             leading: copies.leading,
             node: Mutex::new(node),
+            role_changed: AtomicBool::new(false),
             parked_syncs: ParkedSyncs::default(),
             replicated: Condvar::new(),
             digest_wanted: Condvar::new(),

@@ -13,7 +13,7 @@ use ashlar_wire::{FsckReply, Reply, Request, StatusReply};
 
 use crate::leading::{report_leading, run_command};
 use crate::shadow_service;
-use crate::shared_state::{Leading, SharedState, StateGuard};
+use crate::shared_state::{SharedState, StateGuard};
 
 /// How long SharedFS tries to empty a segment of a shrinking arena, and how often.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -37,8 +37,8 @@ pub fn answer_command(shared: &SharedState, socket: impl AsFd, request: &Request
         Request::CompareShadow { directory } => shadow_service::compare_trees(shared, directory).map(Reply::Compared),
         Request::Resize { bytes } => resize_arena(shared, *bytes).map(|()| Reply::Done),
         Request::Cluster(command) => {
-            let Leading { leader, membership } = shared.leading.as_ref().ok_or(Errno::ENXIO)?;
-            Ok(run_command(membership, leader, *command).map_or_else(Reply::Refused, |()| Reply::Done))
+            let leading = shared.leading.as_ref().ok_or(Errno::ENXIO)?;
+            Ok(run_command(shared, leading, command).unwrap_or_else(Reply::Refused))
         }
         Request::Shutdown => {
             let busy = shared.lock().sessions.values().any(|session| !session.is_ending);

@@ -7,7 +7,7 @@ use ashlar_cluster::{CoordinatorError, DocumentError};
 use ashlar_fabric::{CredentialsError, FabricError};
 use ashlar_replica::ReplicaError;
 use ashlar_replica::mirror::ClusterFilesError;
-use ashlar_types::{ArenaId, FileSystemId};
+use ashlar_types::{ArenaId, FileSystemId, NodeNumber};
 use thiserror::Error;
 
 /// Why a member can't run.
@@ -51,11 +51,20 @@ pub enum MemberError {
         /// The arena.
         path: PathBuf,
     },
-    /// Files can't be copied yet.
+    /// The cluster has a replica.
     #[error(
-        "the arena has files, and this version copies none to a new replica: add the replica before the first file"
+        "node {replica} is the replica already; if it is lost for good, add another one in its place with --replace"
     )]
-    HasFiles,
+    HasReplica {
+        /// The replica.
+        replica: NodeNumber,
+    },
+    /// Another node serves.
+    #[error("node {writer} is the writer; run this there")]
+    NotTheWriter {
+        /// The writer.
+        writer: NodeNumber,
+    },
     /// A document can't be.
     #[error(transparent)]
     Document(#[from] DocumentError),

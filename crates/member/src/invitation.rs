@@ -9,9 +9,11 @@ use std::sync::Arc;
 use ashlar_cluster::{AloneSince, ClusterDocument, Coordinator, DocumentMember, HardState, MemberRole};
 use ashlar_fabric::{ClusterAuthority, NodeCredentials};
 use ashlar_pmem::{Arena, ArenaOptions};
+use ashlar_replica::begin_full_copy;
 use ashlar_replica::mirror::{ClusterFiles, EmbeddedCoordinator};
 use ashlar_store::Store;
-use ashlar_types::{ArenaId, FileSystemIdentity, InodeId, JournalPosition, NameHashKey, NodeNumber, Timestamp};
+use ashlar_types::{ArenaId, FileSystemIdentity, JournalPosition, NameHashKey, NodeNumber, Timestamp};
+use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::error::MemberError;
@@ -65,9 +67,6 @@ pub struct Invitation {
     arena: String,
     /// The file system's hash key, in hexadecimal digits.
     hash_key: String,
-    /// When the file system was made: its root directory has this time.
-    made_seconds: i64,
-    made_nanoseconds: u32,
     /// Bytes of the writer's arena: the new one must hold as much.
     size_bytes: u64,
     document: String,
@@ -89,13 +88,33 @@ impl Invitation {
     ///
     /// # Errors
     /// [`MemberError`].
-    pub fn issue(arena: &Arc<Arena>, address: String, id: ArenaId) -> Result<Self, MemberError> {
+    pub fn issue_at_rest(arena: &Arc<Arena>, address: String, replaces: bool) -> Result<Self, MemberError> {
         let membership = Membership::open(arena)?;
         let membership = membership.ok_or_else(|| MemberError::NoCluster { path: arena.dir().to_owned() })?;
-        let store = Store::open(Arc::clone(arena))?;
-        let made = made_at(&store)?.ok_or(MemberError::HasFiles)?;
-        let Membership { files, document, state, .. } = membership;
-        let next = document.with_replica(id, address)?;
+        if membership.role() != MemberRole::Writer {
+            return Err(MemberError::NotTheWriter { writer: membership.document.writer().node });
+        }
+        membership.adopt_former(arena)?;
+        let state = membership.state;
+        let alone = state.alone.or(Some(AloneSince { since: JournalPosition(0), by_order: true }));
+        membership.files.write_hard_state(&HardState { alone, ..state })?;
+        Self::issue(&membership, arena, address, replaces)
+    }
+
+    /// Adds a replica to a writer's cluster. The writer is alone already, and stays so until the replica has everything.
+    ///
+    /// With `replaces` it takes the place of the present replica.
+    ///
+    /// # Errors
+    /// [`MemberError`].
+    pub fn issue(membership: &Membership, arena: &Arena, address: String, replaces: bool) -> Result<Self, MemberError> {
+        let Membership { files, document, .. } = membership;
+        let id = draw_arena_id()?;
+        let next = match document.replica() {
+            Some(replica) if !replaces => return Err(MemberError::HasReplica { replica: replica.node }),
+            Some(_) => document.with_replacement(id, address)?,
+            None => document.with_replica(id, address)?,
+        };
         let node = next.replica().expect("it was just added").node;
         let credentials = match document.tls {
             true => {
@@ -105,10 +124,7 @@ impl Invitation {
             }
             false => None,
         };
-        // The writer stays alone until the replica has everything.
-        let alone = state.alone.or(Some(AloneSince { since: JournalPosition(0), by_order: true }));
-        files.write_hard_state(&HardState { alone, ..state })?;
-        let coordinator = EmbeddedCoordinator::new(files);
+        let coordinator = EmbeddedCoordinator::new(files.clone());
         let (_, version) = coordinator.read()?;
         coordinator.compare_and_swap(version, &next)?;
         let summary = arena.summary();
@@ -117,20 +133,26 @@ impl Invitation {
             node: node.get(),
             arena: id.to_string(),
             hash_key: summary.file_system.hash_key.0.iter().map(|byte| format!("{byte:02x}")).collect(),
-            made_seconds: made.seconds,
-            made_nanoseconds: made.nanoseconds,
             size_bytes: summary.size_bytes,
             document: next.to_text(),
             credentials,
         })
     }
 
-    /// Writes it to a new file that only its owner may read.
+    /// Returns its text.
+    ///
+    /// # Panics
+    /// Never: any invitation can be written.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        toml::to_string(self).expect("an invitation is a table of texts and numbers")
+    }
+
+    /// Writes an invitation to a new file that only its owner may read.
     ///
     /// # Errors
     /// Those of the system; the file exists.
-    pub fn save(&self, path: &Path) -> io::Result<()> {
-        let text = toml::to_string(self).map_err(io::Error::other)?;
+    pub fn save(text: &str, path: &Path) -> io::Result<()> {
         let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         io::Write::write_all(&mut file, text.as_bytes())?;
         file.sync_all()
@@ -188,8 +210,10 @@ impl Invitation {
         let failed = |problem| MemberError::Invitation { path: directory.to_owned(), problem };
         let (document, options) = (self.document().map_err(failed)?, self.options(size_bytes).map_err(failed)?);
         let arena = Arena::create(directory, &ArenaOptions { emulate_pmem, ..options })?;
-        // Its tree comes from the writer.
-        Store::format(&arena, Timestamp { seconds: self.made_seconds, nanoseconds: self.made_nanoseconds })?;
+        // Its tree comes from the writer. Until then the store is marked as no whole one.
+        Store::format(&arena, Timestamp::default())?;
+        let arena = Arc::new(arena);
+        drop(begin_full_copy(&arena)?);
         let files = ClusterFiles::of(directory);
         files.make()?;
         if let Some(InvitedCredentials { ca, authority_key, certificate, key }) = self.credentials.clone() {
@@ -203,9 +227,9 @@ impl Invitation {
     }
 }
 
-/// Returns when a file system was made; `None` if it was used since.
-fn made_at(store: &Store) -> Result<Option<Timestamp>, MemberError> {
-    let is_empty = store.entries(InodeId::ROOT, 0, 1)?.is_empty() && store.orphans()?.is_empty();
-    let root = store.inode(InodeId::ROOT)?.filter(|root| is_empty && root.changed == root.modified);
-    Ok(root.map(|root| root.changed))
+fn draw_arena_id() -> Result<ArenaId, MemberError> {
+    let mut id = [0; 8];
+    rustix::rand::getrandom(&mut id, GetRandomFlags::empty())
+        .map_err(|error| MemberError::System { what: "drawing a random number", error: error.into() })?;
+    Ok(ArenaId(u64::from_le_bytes(id)))
 }

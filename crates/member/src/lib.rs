@@ -17,6 +17,7 @@ mod error;
 mod invitation;
 mod membership;
 mod replica_process;
+mod standby;
 mod standby_server;
 
 pub use error::MemberError;

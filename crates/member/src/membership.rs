@@ -114,6 +114,7 @@ impl Membership {
             in_sync: false,
             is_alone: false,
             replication: None,
+            copied_bytes: None,
             problems: Vec::new(),
         }
     }

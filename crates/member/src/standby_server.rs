@@ -34,7 +34,7 @@ pub trait StandbyNode: Send + Sync {
     ///
     /// # Errors
     /// A sentence for people: why not, and the next command.
-    fn run_command(&self, command: ClusterCommand) -> Result<(), String>;
+    fn run_command(&self, command: &ClusterCommand) -> Result<(), String>;
 }
 
 /// The socket of a node that serves no sessions, until it is dropped.
@@ -84,7 +84,7 @@ fn serve(mut connection: Connection, node: &dyn StandbyNode, status: &dyn Fn() -
     let reply = match request {
         Request::Status => Reply::Status(Box::new(status())),
         Request::Cluster(command) => match is_administrator(&connection) {
-            Ok(true) => node.run_command(command).map_or_else(Reply::Refused, |()| Reply::Done),
+            Ok(true) => node.run_command(&command).map_or_else(Reply::Refused, |()| Reply::Done),
             Ok(false) => Reply::Error(Errno::EPERM),
             Err(_) => return,
         },

@@ -3,8 +3,15 @@
 use serde::{Deserialize, Serialize};
 
 /// A command for a node of a cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ClusterCommand {
+    /// Adds a replica. The answer is its invitation.
+    AddReplica {
+        /// Its address.
+        address: String,
+        /// It takes the place of the present replica.
+        replaces: bool,
+    },
     /// Lets a replica take over.
     Promote {
         /// What the replica may lack is given up.
@@ -53,7 +60,7 @@ pub struct ClusterReport {
     pub min_replicas: u8,
     /// The members.
     pub members: Vec<MemberReport>,
-    /// The standing of this node: `serving`, `waiting`, `following`, `away` or `replaced`.
+    /// The standing of this node: `serving`, `waiting`, `following`, `copying`, `away` or `replaced`.
     pub standing: String,
     /// The link to the other member is up.
     pub is_linked: bool,
@@ -63,6 +70,8 @@ pub struct ClusterReport {
     pub is_alone: bool,
     /// How far the replica is, while that is known.
     pub replication: Option<ReplicationReport>,
+    /// Bytes of a copy of the whole file system that were sent or taken so far, while one is made.
+    pub copied_bytes: Option<u64>,
     /// Problems, each with the next command.
     pub problems: Vec<String>,
 }

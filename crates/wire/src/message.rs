@@ -719,4 +719,6 @@ pub enum Reply {
     Compared(Box<ComparisonReply>),
     /// To `Map`: the places of the blocks, in order; empty if they can't be mapped.
     Mapped(Vec<Extent>),
+    /// To `Cluster`, if it adds a replica: the text of its invitation.
+    Invitation(String),
 }

@@ -5,9 +5,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use ashlar_member::{Invitation, found_cluster};
-use ashlar_types::{ArenaId, Errno};
+use ashlar_types::Errno;
 use ashlar_wire::{ClusterCommand, Reply, Request};
-use rustix::rand::GetRandomFlags;
 
 use crate::arguments::{
     ClusterInitArguments, ClusterVerb, NodeAddArguments, NodeForceArguments, NodeJoinArguments, NodePromoteArguments,
@@ -51,21 +50,29 @@ fn init(arguments: &ClusterInitArguments) -> Result<ExitCode, CliError> {
 
 fn add(arguments: &NodeAddArguments) -> Result<ExitCode, CliError> {
     let place = ArenaLocation::new(&arguments.arena.arena)?;
-    let mut id = [0; 8];
-    rustix::rand::getrandom(&mut id, GetRandomFlags::empty())
-        .map_err(|error| CliError::system("drawing a random number")(io::Error::from(error)))?;
     let path = &arguments.invitation;
     if path.exists() {
-        let exists = io::Error::from(io::ErrorKind::AlreadyExists);
-        return Err(CliError::system(format!("writing {}", path.display()))(exists));
+        return Err(CliError::system(format!("writing {}", path.display()))(io::Error::from(
+            io::ErrorKind::AlreadyExists,
+        )));
     }
-    let arena = Arc::new(place.open()?);
-    let invitation = Invitation::issue(&arena, arguments.address.clone(), ArenaId(u64::from_le_bytes(id)))?;
-    invitation.save(path).map_err(CliError::system(format!("writing {}", path.display())))?;
+    let (address, replaces) = (arguments.address.clone(), arguments.replace);
+    let text = match ask(&place, &Request::Cluster(ClusterCommand::AddReplica { address: address.clone(), replaces }))?
+    {
+        Some(reply) => match take_reply(&place, reply)? {
+            Reply::Invitation(text) => text,
+            _ => return Err(CliError::Misunderstood),
+        },
+        None => Invitation::issue_at_rest(&Arc::new(place.open()?), address, replaces)?.to_text(),
+    };
+    Invitation::save(&text, path).map_err(CliError::system(format!("writing {}", path.display())))?;
     println!("invited   a node at {}", arguments.address);
-    println!("file      {}: carry it to that machine; it holds the node's key", path.display());
+    println!(
+        "file      {}: carry it to that machine; it holds the keys of the node and of the cluster",
+        path.display()
+    );
     println!("next      there: ashlar node join {} && ashlar daemon", path.display());
-    println!("          here:  ashlar daemon --arena {}", place.directory().display());
+    println!("          here:  ashlar status --arena {} shows the copy's progress", place.directory().display());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -104,12 +111,19 @@ fn force(arguments: &NodeForceArguments) -> Result<ExitCode, CliError> {
 /// Sends a command to the arena's node.
 fn command(place: &ArenaLocation, command: ClusterCommand) -> Result<(), CliError> {
     let reply = ask(place, &Request::Cluster(command))?;
-    match reply.ok_or_else(|| CliError::NoDaemon(place.directory().to_owned()))? {
+    match take_reply(place, reply.ok_or_else(|| CliError::NoDaemon(place.directory().to_owned()))?)? {
         Reply::Done => Ok(()),
+        _ => Err(CliError::Misunderstood),
+    }
+}
+
+/// Returns the reply to a command, or the error that it says.
+fn take_reply(place: &ArenaLocation, reply: Reply) -> Result<Reply, CliError> {
+    match reply {
         Reply::Refused(sentence) => Err(CliError::ClusterRefused(sentence)),
         Reply::Error(Errno::EPERM | Errno::EACCES) => Err(CliError::NotRoot { what: "a change of the cluster" }),
         Reply::Error(Errno::ENXIO) => Err(CliError::NoCluster(place.directory().to_owned())),
         Reply::Error(error) => Err(CliError::Refused { what: "change the cluster", error, log: place.daemon_log() }),
-        _ => Err(CliError::Misunderstood),
+        reply => Ok(reply),
     }
 }

@@ -187,6 +187,7 @@ fn describe_cluster(cluster: &ClusterReport) -> String {
     let rows = cluster.members.iter().map(|member| {
         let is_own = member.node == cluster.node;
         let other = match (cluster.is_linked, cluster.in_sync) {
+            _ if cluster.copied_bytes.is_some() => "linked, copying",
             (false, _) => "away",
             (true, true) => "linked, in sync",
             (true, false) => "linked, catching up",
@@ -209,6 +210,9 @@ fn describe_cluster(cluster: &ClusterReport) -> String {
             grouped(progress.end),
             progress.lag_ms
         );
+    }
+    if let Some(bytes) = cluster.copied_bytes {
+        text += &format!("copy      of the whole file system: {} so far\n", Size(bytes));
     }
     if cluster.is_alone {
         text += "alone     fsync returns without the replica\n";

@@ -26,8 +26,10 @@ pub enum FollowerEffect {
         /// The end of the copy from then on.
         from: JournalPosition,
     },
-    /// The copy does not belong to the writer's journal: the whole file system must be copied.
-    CopyNeeded,
+    /// The writer will send the whole file system: empty the store, and then call [`Follower::handle_emptied`].
+    EmptyStore,
+    /// The writer has lost updates that this copy has: an administrator must decide.
+    WriterLacksUpdates,
 }
 
 /// The replica's copy, as it stands.
@@ -39,6 +41,8 @@ pub struct CopyView<'a> {
     pub end: JournalPosition,
     /// How far it is applied.
     pub applied: JournalPosition,
+    /// How far it is committed.
+    pub committed: JournalPosition,
     /// The store is whole.
     pub is_whole: bool,
 }
@@ -56,6 +60,15 @@ enum Phase {
     Cutting,
     /// Frames are taken.
     Following,
+    /// The hard state is being written, before the store is emptied.
+    GivingUp,
+    /// The store is being emptied.
+    Emptying,
+    /// Parts of the whole file system are taken.
+    Copying {
+        /// So many.
+        parts: u64,
+    },
 }
 
 /// The replica's side of its writer's link.
@@ -127,6 +140,7 @@ impl Follower {
             lineage: copy.lineage.clone(),
             end: copy.end,
             applied: copy.applied,
+            committed: copy.committed,
             is_whole: copy.is_whole,
         };
         self.effects.push_back(FollowerEffect::Send(PeerMessage::Follow(follow)));
@@ -154,14 +168,23 @@ impl Follower {
             }
             (Phase::Greeting, &PeerMessage::Refused(reason)) => match reason {
                 RefusedLead::OtherCopy => {
-                    self.effects.push_back(FollowerEffect::CopyNeeded);
-                    self.close("this copy does not belong to its journal");
+                    self.effects.push_back(FollowerEffect::WriterLacksUpdates);
+                    self.close("it has lost updates that this copy has");
                 }
                 RefusedLead::OtherEpoch(epoch) => {
                     self.superseded = self.state.with_epoch(epoch).superseding(self.epoch);
                     self.close("it has another epoch");
                 }
             },
+            (Phase::Greeting, PeerMessage::CopyBegin(offer)) => {
+                if offer.epoch != self.epoch {
+                    return self.close("it has another epoch");
+                }
+                self.pulse.allow_silence();
+                self.phase = Phase::GivingUp;
+                self.write_state(self.state.with_copy_begun());
+            }
+            (Phase::Copying { .. }, PeerMessage::CopyPart { .. } | PeerMessage::CopyEnd { .. }) => {}
             (Phase::Following, PeerMessage::Frames { .. }) => {}
             (Phase::Following, &PeerMessage::InSync { at }) => {
                 self.in_sync_at = Some(at);
@@ -187,6 +210,10 @@ impl Follower {
                 self.phase = Phase::Cutting;
                 self.effects.push_back(cut);
             }
+            Phase::GivingUp => {
+                self.phase = Phase::Emptying;
+                self.effects.push_back(FollowerEffect::EmptyStore);
+            }
             _ if self.state.writer_stopped_at.is_some() => {
                 self.effects.push_back(FollowerEffect::Send(PeerMessage::StopNoted));
             }
@@ -200,6 +227,31 @@ impl Follower {
             self.phase = Phase::Following;
             self.durable = end;
             self.effects.push_back(FollowerEffect::Send(PeerMessage::Ready));
+        }
+    }
+
+    /// Takes the news that the store is empty, and durably marked as no whole one.
+    pub fn handle_emptied(&mut self, now: Duration) {
+        if self.phase == Phase::Emptying {
+            self.phase = Phase::Copying { parts: 0 };
+            self.pulse.sent_at = now;
+            self.effects.push_back(FollowerEffect::Send(PeerMessage::Ready));
+        }
+    }
+
+    /// Returns whether parts of the whole file system are taken.
+    #[must_use]
+    pub fn is_copying(&self) -> bool {
+        matches!(self.phase, Phase::Copying { .. })
+    }
+
+    /// Takes the news that a part is stored.
+    pub fn handle_part_taken(&mut self, now: Duration) {
+        if let Phase::Copying { parts } = &mut self.phase {
+            *parts += 1;
+            let taken = PeerMessage::CopyTaken { parts: *parts };
+            self.pulse.sent_at = now;
+            self.effects.push_back(FollowerEffect::Send(taken));
         }
     }
 

@@ -7,11 +7,13 @@ use ashlar_journal::Lineage;
 use ashlar_types::{Epoch, JournalPosition};
 
 use crate::authority::{AuthorityEffect, Standing, WriterAuthority};
-use crate::chain::messages::{FRAMES_BYTES_MAX, Follow, Lead, PeerMessage, RefusedLead};
+use crate::chain::messages::{CopyOffer, FRAMES_BYTES_MAX, Follow, Lead, PeerMessage, RefusedLead};
 use crate::chain::timing::{ChainTiming, LinkPulse, PulseEvent};
 
 /// Bytes of frames without an acknowledgement, at most: what is sent for an `fsync` waits behind no more.
 const WINDOW_BYTES: u64 = 1 << 20;
+/// Parts of a copy of the whole file system without an acknowledgement, at most.
+const WINDOW_PARTS: u64 = 8;
 
 /// An act that the shell performs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +28,9 @@ pub enum LeaderEffect {
     Replicated(JournalPosition),
     /// An act that [`WriterAuthority`] asks for.
     Authority(AuthorityEffect),
-    /// The replica can't go on with its copy: it needs the whole file system.
-    CopyNeeded,
+    /// The replica's store is empty: begin a copy of the whole file system, and send it as [`Leader::may_send_part`]
+    /// says.
+    BeginCopy,
 }
 
 /// The writer's journal, as it stands.
@@ -74,6 +77,17 @@ enum Phase {
     Preparing { from: JournalPosition },
     /// Frames are sent.
     Streaming,
+    /// The replica empties its store.
+    Emptying,
+    /// The whole file system is sent.
+    Copying(SentParts),
+}
+
+/// The parts of a copy of the whole file system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct SentParts {
+    sent: u64,
+    taken: u64,
 }
 
 /// The writer's side of its replica's link, with what the writer may do.
@@ -173,6 +187,15 @@ impl Leader {
                 }
                 self.check_caught_up(journal);
             }
+            (Phase::Emptying, PeerMessage::Ready) => {
+                self.phase = Phase::Copying(SentParts::default());
+                self.effects.push_back(LeaderEffect::BeginCopy);
+            }
+            (Phase::Copying(parts), &PeerMessage::CopyTaken { parts: taken })
+                if taken > parts.taken && taken <= parts.sent =>
+            {
+                self.phase = Phase::Copying(SentParts { taken, ..parts });
+            }
             (Phase::Streaming, PeerMessage::StopNoted) if self.has_stopped => self.is_stop_noted = true,
             _ => self.close("it sends messages out of turn"),
         }
@@ -216,6 +239,26 @@ impl Leader {
         (self.phase == Phase::Streaming && has_frames).then_some(FramesWanted { bytes_max })
     }
 
+    /// Returns whether a part of the whole file system, or its end, may be sent now.
+    #[must_use]
+    pub fn may_send_part(&self) -> bool {
+        matches!(self.phase, Phase::Copying(parts) if parts.sent - parts.taken < WINDOW_PARTS)
+    }
+
+    /// Returns whether the whole file system is being copied.
+    #[must_use]
+    pub fn is_copying(&self) -> bool {
+        matches!(self.phase, Phase::Emptying | Phase::Copying(_))
+    }
+
+    /// Takes the news that a part was sent.
+    pub fn handle_part_sent(&mut self, now: Duration) {
+        self.pulse.sent_at = now;
+        if let Phase::Copying(parts) = &mut self.phase {
+            parts.sent += 1;
+        }
+    }
+
     /// Takes the news that frames up to a position were sent, with the durable position.
     pub fn handle_frames_sent(&mut self, now: Duration, upto: JournalPosition, durable: JournalPosition) {
         if upto > self.progress.sent {
@@ -254,11 +297,17 @@ impl Leader {
             return self.close("it has another epoch");
         }
         let common = journal.lineage.last_common(journal.end, &follow.lineage, follow.end);
-        let from = common.filter(|from| *from >= journal.head && *from >= follow.applied && follow.is_whole);
-        let Some(from) = from else {
+        if follow.is_whole && common.is_none_or(|common| common < follow.committed) {
+            // The copy has what nothing else has. It is not given up without an administrator.
             self.effects.push_back(LeaderEffect::Send(PeerMessage::Refused(RefusedLead::OtherCopy)));
-            self.effects.push_back(LeaderEffect::CopyNeeded);
-            return self.close("its copy does not belong to this journal");
+            return self.close("it has committed updates that this node has lost; promote it, or make it anew");
+        }
+        let Some(from) = common.filter(|from| *from >= journal.head && *from >= follow.applied && follow.is_whole)
+        else {
+            self.phase = Phase::Emptying;
+            self.pulse.allow_silence();
+            let offer = PeerMessage::CopyBegin(CopyOffer { epoch: self.epoch });
+            return self.effects.push_back(LeaderEffect::Send(offer));
         };
         let is_alone = self.authority.hard_state().alone.is_some();
         let lead = Lead { epoch: self.epoch, is_alone, lineage: journal.lineage.clone(), from };

@@ -27,6 +27,8 @@ pub struct Follow {
     pub end: JournalPosition,
     /// How far it has applied its copy: the copy can't be cut before.
     pub applied: JournalPosition,
+    /// How far it has committed it: that much was durable at its writer.
+    pub committed: JournalPosition,
     /// Its store is whole. Otherwise the file system must be copied first.
     pub is_whole: bool,
 }
@@ -45,10 +47,29 @@ pub struct Lead {
     pub from: JournalPosition,
 }
 
+/// A writer's answer to a replica that needs a copy of the whole file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyOffer {
+    /// The epoch of its document.
+    pub epoch: Epoch,
+}
+
+/// The end of a copy of the whole file system.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyTarget {
+    /// The position of the writer's journal at which the copy is, and the next frame.
+    pub position: JournalPosition,
+    /// The checksum with which the next frame is seeded.
+    pub seed: u32,
+    /// The epochs of the journal's frames.
+    #[serde(with = "lineage_entries")]
+    pub lineage: Lineage,
+}
+
 /// Why a writer does not lead a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RefusedLead {
-    /// The replica lacks frames that the journal no longer has, or has applied some that the journal does not have.
+    /// The replica has committed frames that the writer's journal does not have: the writer has lost updates.
     OtherCopy,
     /// The two have different documents.
     OtherEpoch(Epoch),
@@ -94,10 +115,31 @@ pub enum PeerMessage<'a> {
     StopNoted,
     /// The sender is there.
     Beat,
+    /// The writer will send the whole file system. The replica empties its store, and answers that it is ready.
+    CopyBegin(CopyOffer),
+    /// A part of the file system.
+    CopyPart {
+        /// The part. It follows the encoded message.
+        #[serde(skip)]
+        bytes: &'a [u8],
+    },
+    /// The replica has stored so many parts.
+    CopyTaken {
+        /// Parts since the copy began.
+        parts: u64,
+    },
+    /// All parts were sent. The replica makes its copy whole and connects again.
+    CopyEnd {
+        /// Where the copy goes on.
+        target: CopyTarget,
+        /// The store's part of the end. It follows the encoded message.
+        #[serde(skip)]
+        bytes: &'a [u8],
+    },
 }
 
 impl<'a> PeerMessage<'a> {
-    /// Returns the message's head; the bytes of frames follow it.
+    /// Returns the message's head; the bytes of frames, or of a part, follow it.
     #[must_use]
     pub fn encode_head(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("memory takes any message")
@@ -106,7 +148,10 @@ impl<'a> PeerMessage<'a> {
     /// Returns the bytes that follow the head.
     #[must_use]
     pub fn tail(&self) -> &'a [u8] {
-        if let Self::Frames { bytes, .. } = self { bytes } else { &[] }
+        match self {
+            Self::Frames { bytes, .. } | Self::CopyPart { bytes } | Self::CopyEnd { bytes, .. } => bytes,
+            _ => &[],
+        }
     }
 
     /// Reads a message.
@@ -117,7 +162,7 @@ impl<'a> PeerMessage<'a> {
         let (mut message, rest) = postcard::take_from_bytes::<PeerMessage<'_>>(bytes)
             .map_err(|_| MessageError("an unknown kind, a part is missing, or a lineage that no journal has"))?;
         match &mut message {
-            Self::Frames { bytes, .. } => *bytes = rest,
+            Self::Frames { bytes, .. } | Self::CopyPart { bytes } | Self::CopyEnd { bytes, .. } => *bytes = rest,
             _ if rest.is_empty() => {}
             _ => return Err(MessageError("it is too long")),
         }

@@ -22,5 +22,7 @@ mod timing;
 
 pub use follower::{CopyView, Follower, FollowerEffect};
 pub use leader::{FramesWanted, JournalView, Leader, LeaderEffect, ReplicaProgress};
-pub use messages::{FRAMES_BYTES_MAX, Follow, Lead, MessageError, PEER_VERSIONS, PeerMessage, RefusedLead};
+pub use messages::{
+    CopyOffer, CopyTarget, FRAMES_BYTES_MAX, Follow, Lead, MessageError, PEER_VERSIONS, PeerMessage, RefusedLead,
+};
 pub use timing::ChainTiming;

@@ -24,6 +24,9 @@ impl Default for ChainTiming {
     }
 }
 
+/// How long a side may be silent while a whole file system is copied: it may wait for a disk.
+const COPY_SILENCE: Duration = Duration::from_secs(15);
+
 /// An act that is due on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PulseEvent {
@@ -39,12 +42,14 @@ pub(super) struct LinkPulse {
     timing: ChainTiming,
     pub heard_at: Duration,
     pub sent_at: Duration,
+    /// How long the peer may be silent.
+    silence: Duration,
 }
 
 impl LinkPulse {
     /// Begins with a link.
     pub(super) const fn new(timing: ChainTiming, now: Duration) -> Self {
-        Self { timing, heard_at: now, sent_at: now }
+        Self { timing, heard_at: now, sent_at: now, silence: timing.silence }
     }
 
     /// Begins anew, with another link.
@@ -52,9 +57,14 @@ impl LinkPulse {
         *self = Self::new(self.timing, now);
     }
 
+    /// Lets the peer be silent for longer, on this link: it empties or fills a store.
+    pub(super) const fn allow_silence(&mut self) {
+        self.silence = COPY_SILENCE;
+    }
+
     /// Returns what is due. A beat counts as sent.
     pub(super) fn poll(&mut self, now: Duration) -> Option<PulseEvent> {
-        if now >= self.heard_at + self.timing.silence {
+        if now >= self.heard_at + self.silence {
             return Some(PulseEvent::Silent);
         }
         if now >= self.sent_at + self.timing.beat {
@@ -66,6 +76,6 @@ impl LinkPulse {
 
     /// Returns when something is due.
     pub(super) fn deadline(&self) -> Duration {
-        (self.sent_at + self.timing.beat).min(self.heard_at + self.timing.silence)
+        (self.sent_at + self.timing.beat).min(self.heard_at + self.silence)
     }
 }

@@ -9,24 +9,28 @@ use ashlar_cluster::chain::{
     ChainTiming, JournalView, Leader, LeaderEffect, PEER_VERSIONS, PeerMessage, ReplicaProgress,
 };
 use ashlar_cluster::{
-    AuthorityEffect, ClusterDocument, CopiesNeeded, HardState, MemberRole, Standing, WriterAuthority,
+    AuthorityEffect, ClusterDocument, CopiesNeeded, DocumentMember, HardState, MemberRole, Standing, WriterAuthority,
 };
 use ashlar_fabric::{Event, Fabric, LinkId};
 use ashlar_journal::FlushJob;
 use ashlar_node::NodeCore;
 use ashlar_node::journal::{CopyPart, CopySender, NodeJournal};
 use ashlar_pmem::SharedMemory;
-use ashlar_store::StoreError;
+use ashlar_store::{CopyProgress, StoreError};
 use ashlar_types::{JournalPosition, NodeNumber};
 use parking_lot::Mutex;
 
 use crate::mirror::cluster_files::ClusterFiles;
+use crate::mirror::copy_sender::FullCopySender;
 
 /// How long the thread waits for events if nothing else is due.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// How often a successor tells replaced members that they were.
 const TELL: Duration = Duration::from_secs(2);
+
+/// Parts of the whole file system that are sent before the thread looks after other things.
+const PARTS_AT_A_TIME: u32 = 4;
 
 /// How long a step waits for events where the node's only thread drives the link.
 const DRIVE_PAUSE: Duration = Duration::from_millis(50);
@@ -77,8 +81,8 @@ pub struct LeaderStatus {
     pub progress: Option<ReplicaProgress>,
     /// Why the link went down last.
     pub last_problem: Option<String>,
-    /// The replica lacks frames that the journal no longer has.
-    pub needs_copy: bool,
+    /// How far the copy of the whole file system is, while one is being sent.
+    pub full_copy: Option<CopyProgress>,
 }
 
 /// Carries the journal to the replica.
@@ -124,8 +128,9 @@ struct Chain {
     leader: Leader,
     link: Option<LinkId>,
     sender: Option<CopySender>,
+    /// A copy of the whole file system is being sent.
+    full_copy: Option<FullCopySender>,
     last_problem: Option<String>,
-    needs_copy: bool,
     has_stopped: bool,
     tell_at: Duration,
 }
@@ -148,12 +153,16 @@ impl LeaderService {
             leader,
             link: None,
             sender: None,
+            full_copy: None,
             last_problem: None,
-            needs_copy: false,
             has_stopped: false,
             tell_at: now,
         };
-        let replaced = document.members.iter().filter(|member| member.role == MemberRole::Replaced);
+        let replica_address = document.replica().map(|member| &member.address);
+        // A new member may listen where a replaced one did.
+        let is_told =
+            |member: &&DocumentMember| member.role == MemberRole::Replaced && Some(&member.address) != replica_address;
+        let replaced = document.members.iter().filter(is_told);
         Self {
             fabric,
             files,
@@ -195,14 +204,21 @@ impl LeaderService {
             is_whole: authority.is_whole(),
             progress: chain.leader.progress(),
             last_problem: chain.last_problem.clone(),
-            needs_copy: chain.needs_copy,
+            full_copy: chain.full_copy.as_ref().map(FullCopySender::progress),
         }
     }
 
-    /// Takes an administrator's order to go on without the replica. It is one only while the replica is away.
-    pub fn force(&self) {
+    /// Takes an administrator's order to go on without the replica.
+    ///
+    /// # Errors
+    /// A sentence for people: the replica is connected, so the order is none.
+    pub fn order_alone(&self) -> Result<(), String> {
+        if self.chain.lock().link.is_some() {
+            return Err("the replica is connected, so there is nothing to order; stop it first if it is to go".into());
+        }
         self.is_forced.store(true, Ordering::Release);
         self.fabric.wake();
+        Ok(())
     }
 
     /// Ends the thread, and leaves the link as it is: [`Self::drive_until`] and [`Self::say_goodbye`] follow.
@@ -280,6 +296,7 @@ impl LeaderService {
         }
         self.perform(node, chain);
         self.send_frames(node, chain);
+        let is_copying = self.send_parts(node, chain);
         if self.has_ended(node, chain) {
             chain.link.take().into_iter().for_each(|link| self.fabric.close(link));
             return false;
@@ -287,6 +304,7 @@ impl LeaderService {
         let tell_at = self.tell_replaced(chain, node.now());
         let next = [chain.leader.deadline(), tell_at].into_iter().flatten().min();
         let wait = next.map_or(wait_max, |next| next.saturating_sub(node.now()));
+        let wait = if is_copying { Duration::ZERO } else { wait };
         drop(guard);
         let mut events = Vec::new();
         self.fabric.poll(Some(wait.min(wait_max)), &mut events);
@@ -341,7 +359,7 @@ impl LeaderService {
                 if let Some(older) = chain.link.replace(link) {
                     self.fabric.close(older);
                 }
-                chain.sender = None;
+                (chain.sender, chain.full_copy) = (None, None);
                 chain.leader.handle_up(node.now(), peer.epoch);
             }
             Event::Up { link, peer, .. } => {
@@ -373,7 +391,7 @@ impl LeaderService {
         }
         tracing::warn!(reason, "the link to the replica is down");
         chain.last_problem = Some(reason);
-        chain.sender = None;
+        (chain.sender, chain.full_copy) = (None, None);
         chain.leader.handle_down(node.now());
     }
 
@@ -393,7 +411,6 @@ impl LeaderService {
                 LeaderEffect::Send(message) => self.send(node, chain, &message),
                 LeaderEffect::Close(reason) => self.lose_link(node, chain, reason.to_owned()),
                 LeaderEffect::BeginFrames(from) => {
-                    chain.needs_copy = false;
                     match with_journal(node, |journal| CopySender::from_position(journal, from)) {
                         Some(Ok(sender)) => chain.sender = Some(sender),
                         Some(Err(error)) => self.lose_link(node, chain, error.to_string()),
@@ -404,7 +421,16 @@ impl LeaderService {
                     with_journal(node, |journal| journal.handle_ack(durable));
                     node.handle_replicated();
                 }
-                LeaderEffect::CopyNeeded => chain.needs_copy = true,
+                LeaderEffect::BeginCopy => {
+                    tracing::info!("the replica needs the whole file system, which is copied now");
+                    let mut begun = None;
+                    node.with_node(&mut |core| begun = Some(FullCopySender::begin(core)));
+                    match begun {
+                        Some(Ok(sender)) => chain.full_copy = Some(sender),
+                        Some(Err(error)) => self.lose_link(node, chain, error.to_string()),
+                        None => {}
+                    }
+                }
                 LeaderEffect::Authority(effect) => self.perform_authority(node, chain, effect),
             }
         }
@@ -429,6 +455,33 @@ impl LeaderService {
             AuthorityEffect::StandingChanged(standing) => node.handle_standing(standing),
             AuthorityEffect::DeclareInSync => self.send(node, chain, &PeerMessage::InSync { at: end_of(node) }),
         }
+    }
+
+    /// Sends some parts of the whole file system, if they are due. Returns whether more are due at once.
+    fn send_parts(&self, node: &dyn WriterNode, chain: &mut Chain) -> bool {
+        for _ in 0..PARTS_AT_A_TIME {
+            let (Some(sender), Some(link), true) = (&mut chain.full_copy, chain.link, chain.leader.may_send_part())
+            else {
+                return false;
+            };
+            let next = match sender.next(&|work| node.with_node(work)) {
+                Ok(next) => next,
+                Err(error) => {
+                    self.lose_link(node, chain, format!("the file system can't be copied: {error}"));
+                    return false;
+                }
+            };
+            let (message, is_last) = next.message();
+            if let Err(error) = self.fabric.send(link, &[&message.encode_head(), message.tail()]) {
+                self.lose_link(node, chain, error.to_string());
+                return false;
+            }
+            chain.leader.handle_part_sent(node.now());
+            if is_last {
+                chain.full_copy = None;
+            }
+        }
+        chain.full_copy.is_some() && chain.leader.may_send_part()
     }
 
     /// Sends frames as far as the replica takes them, and makes the journal durable here meanwhile.

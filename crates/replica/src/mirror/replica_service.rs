@@ -4,21 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ashlar_cluster::chain::{ChainTiming, CopyView, Follower, FollowerEffect, PEER_VERSIONS, PeerMessage};
+use ashlar_cluster::chain::{ChainTiming, CopyView, FollowerEffect, PeerMessage};
 use ashlar_cluster::{ClusterDocument, HardState};
-use ashlar_fabric::{Event, Fabric, LinkId};
+use ashlar_fabric::{Event, Fabric};
 use ashlar_node::journal::{CopyPlan, JournalCopy, ReplayError, Replica, ReplicaStore};
-use ashlar_types::{Epoch, JournalPosition, NodeNumber};
+use ashlar_types::{Epoch, JournalPosition};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::ReplicaError;
 use crate::mirror::cluster_files::ClusterFiles;
+use crate::mirror::writer_link::{LinkNews, WriterLink};
 
-/// How long the thread waits before it connects again.
-const RECONNECT: Duration = Duration::from_millis(100);
-const RECONNECT_MAX: Duration = Duration::from_secs(1);
-/// How long the thread waits for events if nothing else is due.
-const IDLE: Duration = Duration::from_secs(1);
 /// How old the oldest uncommitted frame may become, and how many bytes of metadata may wait.
 const COMMIT_AGE: Duration = Duration::from_millis(500);
 const UNCOMMITTED_BYTES: usize = 32 << 20;
@@ -40,8 +36,6 @@ pub struct ReplicaStatus {
     pub committed: JournalPosition,
     /// Its hard state.
     pub state: HardState,
-    /// The copy does not belong to the writer's journal: the file system must be copied.
-    pub needs_copy: bool,
     /// Why the link went down last.
     pub last_problem: Option<String>,
     /// Another node has taken over from its writer, in this epoch.
@@ -52,8 +46,7 @@ pub struct ReplicaStatus {
 pub struct ReplicaService {
     fabric: Arc<dyn Fabric>,
     files: ClusterFiles,
-    writer: NodeNumber,
-    link_state: Mutex<LinkState>,
+    link: Mutex<WriterLink>,
     copy: Mutex<JournalCopy>,
     store: Mutex<ReplicaStore>,
     /// How far the store is committed.
@@ -61,17 +54,9 @@ pub struct ReplicaService {
     /// Signals frames that may be applied, and room in the copy.
     changed: Condvar,
     is_ending: AtomicBool,
+    /// The whole file system must be copied.
+    needs_copy: AtomicBool,
     failure: Mutex<Option<ReplicaError>>,
-}
-
-struct LinkState {
-    follower: Follower,
-    link: Option<LinkId>,
-    connecting: Option<LinkId>,
-    connect_at: Duration,
-    pause: Duration,
-    needs_copy: bool,
-    last_problem: Option<String>,
 }
 
 impl ReplicaService {
@@ -87,25 +72,17 @@ impl ReplicaService {
         now: Duration,
     ) -> Self {
         let (copy, store) = replica.into_parts();
-        let link_state = LinkState {
-            follower: Follower::new(state, document.epoch, timing, now),
-            link: None,
-            connecting: None,
-            connect_at: now,
-            pause: RECONNECT,
-            needs_copy: false,
-            last_problem: None,
-        };
+        let link = WriterLink::new(Arc::clone(&fabric), document, state, timing, now);
         Self {
             fabric,
             files,
-            writer: document.writer().node,
-            link_state: Mutex::new(link_state),
+            link: Mutex::new(link),
             copy: Mutex::new(copy),
             committed: AtomicU64::new(store.committed().0),
             store: Mutex::new(store),
             changed: Condvar::new(),
             is_ending: AtomicBool::new(false),
+            needs_copy: AtomicBool::new(false),
             failure: Mutex::new(None),
         }
     }
@@ -121,8 +98,8 @@ impl ReplicaService {
     /// Returns whether the writer was heard of within this time.
     #[must_use]
     pub fn has_heard(&self, within: Duration, now: Duration) -> bool {
-        let link = self.link_state.lock();
-        link.link.is_some() && now < link.follower.heard_at() + within
+        let link = self.link.lock();
+        link.is_up() && now < link.follower.heard_at() + within
     }
 
     /// Returns its state.
@@ -136,7 +113,7 @@ impl ReplicaService {
             let copy = self.copy.lock();
             (copy.end(), copy.durable())
         };
-        let link = self.link_state.lock();
+        let link = self.link.lock();
         ReplicaStatus {
             is_following: link.follower.is_following(),
             end,
@@ -144,28 +121,27 @@ impl ReplicaService {
             applied,
             committed,
             state: link.follower.hard_state(),
-            needs_copy: link.needs_copy,
             last_problem: link.last_problem.clone(),
             superseded: link.follower.superseded(),
         }
     }
 
-    /// Runs the thread that takes frames, until [`Self::end`] or an error.
+    /// Returns whether it has ended because the whole file system must be copied.
+    #[must_use]
+    pub fn needs_copy(&self) -> bool {
+        self.needs_copy.load(Ordering::Acquire)
+    }
+
+    /// Runs the thread that takes frames, until [`Self::end`], an error, or until the file system must be copied.
     ///
     /// # Errors
     /// Those of the copy: the replica must be opened again.
     pub fn run_link(&self, now: &dyn Fn() -> Duration) -> Result<(), ReplicaError> {
         let mut events = Vec::new();
         while !self.is_ending.load(Ordering::Acquire) {
-            let wait = {
-                let mut link = self.link_state.lock();
-                self.connect_if_due(&mut link, now());
-                let is_down = link.link.is_none() && link.connecting.is_none();
-                let next = [link.follower.deadline(), is_down.then_some(link.connect_at)];
-                next.into_iter().flatten().min().map_or(IDLE, |at| at.saturating_sub(now())).min(IDLE)
-            };
+            let wait = self.link.lock().prepare_wait(now());
             self.fabric.poll(Some(wait), &mut events);
-            let mut link = self.link_state.lock();
+            let mut link = self.link.lock();
             for event in events.drain(..) {
                 self.handle_event(&mut link, now, event)?;
                 self.perform(&mut link, now)?;
@@ -176,8 +152,7 @@ impl ReplicaService {
             // Not before the acknowledgement is sent: the writer waits for that, and not for the tree here.
             self.changed.notify_all();
         }
-        let link = self.link_state.lock().link.take();
-        link.into_iter().for_each(|link| self.fabric.close(link));
+        self.link.lock().close();
         self.failure.lock().take().map_or(Ok(()), Err)
     }
 
@@ -189,73 +164,38 @@ impl ReplicaService {
         }
     }
 
-    fn connect_if_due(&self, link: &mut LinkState, now: Duration) {
-        if link.link.is_some() || link.connecting.is_some() || now < link.connect_at {
-            return;
-        }
-        match self.fabric.connect(self.writer) {
-            Ok(connecting) => link.connecting = Some(connecting),
-            Err(error) => self.retry_later(link, now, error.to_string()),
-        }
-    }
-
-    fn retry_later(&self, link: &mut LinkState, now: Duration, problem: String) {
-        link.connecting = None;
-        link.connect_at = now + link.pause;
-        link.pause = (link.pause * 2).min(RECONNECT_MAX);
-        if link.last_problem.as_ref() != Some(&problem) {
-            tracing::warn!(problem, "no link to the writer");
-            link.last_problem = Some(problem);
-        }
-    }
-
-    fn handle_event(&self, link: &mut LinkState, now: &dyn Fn() -> Duration, event: Event) -> Result<(), ReplicaError> {
-        match event {
-            Event::Up { link: up, peer, is_outgoing } => {
-                if !is_outgoing || peer.node != self.writer || peer.version != PEER_VERSIONS.current {
-                    self.fabric.close(up);
-                    return Ok(());
-                }
-                (link.link, link.connecting, link.pause) = (Some(up), None, RECONNECT);
+    fn handle_event(
+        &self,
+        link: &mut WriterLink,
+        now: &dyn Fn() -> Duration,
+        event: Event,
+    ) -> Result<(), ReplicaError> {
+        let bytes = match link.handle_event(now(), event) {
+            Some(LinkNews::Message(bytes)) => bytes,
+            Some(LinkNews::Up) => {
                 let applied = self.store.lock().cursor().position;
                 let state = self.copy.lock().state();
-                let copy = CopyView { lineage: &state.lineage, end: state.end, applied, is_whole: true };
+                let committed = JournalPosition(self.committed.load(Ordering::Acquire));
+                let copy = CopyView { lineage: &state.lineage, end: state.end, applied, committed, is_whole: true };
                 link.follower.handle_up(now(), &copy);
+                return Ok(());
             }
-            Event::Failed { link: failed, error, .. } if link.connecting == Some(failed) => {
-                self.retry_later(link, now(), error.to_string());
+            None => return Ok(()),
+        };
+        match PeerMessage::decode(&bytes) {
+            Ok(PeerMessage::Frames { durable, bytes }) if link.follower.is_following() => {
+                self.take_frames(link, now, bytes, durable)?;
             }
-            Event::Refused { link: refused, reason, .. } if link.connecting == Some(refused) => {
-                self.retry_later(link, now(), reason.to_string());
-            }
-            Event::Message { link: from, bytes } if link.link == Some(from) => match PeerMessage::decode(&bytes) {
-                Ok(PeerMessage::Frames { durable, bytes }) if link.follower.is_following() => {
-                    self.take_frames(link, now, bytes, durable)?;
-                }
-                Ok(message) => link.follower.handle_message(now(), &message),
-                Err(error) => self.lose_link(link, now(), error.to_string()),
-            },
-            Event::Down { link: down, reason } if link.link == Some(down) => {
-                link.link = None;
-                self.lose_link(link, now(), reason.to_string());
-            }
-            _ => {}
+            Ok(message) => link.follower.handle_message(now(), &message),
+            Err(error) => link.lose(now(), error.to_string()),
         }
         Ok(())
-    }
-
-    fn lose_link(&self, link: &mut LinkState, now: Duration, problem: String) {
-        if let Some(link) = link.link.take() {
-            self.fabric.close(link);
-        }
-        link.follower.handle_down();
-        self.retry_later(link, now, problem);
     }
 
     /// Stores frames, makes them durable, and acknowledges that.
     fn take_frames(
         &self,
-        link: &mut LinkState,
+        link: &mut WriterLink,
         now: &dyn Fn() -> Duration,
         bytes: &[u8],
         durable: JournalPosition,
@@ -267,7 +207,7 @@ impl ReplicaService {
             self.changed.notify_all();
             if self.changed.wait_until(&mut copy, until).timed_out() {
                 drop(copy);
-                self.lose_link(link, now(), "the copy of the journal is full: frames are applied too slowly".into());
+                link.lose(now(), "the copy of the journal is full: frames are applied too slowly".into());
                 return Ok(());
             }
         }
@@ -275,7 +215,7 @@ impl ReplicaService {
             Ok(()) => {}
             Err(ReplayError::Copy(error)) => {
                 drop(copy);
-                self.lose_link(link, now(), error.to_string());
+                link.lose(now(), error.to_string());
                 return Ok(());
             }
             Err(error) => return Err(error.into()),
@@ -289,20 +229,14 @@ impl ReplicaService {
     }
 
     /// Performs what the follower asks for.
-    fn perform(&self, link: &mut LinkState, now: &dyn Fn() -> Duration) -> Result<(), ReplicaError> {
+    fn perform(&self, link: &mut WriterLink, now: &dyn Fn() -> Duration) -> Result<(), ReplicaError> {
         while let Some(effect) = link.follower.poll_effect() {
             match effect {
-                FollowerEffect::Send(message) => {
-                    if let Some(up) = link.link
-                        && let Err(error) = self.fabric.send(up, &[&message.encode_head(), message.tail()])
-                    {
-                        self.lose_link(link, now(), error.to_string());
-                    }
-                }
-                FollowerEffect::Close(reason) => self.lose_link(link, now(), reason.to_owned()),
+                FollowerEffect::Send(message) => link.send(now(), &message),
+                FollowerEffect::Close(reason) => link.lose(now(), reason.to_owned()),
                 FollowerEffect::WriteHardState(state) => match self.files.write_hard_state(&state) {
                     Ok(()) => link.follower.handle_written(),
-                    Err(error) => self.lose_link(link, now(), error.to_string()),
+                    Err(error) => link.lose(now(), error.to_string()),
                 },
                 FollowerEffect::Cut { lineage, from } => {
                     let applied = self.store.lock().cursor().position;
@@ -312,9 +246,13 @@ impl ReplicaService {
                     drop(copy);
                     link.follower.handle_cut(end);
                 }
-                FollowerEffect::CopyNeeded => {
-                    tracing::error!("this replica must be made anew: its copy does not belong to the writer's journal");
-                    link.needs_copy = true;
+                FollowerEffect::EmptyStore => {
+                    // The store is in use here. It is emptied by the service that fills it.
+                    self.needs_copy.store(true, Ordering::Release);
+                    self.end();
+                }
+                FollowerEffect::WriterLacksUpdates => {
+                    tracing::error!("the writer has lost updates that are committed here; nothing is changed");
                 }
             }
         }

@@ -130,6 +130,25 @@ pub struct CopyEnd {
     pub entries: u64,
 }
 
+impl CopyEnd {
+    /// Returns the encoded end.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).expect("memory takes any end")
+    }
+
+    /// Reads an end.
+    ///
+    /// # Errors
+    /// [`CopyError::Encoding`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, CopyError> {
+        match postcard::take_from_bytes(bytes) {
+            Ok((end, [])) => Ok(end),
+            _ => Err(CopyError::Encoding("an end is damaged")),
+        }
+    }
+}
+
 impl<'a> CopyItem<'a> {
     /// Appends the encoded item to a part.
     pub fn encode(&self, part: &mut Vec<u8>) {

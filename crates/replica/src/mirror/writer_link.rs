@@ -1,0 +1,143 @@
+//! A replica's link to its writer: it connects, and connects again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ashlar_cluster::chain::{ChainTiming, Follower, PEER_VERSIONS, PeerMessage};
+use ashlar_cluster::{ClusterDocument, HardState};
+use ashlar_fabric::{Event, Fabric, LinkId};
+use ashlar_types::NodeNumber;
+
+/// How long it waits before it connects again.
+const RECONNECT: Duration = Duration::from_millis(100);
+const RECONNECT_MAX: Duration = Duration::from_secs(1);
+/// How long its thread waits for events if nothing else is due.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// News of the link.
+pub enum LinkNews {
+    /// It is up: the follower takes that, with the copy as it stands.
+    Up,
+    /// The writer has sent a message.
+    Message(Vec<u8>),
+}
+
+/// A replica's link to its writer.
+pub struct WriterLink {
+    /// What the replica may do.
+    pub follower: Follower,
+    /// Why the link went down last.
+    pub last_problem: Option<String>,
+    fabric: Arc<dyn Fabric>,
+    writer: NodeNumber,
+    link: Option<LinkId>,
+    connecting: Option<LinkId>,
+    connect_at: Duration,
+    pause: Duration,
+}
+
+impl WriterLink {
+    /// Returns the link of a replica that has just started.
+    pub fn new(
+        fabric: Arc<dyn Fabric>,
+        document: &ClusterDocument,
+        state: HardState,
+        timing: ChainTiming,
+        now: Duration,
+    ) -> Self {
+        Self {
+            follower: Follower::new(state, document.epoch, timing, now),
+            last_problem: None,
+            fabric,
+            writer: document.writer().node,
+            link: None,
+            connecting: None,
+            connect_at: now,
+            pause: RECONNECT,
+        }
+    }
+
+    /// Returns whether the link is up.
+    pub fn is_up(&self) -> bool {
+        self.link.is_some()
+    }
+
+    /// Connects if that is due. Returns how long to wait for events.
+    pub fn prepare_wait(&mut self, now: Duration) -> Duration {
+        if self.link.is_none() && self.connecting.is_none() && now >= self.connect_at {
+            match self.fabric.connect(self.writer) {
+                Ok(connecting) => self.connecting = Some(connecting),
+                Err(error) => self.retry_later(now, error.to_string()),
+            }
+        }
+        let is_down = self.link.is_none() && self.connecting.is_none();
+        let next = [self.follower.deadline(), is_down.then_some(self.connect_at)];
+        next.into_iter().flatten().min().map_or(IDLE, |at| at.saturating_sub(now)).min(IDLE)
+    }
+
+    /// Takes an event. Returns its news, if it has any.
+    pub fn handle_event(&mut self, now: Duration, event: Event) -> Option<LinkNews> {
+        match event {
+            Event::Up { link: up, peer, is_outgoing } => {
+                if !is_outgoing || peer.node != self.writer || peer.version != PEER_VERSIONS.current {
+                    self.fabric.close(up);
+                    return None;
+                }
+                (self.link, self.connecting, self.pause) = (Some(up), None, RECONNECT);
+                return Some(LinkNews::Up);
+            }
+            Event::Failed { link: failed, error, .. } if self.connecting == Some(failed) => {
+                self.retry_later(now, error.to_string());
+            }
+            Event::Refused { link: refused, reason, .. } if self.connecting == Some(refused) => {
+                self.retry_later(now, reason.to_string());
+            }
+            Event::Message { link: from, bytes } if self.link == Some(from) => return Some(LinkNews::Message(bytes)),
+            Event::Down { link: down, reason } if self.link == Some(down) => {
+                self.link = None;
+                self.lose(now, reason.to_string());
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// Sends a message, if the link is up.
+    pub fn send(&mut self, now: Duration, message: &PeerMessage<'_>) {
+        if let Some(up) = self.link
+            && let Err(error) = self.fabric.send(up, &[&message.encode_head(), message.tail()])
+        {
+            self.lose(now, error.to_string());
+        }
+    }
+
+    /// Closes the link for a reason, and connects again later.
+    pub fn lose(&mut self, now: Duration, problem: String) {
+        self.close();
+        self.follower.handle_down();
+        self.retry_later(now, problem);
+    }
+
+    /// Closes the link, and connects again no sooner than after `pause`.
+    pub fn lose_for(&mut self, now: Duration, pause: Duration, problem: String) {
+        self.lose(now, problem);
+        self.connect_at = now + pause;
+    }
+
+    /// Closes the link.
+    pub fn close(&mut self) {
+        if let Some(link) = self.link.take() {
+            self.fabric.close(link);
+        }
+    }
+
+    fn retry_later(&mut self, now: Duration, problem: String) {
+        self.connecting = None;
+        self.connect_at = now + self.pause;
+        self.pause = (self.pause * 2).min(RECONNECT_MAX);
+        if self.last_problem.as_ref() != Some(&problem) {
+            tracing::warn!(problem, "no link to the writer");
+            self.last_problem = Some(problem);
+        }
+    }
+}
