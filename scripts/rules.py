@@ -36,7 +36,7 @@ LAYERS = {
     "preload": ["types", "wire", "libfs"],
     "capi": ["types", "wire", "libfs"],
     "launch": ["types", "wire"],
-    "cli": ["types", "pmem", "wire", "store", "launch", "libfs", "helper", "daemon", "fuse"],
+    "cli": ["types", "pmem", "fabric", "wire", "store", "launch", "libfs", "helper", "daemon", "fuse"],
     "tests": ["types", "wire", "libfs"],
 }
 # Protocol logic without I/O: no clock, thread, socket, file or randomness, so nothing that brings one.
