@@ -37,7 +37,9 @@ LAYERS = {
     "preload": ["types", "wire", "libfs"],
     "capi": ["types", "wire", "libfs"],
     "launch": ["types", "wire"],
-    "cli": ["types", "pmem", "wire", "store", "launch", "libfs", "helper", "daemon", "member", "fuse"],
+    "cli": [
+        "types", "pmem", "fabric", "wire", "store", "launch", "libfs", "helper", "daemon", "member", "fuse",
+    ],
     "tests": ["types", "wire", "libfs"],
 }
 # Protocol logic without I/O: no clock, thread, socket, file or randomness, so nothing that brings one.

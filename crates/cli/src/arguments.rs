@@ -74,6 +74,9 @@ pub enum Verb {
     /// The process behind a mount, which 'ashlar mount' starts
     #[command(hide = true)]
     MountProcess(MountProcessArguments),
+    /// The other end of the links that 'ashlar bench fabric' measures; reads its task on standard input
+    #[command(hide = true)]
+    BenchPeer,
 }
 
 /// Verbs on arenas.
@@ -423,7 +426,11 @@ pub struct DaemonArguments {
 
 /// `ashlar bench`.
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub struct BenchArguments {
+    /// Another benchmark than that of file operations.
+    #[command(subcommand)]
+    pub other: Option<BenchVerb>,
     /// A directory on a mounted Ashlar; without one, a file system in memory is mounted for as long as it takes, which
     /// takes root
     #[arg(value_name = "DIR")]
@@ -441,6 +448,35 @@ pub struct BenchArguments {
     /// Longer sustained cases, and more of them: minutes instead of seconds for each
     #[arg(long)]
     pub long: bool,
+    /// Print JSON, with each number of each round
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Benchmarks beside that of file operations.
+#[derive(Debug, Subcommand)]
+pub enum BenchVerb {
+    /// Measure links between nodes beside plain sockets, and the floor of an fsync over two nodes
+    ///
+    /// Both ends are processes on this machine, and TCP goes over the loopback interface. In each round, plain blocking
+    /// sockets (TCP_NODELAY), the fabric, and the fabric with TLS take turns, each round beginning with another. A
+    /// round trip is a message and its echo of the same length. A stream is 256 messages of 1 MB, until the peer has
+    /// all of them. Times are medians over the rounds of each round's median (p50) and 99th percentile (p99); a ratio
+    /// is the median of the rounds' ratios.
+    ///
+    /// The floor of an fsync over two nodes has three processes with plain threads. A program copies bytes to shared
+    /// memory and wakes a daemon by a futex. The daemon sends them over a plain socket to a peer. The peer copies them
+    /// to a mapped file in memory and answers, and the daemon wakes the program. No part does any other work, and no
+    /// thread spins.
+    Fabric(BenchFabricArguments),
+}
+
+/// `ashlar bench fabric`.
+#[derive(Args, Debug)]
+pub struct BenchFabricArguments {
+    /// How often each case is run on each contender; figures are medians over the rounds
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub rounds: u64,
     /// Print JSON, with each number of each round
     #[arg(long)]
     pub json: bool,
@@ -553,6 +589,22 @@ mod tests {
         for wrong in ["0", "-1", "NaN", "inf", "soon"] {
             assert!(parse(wrong).is_err(), "{wrong} was understood");
         }
+    }
+
+    #[test]
+    fn bench_takes_directory_or_other_benchmark() {
+        let parse = |words: &[&str]| Arguments::try_parse_from([&["ashlar", "bench"], words].concat());
+        let Verb::Bench(bench) = parse(&["fabric", "--rounds", "2"]).expect("understood").verb else {
+            panic!("not bench")
+        };
+        assert!(matches!(bench.other, Some(BenchVerb::Fabric(BenchFabricArguments { rounds: 2, json: false }))));
+        for directory in ["/mnt/fabric", "./fabric", "help"] {
+            let Verb::Bench(bench) = parse(&[directory, "--json"]).expect("understood").verb else {
+                panic!("not bench")
+            };
+            assert!(bench.other.is_none() && bench.directory == Some(directory.into()), "{bench:?}");
+        }
+        assert!(parse(&["fabric", "--long"]).is_err(), "a flag of another benchmark was understood");
     }
 
     #[test]

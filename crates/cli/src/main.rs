@@ -53,6 +53,7 @@ fn serve(arguments: &Arguments) -> Result<ExitCode, CliError> {
         Verb::SharedFs(shared) => daemon::run_shared_fs(shared),
         Verb::Helper(_) => daemon::run_helper(),
         Verb::MountProcess(mount) => mount_process::run(mount),
+        Verb::BenchPeer => bench::run_peer(),
     }
 }
 

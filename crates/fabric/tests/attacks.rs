@@ -7,7 +7,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ashlar_fabric::{
     CloseReason, ClusterAuthority, Event, FabricError, FabricIdentity, LinkId, LinkRefusal, Member, NodeCredentials,
@@ -379,8 +379,19 @@ fn silent_connections_are_bounded_and_dropped() {
     check_silence::<Tls>();
 }
 
-#[test]
-fn slow_handshakes_end_and_delay_no_other() {
+/// Checks that the witness's link carries two messages while a slow peer is waited for; the scenario counts them.
+///
+/// A link that waits for the slow peer carries one, behind the slow peer's end. On a starved machine few messages fit
+/// into a handshake's time, so the scenario has several attempts.
+fn check_delays_no_other(scenario: fn() -> usize) {
+    let mut counts = Vec::new();
+    while counts.last().is_none_or(|exchanged| *exchanged < 2) {
+        assert!(counts.len() < 5, "a slow peer holds a link up: {counts:?} messages");
+        counts.push(scenario());
+    }
+}
+
+fn exchanged_beside_slow_handshakes() -> usize {
     let mut witness = Witness::<Plain>::new();
     // A server that accepts and says nothing.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -401,7 +412,6 @@ fn slow_handshakes_end_and_delay_no_other() {
         exchanged += 1;
         is_ended |= matches!(stream.read(&mut [0; 64]), Ok(0));
     }
-    assert!(exchanged > 5, "a slow stranger holds a link up: {exchanged} messages");
     witness.events = witness.cluster.nodes[1].events.len();
     witness.cluster.until("the failure", |nodes| !nodes[0].failed().is_empty());
     let failed: &TestNode = &witness.cluster.nodes[0];
@@ -409,4 +419,67 @@ fn slow_handshakes_end_and_delay_no_other() {
         |error: &&FabricError| matches!(error, FabricError::Handshake { reason: CloseReason::HandshakeTimeout, .. });
     assert!(failed.failed().iter().all(is_timeout), "{:?}", failed.failed());
     witness.check("the handshake took too long");
+    exchanged
+}
+
+#[test]
+fn slow_handshakes_end_and_delay_no_other() {
+    check_delays_no_other(exchanged_beside_slow_handshakes);
+}
+
+/// A listener whose queue of connections is full: the kernel drops further requests, as a black hole does.
+struct FullListener {
+    listener: TcpListener,
+    _waiting: Vec<TcpStream>,
+}
+
+impl FullListener {
+    fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // The queue then holds one connection.
+        rustix::net::listen(&listener, 0).unwrap();
+        let address = listener.local_addr().unwrap();
+        let connect = || TcpStream::connect_timeout(&address, Duration::from_secs(1));
+        let mut waiting = Vec::new();
+        let error = loop {
+            match connect() {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+            assert!(waiting.len() < 100, "the queue is never full");
+        };
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        Self { listener, _waiting: waiting }
+    }
+}
+
+fn exchanged_beside_black_hole() -> usize {
+    let mut witness = Witness::<Plain>::new();
+    let hole = FullListener::new();
+    let address = hole.listener.local_addr().unwrap().to_string();
+    let member = Member { address, ..witness.cluster.nodes[1].member() };
+    witness.cluster.nodes[0].fabric.set_members(vec![member]);
+    let begin = Instant::now();
+    witness.cluster.nodes[0].fabric.connect(node(2)).unwrap();
+    let mut exchanged = 0;
+    while witness.cluster.nodes[0].failed().is_empty() {
+        // The kernel gives up after two minutes by itself.
+        assert!(begin.elapsed() < Duration::from_secs(60), "the connect never fails");
+        witness.cluster.check_link(witness.link);
+        exchanged += 1;
+    }
+    let failed = witness.cluster.nodes[0].failed();
+    let [FabricError::Connect { error, .. }] = failed[..] else { panic!("{failed:?}") };
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    // The next attempt is another link, and succeeds if the member is at its right address.
+    witness.cluster.introduce();
+    let link = witness.cluster.link();
+    witness.cluster.check_link(link);
+    assert!(witness.log.lines().is_empty(), "{:?}", witness.log.lines());
+    exchanged
+}
+
+#[test]
+fn unanswered_connect_fails_and_delays_no_other() {
+    check_delays_no_other(exchanged_beside_black_hole);
 }

@@ -11,6 +11,7 @@ mod breakdown;
 mod case;
 mod digest_wait;
 mod directories;
+mod fabric;
 mod floor_log;
 mod interrupt;
 mod report;
@@ -24,7 +25,7 @@ use std::process::ExitCode;
 
 use indicatif::ProgressBar;
 
-use crate::arguments::BenchArguments;
+use crate::arguments::{BenchArguments, BenchVerb};
 use crate::error::CliError;
 use crate::output::progress;
 use case::{Case, Contender, Measurement, Step, together};
@@ -34,6 +35,7 @@ use report::{BenchReport, Setting};
 use turn_page::TurnPage;
 use worker::WorkerTask;
 
+pub use fabric::run_peer;
 pub use worker::run as run_worker;
 
 /// How often sustained cases fill the update log, by default and with `--long`.
@@ -44,6 +46,9 @@ const LAPS_LONG: u64 = 10;
 pub fn run(arguments: &BenchArguments) -> Result<ExitCode, CliError> {
     if worker_processes::is_under_run() {
         return Err(CliError::BenchUnderRun);
+    }
+    if let Some(BenchVerb::Fabric(arguments)) = &arguments.other {
+        return fabric::run(arguments);
     }
     let cases = chosen_cases(arguments)?;
     let laps = if arguments.long { LAPS_LONG } else { LAPS };

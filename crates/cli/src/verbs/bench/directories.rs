@@ -23,7 +23,7 @@ use crate::verbs::mount;
 use crate::verbs::umount;
 
 /// The default directory to compare with.
-const TMPFS: &str = "/dev/shm";
+pub const TMPFS: &str = "/dev/shm";
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// The space that the cases take, without sustained ones.
 const SPACE: u64 = 256 << 20;
@@ -42,7 +42,7 @@ pub struct Scratch {
 
 impl Scratch {
     /// Makes a new directory in `parent`, for `what`.
-    fn make(parent: &Path, what: &str) -> Result<Self, CliError> {
+    pub fn make(parent: &Path, what: &str) -> Result<Self, CliError> {
         let path = parent.join(format!("ashlar-bench-{what}-{}", std::process::id()));
         fs::create_dir(&path).map_err(CliError::system(format!("making {}", path.display())))?;
         Ok(Self { path, is_kept: false })

@@ -301,10 +301,10 @@ impl BenchReport {
 }
 
 /// The sign for a missing number.
-const NONE: &str = "-";
+pub const NONE: &str = "-";
 
 /// Formats a ratio, with as many digits as are significant.
-fn ratio(value: f64) -> String {
+pub fn ratio(value: f64) -> String {
     match value {
         ..0.095 => format!("{value:.4}"),
         ..99.5 => format!("{value:.2}"),
@@ -313,7 +313,7 @@ fn ratio(value: f64) -> String {
 }
 
 /// Formats a time in a suitable unit.
-fn time(ns: f64) -> String {
+pub fn time(ns: f64) -> String {
     match ns {
         ..1e3 => format!("{ns:.0} ns"),
         ..1e6 => format!("{:.2} us", ns / 1e3),

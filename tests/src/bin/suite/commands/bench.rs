@@ -19,6 +19,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "bench/all_contenders_have_figures", run: || when_mountable(side_by_side) },
     Test { name: "bench/own_mount_is_removed_at_the_end", run: || when_mountable(own_mount) },
     Test { name: "bench/interrupted_run_leaves_nothing", run: || when_mountable(interrupted) },
+    Test { name: "bench/fabric_has_figures_and_ends_its_processes", run: fabric },
     Test { name: "bench/refusals_name_the_missing_part", run: || when_mountable(refusals) },
     Test { name: "bench/applications_find_the_same_in_all_places", run: || when_mountable(applications) },
     Test { name: "bench/applications_leave_out_jobs_without_their_program", run: || when_mountable(left_out) },
@@ -130,6 +131,55 @@ fn interrupted() -> Outcome<Verdict> {
     begun?;
     ensure!(done.output.is_empty(), "half of the figures are printed: {}", done.describe());
     ensure!(leftovers(pid).is_empty(), "it has left something: {:?}", leftovers(pid));
+    passed()
+}
+
+/// The processes that a benchmark of links has started, by their parent.
+fn bench_peers(parent: u32) -> Vec<u32> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|process| {
+        let status = fs::read_to_string(process.path().join("status")).ok()?;
+        let is_child = status.lines().any(|line| line == format!("PPid:\t{parent}"));
+        let words = fs::read(process.path().join("cmdline")).ok()?;
+        let is_peer = String::from_utf8_lossy(&words).contains("bench-peer");
+        process.file_name().to_str().filter(|_| is_child && is_peer)?.parse().ok()
+    });
+    processes.collect()
+}
+
+/// `ashlar bench fabric`, to its end, interrupted and killed. The other end of a killed one ends by itself.
+fn fabric() -> Outcome<Verdict> {
+    let report = parse_json(&run(&mut ashlar(&["bench", "fabric", "--rounds", "1", "--json"]))?.success()?)?;
+    let cases = report["cases"].as_array().cloned().unwrap_or_default();
+    ensure!(cases.len() == 7, "not all cases: {report}");
+    for case in &cases {
+        let contenders = case["contenders"].as_object().cloned().unwrap_or_default();
+        let of = |numbers: &Value, name: &str| numbers[name].as_f64().filter(|number| *number > 0.0);
+        let is_sound = |numbers: &Value| {
+            let [p50, p99, max] = ["p50_ns", "p99_ns", "max_ns"].map(|name| of(numbers, name));
+            p50.is_some() && p50 <= p99 && p99 <= max
+        };
+        ensure!(contenders.len() >= 2 && contenders.values().all(is_sound), "figures that are not sound: {case}");
+        let is_compared = contenders.get("fabric-tls").is_none_or(|numbers| of(numbers, "to_socket").is_some());
+        ensure!(is_compared, "a ratio is missing: {case}");
+    }
+    for (end, is_killed) in [(Signal::INT, false), (Signal::KILL, true)] {
+        let mut command = ashlar(&["bench", "fabric", "--rounds", "99"]);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let child = child.map_err(tried("starting"))?;
+        let pid = child.id();
+        let begun = eventually("it has started its processes", SOON, || bench_peers(pid).len() == 2);
+        let peers = bench_peers(pid);
+        signal(pid, end)?;
+        let done = finish(child, "ashlar bench fabric".to_owned())?;
+        begun?;
+        ensure!(done.output.is_empty(), "half of the figures are printed: {}", done.describe());
+        let is_gone = |peer: &u32| !Path::new(&format!("/proc/{peer}")).exists();
+        eventually("its processes have ended", SOON, || peers.iter().all(is_gone))?;
+        if is_killed {
+            fs::remove_dir_all(format!("/dev/shm/ashlar-bench-fabric-{pid}")).map_err(tried("removing its files"))?;
+        }
+        ensure!(leftovers(pid).is_empty(), "it has left something: {:?}", leftovers(pid));
+    }
     passed()
 }
 
