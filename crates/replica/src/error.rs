@@ -18,6 +18,9 @@ pub enum ReplicaError {
     /// The journal can't be opened, or its frames can't be applied.
     #[error("the journal can't be used: {0}")]
     Journal(#[from] ReplayError),
+    /// A full copy can't go on.
+    #[error(transparent)]
+    Copy(#[from] ashlar_store::CopyError),
     /// The shadow can't follow.
     #[error("the shadow in {path} can't be used: {problem}; remove the directory, or leave out --shadow")]
     Shadow {

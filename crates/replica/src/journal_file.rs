@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use ashlar_journal::{JournalIdentity, JournalRing};
+use ashlar_journal::{JournalCursor, JournalIdentity, JournalRing, Lineage};
 use ashlar_node::journal::{NodeJournal, ReplayError, Replica};
 use ashlar_pmem::{Arena, Mapping, MappingAccess, SharedMemory};
 use ashlar_store::Store;
-use ashlar_types::{Epoch, FileSystemId, NodeNumber};
+use ashlar_types::{Epoch, FileSystemId, JournalPosition, NodeNumber};
 
 use crate::error::ReplicaError;
 
@@ -51,9 +51,25 @@ pub fn make_memory(
     identity: JournalIdentity,
     ring_bytes: u64,
 ) -> Result<Arc<SharedMemory>, ReplicaError> {
+    let begin = JournalCursor { position: JournalPosition(0), seed: identity.origin() };
+    let lineage = Lineage::new(Epoch::default(), begin.position);
+    make_copy_memory(arena, identity, ring_bytes, begin, lineage)
+}
+
+/// Makes an empty copy of a journal in an arena, in place of any other, whose first frame is the one at `begin`.
+///
+/// # Errors
+/// As [`make_memory`]; [`ReplicaError::Journal`] if the lineage does not reach back to `begin`.
+pub fn make_copy_memory(
+    arena: &Arena,
+    identity: JournalIdentity,
+    ring_bytes: u64,
+    begin: JournalCursor,
+    lineage: Lineage,
+) -> Result<Arc<SharedMemory>, ReplicaError> {
     let bytes = JournalRing::<SharedMemory>::bytes_for(ring_bytes);
     let file = arena.make_journal(bytes, |file| {
-        let ring = JournalRing::format(map(arena, file, bytes)?, identity, Epoch::default());
+        let ring = JournalRing::format_copy(map(arena, file, bytes)?, identity, begin, lineage);
         ring.map(drop).map_err(|error| ReplicaError::Journal(ReplayError::Open(error)))
     })?;
     map(arena, &file, bytes)
