@@ -1,7 +1,7 @@
 //! A full copy of a writer's file system into a replica's arena: the journal's part of it.
 //!
-//! The store's part is [`ashlar_store::StoreImport`]. A whole copy is a store at a position of the writer's journal, and
-//! a copy of the journal that begins there.
+//! The store's part is [`ashlar_store::StoreImport`]. A whole copy is a store at a position of the writer's journal,
+//! and a copy of the journal that begins there.
 //!
 //! Invariant: the copy of the journal is made while the store is still marked as a part of a tree. So an arena whose
 //! store is whole has the journal from its mark on. A crash between the two leaves a marked store, and the copy begins

@@ -59,9 +59,7 @@ pub enum StoreError {
     )]
     NotFormatted,
     /// The arena holds a part of a tree, which is copied from another node, and no shared area yet.
-    #[error(
-        "the copy of the file system into this arena has not ended; its node goes on with it when it reaches the writer"
-    )]
+    #[error("the arena holds a part of a file system that is copied from its writer; its node makes the copy anew")]
     Copying,
     /// The metadata belongs to another arena.
     #[error("the metadata belongs to arena {found:016x}, not to {expected:016x}")]

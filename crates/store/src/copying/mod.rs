@@ -5,12 +5,15 @@
 //! ([`StoreImport`]).
 //!
 //! # Passes
-//! The first pass sends all rows. Meanwhile the writer's store notes the keys of the rows that commits change. Each
-//! further pass sends these rows again; one that is gone is sent as a removal. The last pass reads one snapshot, which
-//! is the tree at the journal position C of its mark. Frames from C on are then applied to the copy, as by any replica.
+//! The first pass sends all rows. Meanwhile the writer's store notes the keys of the rows that commits change. All rows
+//! of inodes that are made meanwhile are among them, so that the first pass leaves these out. Each further pass sends
+//! the rows noted since the last one began, as they are then; a row that is gone is sent as a removal. The last
+//! pass reads one snapshot, which is the tree at the journal position C of its mark. Frames from C on are then applied
+//! to the copy, as by any replica.
 //!
 //! A touched row is noted with its key, not with its inode: of a long file that programs write to all the time, a pass
-//! sends the touched chunks of 512 KiB, so that passes become short.
+//! sends the touched chunks of 512 KiB, so that passes become short. They do not if the writer changes more than the
+//! copy sends: then the caller must slow the writer down, or the copy fails in the end ([`CopyError::TooManyTouched`]).
 //!
 //! Rows that are sent: inodes, entries, chunks with their blocks, inline bytes, extended attributes, orphans, sessions,
 //! quotas. Rows that are local to a store: the superblock, the bitmaps and the counters (the replica has blocks and
@@ -18,10 +21,11 @@
 //! gets one mark, of the writer's journal at C.
 //!
 //! # Why the copy is the tree at C
-//! * *Rows.* Take a row's last change up to C, by commit N. N was frozen before it became visible, and its keys are noted
-//!   before that. The last pass takes its snapshot, and then the keys. So N's keys are among them, or among those of an
-//!   earlier pass. Keys of a commit that is under way when a pass takes them are kept for the next pass as well. So if
-//!   no later pass has N's keys, N was visible before the pass with them began, and that pass has sent the row as of N.
+//! * *Rows.* Take a row's last change up to C, by commit N. N was frozen before it became visible, and its keys are
+//!   noted before that. The last pass takes its snapshot, and then the keys. So N's keys are among them, or among those
+//!   of an earlier pass. Keys of a commit that is under way when a pass takes them are kept for the next pass as well.
+//!   So if no later pass has N's keys, N was visible before the pass with them began, and that pass has sent the row as
+//!   of N.
 //! * *Data.* The bytes are those of the snapshot, never later ones. It would not do to send bytes that may be newer and
 //!   let frames from C on write them again: a write of a part of a block keeps the rest of the old block, and at the
 //!   replica that rest would be another file's, if the writer had freed the block and used it again before it was read.

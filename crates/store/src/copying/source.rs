@@ -1,6 +1,7 @@
 //! The writer's side: reads the committed tree, part by part.
 
 use std::collections::btree_set;
+use std::ops::RangeFrom;
 use std::sync::Arc;
 
 use ashlar_types::{BLOCK_BYTES, InodeId, NameHashKey, NodeNumber, SessionId, name_cookie};
@@ -33,6 +34,8 @@ pub struct CopySource {
     touched: Arc<TouchedRows>,
     node: NodeNumber,
     hash_key: NameHashKey,
+    /// Inodes from this one on were made since the copy began, so that all their rows are noted.
+    new_inodes: u64,
     pass: CopyPass,
     progress: CopyProgress,
 }
@@ -120,6 +123,7 @@ impl Store {
             touched,
             node: self.node,
             hash_key: self.hash_key,
+            new_inodes: self.snapshot.inode_end()?,
             pass: CopyPass::All(RowPlace::start(0)),
             progress: CopyProgress { rows_total: self.snapshot.rows()?, ..CopyProgress::default() },
         })
@@ -138,7 +142,7 @@ impl CopySource {
                 CopyPass::All(place) => {
                     let view = self.open_view()?;
                     let mut reader = self.part_reader(&view, bytes_max);
-                    let next = reader.read_all(place)?;
+                    let next = reader.read_all(place, self.new_inodes)?;
                     (reader.end(&mut self.progress), next.map_or(CopyPass::Over, CopyPass::All))
                 }
                 CopyPass::Touched(mut pass) => {
@@ -274,13 +278,17 @@ impl PartReader<'_> {
         self.part
     }
 
-    /// Reads rows from a place on. Returns the place of the next one; `None` if there is none.
-    fn read_all(&mut self, place: RowPlace) -> Result<Option<RowPlace>, StoreError> {
+    /// Reads rows from a place on, but for those of new inodes. Returns the place of the next one; `None` if there is
+    /// none.
+    fn read_all(&mut self, place: RowPlace, new_inodes: u64) -> Result<Option<RowPlace>, StoreError> {
         let view = self.view;
         for (step, row) in view.snapshot.from(&place.key)?.enumerate() {
             let (key, value) = row?;
             if step == STEP_ROWS_MAX {
                 return Ok(Some(RowPlace { key: key.to_vec(), block: 0 }));
+            }
+            if is_row_of_any(key, new_inodes..) {
+                continue;
             }
             let block = if *key == *place.key { place.block } else { 0 };
             if let Some(block) = self.add_row(key, Some(value), block)? {
@@ -366,6 +374,13 @@ impl PartReader<'_> {
     }
 }
 
+/// Whether a row belongs to any of these inodes.
+fn is_row_of_any(key: &[u8], inodes: RangeFrom<u64>) -> bool {
+    const KINDS: [u8; 6] = [kind::INODE, kind::ENTRY, kind::CHUNK, kind::INLINE, kind::ORPHAN, kind::XATTR];
+    let number = rows::split_key1(key).filter(|_| KINDS.contains(&key[0]));
+    number.is_some_and(|(number, _)| inodes.contains(&number))
+}
+
 /// Reads blocks; returns which of them are damaged.
 fn read_blocks(segment: &StoreSegment, first: u32, count: u64, bytes: &mut Vec<u8>) -> Result<Vec<u8>, StoreError> {
     let mut damaged = Vec::new();
@@ -428,4 +443,31 @@ fn row_item<'a>(
         // The superblock, bitmaps, counters, marks of journals, and rows that only later releases know.
         _ => return Ok(None),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use ashlar_types::{LogGeneration, LogPosition};
+
+    use super::*;
+    use crate::test_media::{StoreTestArena, TestMedium};
+
+    #[test]
+    fn copy_ends_if_too_many_rows_are_touched() {
+        let mut store = StoreTestArena::new(TestMedium::Memory, 16 << 20).open();
+        let mut source = store.begin_copy_with(2).unwrap();
+        while source.next_part(COPY_PART_BYTES_MAX).unwrap().is_some() {}
+        for session in 1..4 {
+            assert!(source.begin_pass().is_ok());
+            assert_eq!(source.next_part(COPY_PART_BYTES_MAX).unwrap().is_some(), session > 1);
+            assert_eq!(source.next_part(COPY_PART_BYTES_MAX).unwrap(), None);
+            store.set_session(SessionId(session), LogGeneration(1), LogPosition(0));
+            store.commit().unwrap();
+        }
+        for session in 4..7 {
+            store.set_session(SessionId(session), LogGeneration(1), LogPosition(0));
+        }
+        store.commit().unwrap();
+        assert!(matches!(source.begin_pass(), Err(CopyError::TooManyTouched(2))));
+    }
 }

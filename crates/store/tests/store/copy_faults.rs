@@ -294,7 +294,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_bytes_are_imported_or_refused(parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..20)) {
+    fn any_bytes_are_imported_or_refused(
+        parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..20),
+    ) {
         import_any(&parts, &CopyEnd { writer: WRITER, mark: Default::default(), inodes: 1, entries: 0 });
     }
 

@@ -247,6 +247,39 @@ fn passes_send_what_was_touched(medium: TestMedium) {
     assert_eq!(dump(&copy), dump(&store));
 }
 
+/// Files that are made during the first pass are left to the next one, so that it ends.
+fn first_pass_ends_though_files_are_made(medium: TestMedium) {
+    let source = NodeArena::new(medium, WRITER, &[4096, 4096]);
+    source.format();
+    let mut store = source.open().unwrap();
+    create(&mut store, FILE, InodeId::ROOT, b"file", FileKind::Regular);
+    write(&mut store, FILE, 0, &vec![1; 2 << 20]);
+    store.commit().unwrap();
+    let mut copier = store.begin_copy().unwrap();
+    let arena = NodeArena::new(medium, replica(), &[4096, 4096]);
+    let (mut import, mut files) = (arena.begin_import().unwrap(), 0);
+    let mut send = |copier: &mut CopySource, store: &mut Store, files_max| {
+        while let Some(part) = copier.next_part(PART / 2).unwrap() {
+            import.import_part(&part).unwrap();
+            if files < files_max {
+                files += 1;
+                let inode = InodeId(1000 + files);
+                create(store, inode, InodeId::ROOT, format!("{files}").as_bytes(), FileKind::Regular);
+                write(store, inode, 0, &[2; PART]);
+                store.commit().unwrap();
+            }
+        }
+        files
+    };
+    let made = send(&mut copier, &mut store, 100);
+    assert!((16..24).contains(&made), "{made} files were made");
+    copier.begin_pass().unwrap();
+    send(&mut copier, &mut store, 0);
+    let end = copier.begin_last_pass().unwrap();
+    send(&mut copier, &mut store, 0);
+    assert_eq!(dump(&import.finish(&end).unwrap()), dump(&store));
+}
+
 fn damaged_blocks_stay_damaged_in_the_copy(medium: TestMedium) {
     let source = NodeArena::new(medium, WRITER, &[4096]);
     source.format();
@@ -298,5 +331,6 @@ on_both_databases!(
     blocks_of_the_last_pass_are_not_used_again,
     passes_send_what_was_touched,
     damaged_blocks_stay_damaged_in_the_copy,
+    first_pass_ends_though_files_are_made,
     segment_added_during_a_copy_is_read,
 );
