@@ -7,6 +7,7 @@ use std::time::Duration;
 use ashlar_cluster::MemberRole;
 use ashlar_cluster::chain::ChainTiming;
 use ashlar_fabric::Fabric;
+use ashlar_node::journal::Replica;
 use ashlar_pmem::Arena;
 use ashlar_processes::clock;
 use ashlar_replica::mirror::{CopyService, ReplicaService, adopt_copy};
@@ -20,6 +21,9 @@ use crate::standby_server::{StandbyNode, StandbyServer};
 
 /// How often the process checks whether it is to end.
 const END_CHECK: Duration = Duration::from_millis(200);
+
+/// How long to wait for a thread that still shows the state of a service.
+const CLOSE_PAUSE: Duration = Duration::from_millis(1);
 
 /// Why a node that serves no sessions has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,40 +66,69 @@ pub fn run_standby(
 /// Follows the writer, and takes a copy of the whole file system whenever it must. Returns whether another node has
 /// taken over from the writer.
 fn follow_writer(standby: &Standby, arena: &Arc<Arena>, fabric: &Arc<dyn Fabric>) -> Result<bool, MemberError> {
-    let Membership { document, files, .. } = &standby.membership;
+    let Membership { document, .. } = &standby.membership;
     while !standby.is_ending() {
-        let (state, timing, now) = (files.hard_state()?, ChainTiming::default(), clock::boot_time());
-        let replica = match open_copy(arena, document.cluster, document.writer().node) {
-            Ok(replica) => replica,
-            Err(ReplicaError::Store(StoreError::Copying)) => {
-                let (fabric, files, arena) = (Arc::clone(fabric), files.clone(), Arc::clone(arena));
-                let service = Arc::new(CopyService::new(fabric, files, document, state, arena, timing, now));
-                if standby.begin_work(StandbyWork::Copy(Arc::clone(&service))) {
-                    service.run(&clock::boot_time)?;
-                }
-                continue;
-            }
+        match open_copy(arena, document.cluster, document.writer().node) {
+            Ok(replica) => match follow_frames(standby, fabric, replica)? {
+                FollowEnd::Ended => return Ok(false),
+                FollowEnd::Superseded => return Ok(true),
+                FollowEnd::NeedsCopy => take_copy(standby, arena, fabric)?,
+            },
+            Err(ReplicaError::Store(StoreError::Copying)) => take_copy(standby, arena, fabric)?,
             Err(error) => return Err(error.into()),
-        };
-        let (fabric, files) = (Arc::clone(fabric), files.clone());
-        let service = Arc::new(ReplicaService::new(fabric, files, document, state, replica, timing, now));
-        if !standby.begin_work(StandbyWork::Follow(Arc::clone(&service))) {
-            break;
         }
-        let applier = Arc::clone(&service);
-        let applier = std::thread::spawn(move || applier.run_applier());
-        let ended = service.run_link(&clock::boot_time);
-        service.end();
-        // If it panicked, it has logged that, and the process ends.
-        let _ = applier.join();
-        ended?;
-        if !service.needs_copy() {
-            return Ok(service.status().superseded.is_some());
-        }
-        // The store must be closed before it is emptied.
-        standby.begin_work(StandbyWork::None);
     }
     Ok(false)
+}
+
+/// Why a replica takes no more frames.
+enum FollowEnd {
+    /// It was asked to end.
+    Ended,
+    /// Another node has taken over from its writer.
+    Superseded,
+    /// The whole file system must be copied. The store is closed.
+    NeedsCopy,
+}
+
+/// Takes frames, and applies them.
+fn follow_frames(standby: &Standby, fabric: &Arc<dyn Fabric>, replica: Replica) -> Result<FollowEnd, MemberError> {
+    let Membership { document, files, .. } = &standby.membership;
+    let (state, timing, now) = (files.hard_state()?, ChainTiming::default(), clock::boot_time());
+    let (fabric, files) = (Arc::clone(fabric), files.clone());
+    let mut service = Arc::new(ReplicaService::new(fabric, files, document, state, replica, timing, now));
+    if !standby.begin_work(StandbyWork::Follow(Arc::clone(&service))) {
+        return Ok(FollowEnd::Ended);
+    }
+    let applier = Arc::clone(&service);
+    let applier = std::thread::spawn(move || applier.run_applier());
+    let ended = service.run_link(&clock::boot_time);
+    service.end();
+    // If it panicked, it has logged that, and the process ends.
+    let _ = applier.join();
+    ended?;
+    if !service.needs_copy() {
+        let is_superseded = service.status().superseded.is_some();
+        return Ok(if is_superseded { FollowEnd::Superseded } else { FollowEnd::Ended });
+    }
+    standby.begin_work(StandbyWork::None);
+    // A thread that shows the state may hold it for a moment.
+    while Arc::get_mut(&mut service).is_none() {
+        std::thread::sleep(CLOSE_PAUSE);
+    }
+    Ok(FollowEnd::NeedsCopy)
+}
+
+/// Takes a copy of the whole file system, until it is made or the process ends.
+fn take_copy(standby: &Standby, arena: &Arc<Arena>, fabric: &Arc<dyn Fabric>) -> Result<(), MemberError> {
+    let Membership { document, files, .. } = &standby.membership;
+    let (state, timing, now) = (files.hard_state()?, ChainTiming::default(), clock::boot_time());
+    let (fabric, files, arena) = (Arc::clone(fabric), files.clone(), Arc::clone(arena));
+    let service = Arc::new(CopyService::new(fabric, files, document, state, arena, timing, now));
+    if standby.begin_work(StandbyWork::Copy(Arc::clone(&service))) {
+        service.run(&clock::boot_time)?;
+    }
+    Ok(())
 }
 
 impl Membership {
