@@ -186,7 +186,7 @@ impl WriterNode for SharedState {
     }
 
     fn handle_replicated(&self) {
-        self.parked_syncs.advance_all(self);
+        self.waiting_syncs.advance_all(self);
         self.replicated.notify_all();
     }
 

@@ -35,7 +35,6 @@ mod materialise;
 mod mount_notifier;
 mod node_requests;
 mod panics;
-mod parked_syncs;
 mod placeholder;
 mod pool_filling;
 mod quarantine;
@@ -55,6 +54,7 @@ mod supervisor;
 #[cfg(test)]
 mod test_sessions;
 mod user_shares;
+mod waiting_syncs;
 
 pub use ashlar_node::journal::ReplicaFault;
 pub use config::Config;

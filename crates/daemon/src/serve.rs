@@ -159,7 +159,7 @@ fn serve_or_refuse(shared: &Arc<SharedState>, mut connection: Connection, connec
 
 /// A reply, and the descriptors that are sent with it.
 struct ReplyWithFiles {
-    /// `None`: another thread sends it ([`crate::parked_syncs`]).
+    /// `None`: another thread sends it ([`crate::waiting_syncs`]).
     reply: Option<Reply>,
     files: Vec<Arc<dyn AsFd + Send + Sync>>,
     /// A prepared session was taken for it.
@@ -176,7 +176,7 @@ impl ReplyWithFiles {
 
 impl ReplyWithFiles {
     /// Returns the reply that another thread sends.
-    fn parked() -> Self {
+    fn elsewhere() -> Self {
         Self { reply: None, files: Vec::new(), takes_prepared: false, opening: None }
     }
 }
@@ -256,9 +256,14 @@ impl ConnectedPeer {
 fn serve_connection(shared: &Arc<SharedState>, connection: &mut Connection, process: ConnectedProcess) {
     let mut peer = ConnectedPeer::new(shared, process);
     let user = peer.user.clone();
+    let mut is_answered_elsewhere = false;
     loop {
         let serve = |owner: &SlotOwner, buffer: &mut Vec<u8>| serve_slot(shared, owner, buffer);
-        shared.request_slots.watch_connection(connection, peer.slot_owner.as_ref(), serve);
+        // A process that waits for its copies asks nothing before it has the reply. Watching would take a core from the
+        // threads that it waits for.
+        if !std::mem::take(&mut is_answered_elsewhere) {
+            shared.request_slots.watch_connection(connection, peer.slot_owner.as_ref(), serve);
+        }
         let received = blame::contain(|| connection.receive_bounded::<Request>(&peer.limits()));
         let (request, descriptors) = match received {
             Ok(Ok(message)) => message,
@@ -288,7 +293,10 @@ fn serve_connection(shared: &Arc<SharedState>, connection: &mut Connection, proc
             None => return fence_after_panic(shared, peer.session),
         };
         let ReplyWithFiles { reply, files, takes_prepared, opening } = answer;
-        let Some(reply) = reply else { continue };
+        let Some(reply) = reply else {
+            is_answered_elsewhere = true;
+            continue;
+        };
         let with: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
         let sent = match connection.send(&reply, &with) {
             // The session receives an error: otherwise it would ask the same again on another connection.
@@ -418,9 +426,9 @@ fn answer_request(
     let is_sync = matches!(request, Request::SyncAll | Request::SyncInode { .. } | Request::SyncDependencies(_));
     if is_sync && shared.leading.is_some() {
         let socket = peer.reply_socket(connection)?;
-        return match shared.lock().serve_or_park(id, request, terms, &socket)? {
+        return match shared.lock().serve_or_wait(id, request, terms, &socket)? {
             Some(answer) => finish_answer(answer, terms.patience).map(ReplyWithFiles::from),
-            None => Ok(ReplyWithFiles::parked()),
+            None => Ok(ReplyWithFiles::elsewhere()),
         };
     }
     serve_session(shared, id, request, descriptors, terms)

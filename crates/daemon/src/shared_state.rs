@@ -29,12 +29,12 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::Config;
 use crate::file_guard::FileGuard;
-use crate::parked_syncs::ParkedSyncs;
 use crate::placeholder::make_placeholder;
 use crate::request_slots::RequestSlots;
 use crate::session_files::SessionFiles;
 use crate::session_pool::SessionPool;
 use crate::user_shares::{self, UserShares};
+use crate::waiting_syncs::WaitingSyncs;
 
 /// How often a thread that waits for a lock checks whether its peer has hung up.
 const HANGUP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -96,7 +96,7 @@ pub struct SharedState {
     /// The node's document has changed: SharedFS ends, to start again.
     pub role_changed: AtomicBool,
     /// Requests that wait for the copies of the journal, without a thread.
-    pub parked_syncs: ParkedSyncs,
+    pub waiting_syncs: WaitingSyncs,
     /// Signals that the copies have more of the journal.
     pub replicated: Condvar,
     /// Signals that a log should be digested.
@@ -232,11 +232,12 @@ impl StateGuard<'_> {
         self.serve_request(request, RequestTerms::OWN).map(drop)
     }
 
-    /// Serves a session's request to make updates durable. It is parked when only copies of the journal are missing.
+    /// Serves a session's request to make updates durable. `None`: only copies of the journal are missing, and the
+    /// thread that learns of them replies.
     ///
     /// # Errors
     /// Those of the request.
-    pub fn serve_or_park(
+    pub fn serve_or_wait(
         mut self,
         id: SessionId,
         request: Request,
@@ -253,7 +254,7 @@ impl StateGuard<'_> {
                 Progress::Wait(..) => return self.await_answer(ticket, terms.patience, None).map(Some),
             }
         }
-        shared.parked_syncs.add(ticket, id, Arc::clone(socket));
+        shared.waiting_syncs.add(ticket, id, Arc::clone(socket));
         // This thread sends the frames, so the other one need not be woken for that.
         self.guard.effects.take(NodeEffect::Replicate);
         drop(self);
@@ -349,7 +350,7 @@ impl SharedState {
             leading: copies.leading,
             node: Mutex::new(node),
             role_changed: AtomicBool::new(false),
-            parked_syncs: ParkedSyncs::default(),
+            waiting_syncs: WaitingSyncs::default(),
             replicated: Condvar::new(),
             digest_wanted: Condvar::new(),
             commit_wanted: Condvar::new(),

@@ -101,7 +101,7 @@ impl Invitation {
         Self::issue(&membership, arena, address, replaces)
     }
 
-    /// Adds a replica to a writer's cluster. The writer is alone already, and stays so until the replica has everything.
+    /// Adds a replica to a writer's cluster. The writer is alone already, and stays so until the replica has all.
     ///
     /// With `replaces` it takes the place of the present replica.
     ///

@@ -2,7 +2,8 @@
 //!
 //! Purpose: an arena that has a document is a member ([`Membership`]). Its node is the writer, which `ashlar-daemon`
 //! runs with a [`ashlar_replica::mirror::LeaderService`]; or it serves no sessions ([`run_standby`]): a replica follows
-//! its writer, and a replaced node waits to be made anew. A writer that may not serve yet waits too ([`StandbyServer`]).
+//! its writer, and a replaced node waits to be made anew. A writer that may not serve yet waits too
+//! ([`StandbyServer`]).
 //!
 //! Invariants:
 //! - A process that asks for a session at such a node gets a sentence that names the serving node and the next command.

@@ -1,4 +1,4 @@
-//! What a node of a cluster is at its start.
+//! A node's place in its cluster, as it is at a start.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub struct Membership {
     pub files: ClusterFiles,
     /// The document.
     pub document: ClusterDocument,
-    /// What it has seen and promised.
+    /// Its hard state: epochs it has seen, and promises it has made.
     pub state: HardState,
     /// The node.
     pub node: NodeNumber,
@@ -87,7 +87,7 @@ impl Membership {
             node: member.node,
             arena: member.arena,
             address: member.address.clone(),
-            // A replaced member must learn of it: it is told by a link that carries nothing.
+            // A replaced member must learn of it: a link that carries nothing shows it the epoch.
             oldest_epoch: Epoch::default(),
         });
         fabric.set_members(members.collect());

@@ -71,7 +71,7 @@ impl Standby {
         self.is_ending.load(Ordering::Acquire)
     }
 
-    /// Waits until it was promoted, or until `is_over`, which is asked again and again. Returns whether it was promoted.
+    /// Waits until it was promoted, or until `is_over` says so. Returns whether it was promoted.
     pub fn await_promotion(&self, pause: Duration, is_over: &dyn Fn() -> bool) -> bool {
         let mut is_promoted = self.is_promoted.lock();
         while !*is_promoted && !is_over() {

@@ -20,7 +20,7 @@ pub enum ReplicaError {
     Journal(#[from] ReplayError),
     /// A full copy can't go on.
     #[error(transparent)]
-    Copy(#[from] ashlar_store::CopyError),
+    Copy(#[from] ashlar_store::FullCopyError),
     /// The shadow can't follow.
     #[error("the shadow in {path} can't be used: {problem}; remove the directory, or leave out --shadow")]
     Shadow {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ashlar_journal::{JournalCursor, JournalIdentity, Lineage};
 use ashlar_node::journal::{NodeJournal, ReplayError, Replica};
 use ashlar_pmem::Arena;
-use ashlar_store::{CopyEnd, CopyError, StoreImport};
+use ashlar_store::{CopyEnd, FullCopyError, StoreImport};
 use ashlar_types::FileSystemId;
 
 use crate::error::ReplicaError;
@@ -59,8 +59,8 @@ pub fn begin_full_copy(arena: &Arc<Arena>) -> Result<StoreImport, ReplicaError> 
 /// Ends a full copy: makes the copy of the writer's journal, which begins at the copy's end, and then the store whole.
 ///
 /// # Errors
-/// [`CopyError`]; those of the journal, of the store and of the system. The store is then marked, and the copy must be
-/// begun anew.
+/// [`FullCopyError`]; those of the journal, of the store and of the system. The store is then marked, and the copy must
+/// be begun anew.
 pub fn finish_full_copy(
     arena: &Arc<Arena>,
     file_system: FileSystemId,
@@ -69,7 +69,7 @@ pub fn finish_full_copy(
     origin: CopyOrigin,
 ) -> Result<Replica, ReplicaError> {
     if origin.begin.position != end.mark.position {
-        return Err(CopyError::Item("a copy that ends elsewhere than its journal begins").into());
+        return Err(FullCopyError::Item("a copy that ends elsewhere than its journal begins").into());
     }
     let identity = JournalIdentity { file_system, node: end.writer };
     let memory = make_copy_memory(arena, identity, ring_bytes(arena), origin.begin, origin.lineage)?;

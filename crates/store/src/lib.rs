@@ -70,7 +70,8 @@ pub use checking::checker::Checker;
 pub use checking::problem::{CheckProgress, CheckReport, PROBLEMS_MAX, Problem, TreeCounts};
 pub use commit::{CommitDone, CommitJob};
 pub use copying::{
-    COPY_PART_BYTES_MAX, CopiedBlocks, CopyBacklog, CopyEnd, CopyError, CopyItem, CopyProgress, CopySource, StoreImport,
+    COPY_PART_BYTES_MAX, CopiedBlocks, CopyBacklog, CopyEnd, CopyItem, CopyProgress, CopySource, FullCopyError,
+    StoreImport,
 };
 pub use database::{CommitFault, CommitObserver, DatabaseError, MemoryDatabase};
 pub use dump::{

@@ -14,7 +14,7 @@ pub enum ClusterCommand {
     },
     /// Lets a replica take over.
     Promote {
-        /// What the replica may lack is given up.
+        /// The administrator gives up updates that the replica may lack.
         force: bool,
     },
     /// Lets a writer go on without its replica.

@@ -13,13 +13,16 @@ const LAST_CHUNKS: u64 = 16;
 /// It begins after so many passes in any case: programs may touch as many rows as a pass takes time for.
 const PASSES_MAX: u32 = 12;
 
-/// What is to be sent next.
+/// The next message of a copy.
 pub enum NextPart {
     /// A part.
     Part(Vec<u8>),
     /// The end.
     End(CopyTarget, Vec<u8>),
 }
+
+/// Something that is run with the node locked.
+pub type NodeWork<'a> = &'a mut dyn FnMut(&mut NodeCore);
 
 /// A copy of the whole file system that is being sent.
 pub struct FullCopySender {
@@ -45,7 +48,7 @@ impl FullCopySender {
     ///
     /// # Errors
     /// Those of the store and of the journal: the copy must be begun anew.
-    pub fn next(&mut self, with_node: &dyn Fn(&mut dyn FnMut(&mut NodeCore))) -> Result<NextPart, ReplicaError> {
+    pub fn next(&mut self, with_node: &dyn Fn(NodeWork<'_>)) -> Result<NextPart, ReplicaError> {
         loop {
             if let Some(part) = self.source.next_part(COPY_PART_BYTES_MAX)? {
                 return Ok(NextPart::Part(part));
@@ -74,7 +77,6 @@ impl FullCopySender {
     }
 }
 
-/// Returns the message of a part or an end.
 impl NextPart {
     /// Returns the message, and whether it is the last one.
     pub fn message(&self) -> (PeerMessage<'_>, bool) {

@@ -160,9 +160,9 @@ impl LeaderService {
         };
         let replica_address = document.replica().map(|member| &member.address);
         // A new member may listen where a replaced one did.
-        let is_told =
+        let is_elsewhere =
             |member: &&DocumentMember| member.role == MemberRole::Replaced && Some(&member.address) != replica_address;
-        let replaced = document.members.iter().filter(is_told);
+        let replaced = document.members.iter().filter(is_elsewhere);
         Self {
             fabric,
             files,
@@ -282,7 +282,11 @@ impl LeaderService {
 
     /// Runs the thread, until [`Self::end`] or [`Self::abandon`].
     pub fn run(&self, node: &dyn WriterNode) {
-        while !self.is_left.load(Ordering::Acquire) && self.step(node, IDLE) {}
+        loop {
+            if self.is_left.load(Ordering::Acquire) || !self.step(node, IDLE) {
+                return;
+            }
+        }
     }
 
     /// Does what is due, and waits for events, for at most so long; returns whether the thread goes on.

@@ -24,7 +24,7 @@ pub enum LinkNews {
 
 /// A replica's link to its writer.
 pub struct WriterLink {
-    /// What the replica may do.
+    /// Decides the replica's acts.
     pub follower: Follower,
     /// Why the link went down last.
     pub last_problem: Option<String>,

@@ -1,7 +1,7 @@
 //! The check of a committed state from end to end.
 //!
-//! A checker has its own view of the last committed state, so it runs beside a store in use. While it lives, blocks that
-//! are freed are not given out again, so that the blocks of its view keep their content.
+//! A checker has its own view of the last committed state, so it runs beside a store in use. While it lives, freed
+//! blocks are not given out again, so that the blocks of its view keep their content.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use crate::StoreError;
 
 /// Why a copy can't go on. It must be begun anew.
 #[derive(Debug, Error)]
-pub enum CopyError {
+pub enum FullCopyError {
     /// The bytes are no items of this version.
     #[error("the copy of the file system can't be read: {0}")]
     Encoding(&'static str),

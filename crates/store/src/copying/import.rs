@@ -8,7 +8,7 @@ use ashlar_types::{
 };
 use ashlar_update::Entry;
 
-use crate::copying::error::CopyError;
+use crate::copying::error::FullCopyError;
 use crate::copying::item::{COPY_PART_BYTES_MAX, CopiedBlocks, CopyEnd, CopyItem, ITEM_BLOCKS_MAX};
 use crate::database::Database;
 use crate::format::first_counters;
@@ -44,7 +44,7 @@ impl StoreImport {
     /// # Errors
     /// Those of [`Store::open`], but for [`StoreError::NotFormatted`] and [`StoreError::Copying`]: a store that this
     /// release does not understand is left as it is.
-    pub fn begin(arena: Arc<Arena>) -> Result<Self, CopyError> {
+    pub fn begin(arena: Arc<Arena>) -> Result<Self, FullCopyError> {
         let database = Database::open(&arena)?;
         Self::begin_on(StoreMedium::Arena(arena), database)
     }
@@ -53,12 +53,12 @@ impl StoreImport {
     ///
     /// # Errors
     /// As [`Self::begin`].
-    pub fn begin_in_memory(arena: Arc<MemoryArena>) -> Result<Self, CopyError> {
+    pub fn begin_in_memory(arena: Arc<MemoryArena>) -> Result<Self, FullCopyError> {
         let database = arena.open_database();
         Self::begin_on(StoreMedium::Memory(arena), database)
     }
 
-    fn begin_on(medium: StoreMedium, database: Database) -> Result<Self, CopyError> {
+    fn begin_on(medium: StoreMedium, database: Database) -> Result<Self, FullCopyError> {
         let identity = medium.identity();
         let snapshot = database.snapshot()?;
         let counters = match read_superblock(&snapshot, identity)? {
@@ -81,12 +81,12 @@ impl StoreImport {
     /// Stores the items of a part. Some may be committed at once.
     ///
     /// # Errors
-    /// [`CopyError::Encoding`], [`CopyError::Item`]; [`StoreError::FullBlocks`] and [`StoreError::FullMetadata`] if the
-    /// arena is too small; those of a commit.
-    pub fn import_part(&mut self, part: &[u8]) -> Result<(), CopyError> {
+    /// [`FullCopyError::Encoding`], [`FullCopyError::Item`]; [`StoreError::FullBlocks`] and
+    /// [`StoreError::FullMetadata`] if the arena is too small; those of a commit.
+    pub fn import_part(&mut self, part: &[u8]) -> Result<(), FullCopyError> {
         self.guard(|import| {
             if part.len() > COPY_PART_BYTES_MAX {
-                return Err(CopyError::Encoding("it is too long"));
+                return Err(FullCopyError::Encoding("it is too long"));
             }
             let mut rest = part;
             while !rest.is_empty() {
@@ -104,7 +104,7 @@ impl StoreImport {
     ///
     /// # Errors
     /// Those of a commit.
-    pub fn commit(&mut self) -> Result<(), CopyError> {
+    pub fn commit(&mut self) -> Result<(), FullCopyError> {
         self.guard(Self::commit_items)
     }
 
@@ -113,18 +113,18 @@ impl StoreImport {
     /// The copy of the writer's journal that begins at the mark must be there by now.
     ///
     /// # Errors
-    /// [`CopyError::Failed`] if any part was not stored; [`CopyError::Incomplete`]; those of a commit. The store is
-    /// then still marked.
-    pub fn finish(mut self, end: &CopyEnd) -> Result<Store, CopyError> {
+    /// [`FullCopyError::Failed`] if any part was not stored; [`FullCopyError::Incomplete`]; those of a commit. The
+    /// store is then still marked.
+    pub fn finish(mut self, end: &CopyEnd) -> Result<Store, FullCopyError> {
         self.commit()?;
         let (inodes, entries) = self.store.snapshot.inodes_and_entries()?;
         for (what, found, expected) in [("inodes", inodes, end.inodes), ("entries", entries, end.entries)] {
             if found != expected {
-                return Err(CopyError::Incomplete { what, found, expected });
+                return Err(FullCopyError::Incomplete { what, found, expected });
             }
         }
         if !self.store.inode(InodeId::ROOT)?.is_some_and(|root| root.is_directory()) {
-            return Err(CopyError::Item("a tree without a root directory"));
+            return Err(FullCopyError::Item("a tree without a root directory"));
         }
         let medium = self.store.medium.clone();
         let superblock = encode_superblock(medium.identity(), true);
@@ -136,22 +136,22 @@ impl StoreImport {
     }
 
     /// Runs a step, unless one has failed; notes if this one does.
-    fn guard(&mut self, step: impl FnOnce(&mut Self) -> Result<(), CopyError>) -> Result<(), CopyError> {
+    fn guard(&mut self, step: impl FnOnce(&mut Self) -> Result<(), FullCopyError>) -> Result<(), FullCopyError> {
         if self.has_failed {
-            return Err(CopyError::Failed);
+            return Err(FullCopyError::Failed);
         }
         let result = step(self);
         self.has_failed = result.is_err();
         result
     }
 
-    fn commit_items(&mut self) -> Result<(), CopyError> {
+    fn commit_items(&mut self) -> Result<(), FullCopyError> {
         self.store.commit()?;
         self.data_bytes = 0;
         Ok(())
     }
 
-    fn import_item(&mut self, item: &CopyItem<'_>) -> Result<(), CopyError> {
+    fn import_item(&mut self, item: &CopyItem<'_>) -> Result<(), FullCopyError> {
         let store = &mut self.store;
         match *item {
             CopyItem::Inode { inode, ref value } => {
@@ -163,7 +163,7 @@ impl StoreImport {
             }
             CopyItem::Entry { directory, name, target } => {
                 check_inode(directory)?;
-                Name::check(name).map_err(|_| CopyError::Item("a name that no entry has"))?;
+                Name::check(name).map_err(|_| FullCopyError::Item("a name that no entry has"))?;
                 pay(store, name.len())?;
                 let entry = target.map(|(inode, kind)| Entry { inode, kind });
                 store.active.set_entry(directory.0, store.name_cookie(name), name, entry, false);
@@ -175,7 +175,7 @@ impl StoreImport {
             CopyItem::Inline { inode, bytes } => {
                 check_inode(inode)?;
                 if bytes.is_some_and(|bytes| bytes.is_empty() || bytes.len() as u64 > INLINE_BYTES_MAX) {
-                    return Err(CopyError::Item("a small file that is not small"));
+                    return Err(FullCopyError::Item("a small file that is not small"));
                 }
                 pay(store, bytes.map_or(0, <[u8]>::len))?;
                 store.active.set_inline(inode, bytes.map(<[u8]>::to_vec));
@@ -184,7 +184,7 @@ impl StoreImport {
                 check_inode(inode)?;
                 let fits = (1..=XATTR_NAME_MAX).contains(&name.len());
                 if !fits || value.is_some_and(|value| value.len() > XATTR_VALUE_MAX) {
-                    return Err(CopyError::Item("an extended attribute that is too long"));
+                    return Err(FullCopyError::Item("an extended attribute that is too long"));
                 }
                 pay(store, name.len() + value.map_or(0, <[u8]>::len))?;
                 store.active.set_row(inode, &rows::xattr_key(inode, name), value);
@@ -196,7 +196,7 @@ impl StoreImport {
             }
             CopyItem::Session { session, state } => {
                 if session == SessionId::SHARED_FS || !session.is_valid() {
-                    return Err(CopyError::Item("a session's number that no node gives out"));
+                    return Err(FullCopyError::Item("a session's number that no node gives out"));
                 }
                 match state {
                     Some((generation, position)) => {
@@ -208,7 +208,7 @@ impl StoreImport {
             }
             CopyItem::Quota { key, account } => {
                 if matches!(key, QuotaKey::Subtree(id) if !id.is_storable() || id.0 == 0) {
-                    return Err(CopyError::Item("a subtree's number that no inode has"));
+                    return Err(FullCopyError::Item("a subtree's number that no inode has"));
                 }
                 let (used, limits) = account.unwrap_or_default();
                 store.quotas.replace(key, used, limits);
@@ -217,20 +217,20 @@ impl StoreImport {
         Ok(())
     }
 
-    fn import_blocks(&mut self, inode: InodeId, first: u64, blocks: &CopiedBlocks<'_>) -> Result<(), CopyError> {
+    fn import_blocks(&mut self, inode: InodeId, first: u64, blocks: &CopiedBlocks<'_>) -> Result<(), FullCopyError> {
         let count = match *blocks {
             CopiedBlocks::Hole(count) | CopiedBlocks::Reserved(count) => u64::from(count),
             CopiedBlocks::Written { bytes, ref damaged } => {
                 let count = bytes.len() as u64 / BLOCK_BYTES;
                 let is_whole = bytes.len() as u64 % BLOCK_BYTES == 0 && count <= ITEM_BLOCKS_MAX;
                 if !is_whole || damaged.iter().any(|&step| u64::from(step) >= count) {
-                    return Err(CopyError::Item("a part of a block, or too many blocks"));
+                    return Err(FullCopyError::Item("a part of a block, or too many blocks"));
                 }
                 count
             }
         };
         if count == 0 || first >= blocks_for(FILE_SIZE_MAX) || first % CHUNK_BLOCKS + count > CHUNK_BLOCKS {
-            return Err(CopyError::Item("blocks beside a chunk of a file's map"));
+            return Err(FullCopyError::Item("blocks beside a chunk of a file's map"));
         }
         pay(&mut self.store, 0)?;
         match set_blocks(&mut self.store, inode, first, count, blocks) {
@@ -252,18 +252,18 @@ fn encode_superblock(identity: StoreIdentity, is_whole: bool) -> Vec<u8> {
     rows::encode_superblock(Superblock { versions: rows::FORMAT_VERSIONS, arena: identity.id, is_whole })
 }
 
-fn check_inode(inode: InodeId) -> Result<(), CopyError> {
+fn check_inode(inode: InodeId) -> Result<(), FullCopyError> {
     if inode.0 == 0 || !inode.is_valid() {
-        return Err(CopyError::Item("an inode's number that no node gives out"));
+        return Err(FullCopyError::Item("an inode's number that no node gives out"));
     }
     Ok(())
 }
 
-fn put_inode(store: &mut Store, inode: InodeId, value: &Inode) -> Result<(), CopyError> {
+fn put_inode(store: &mut Store, inode: InodeId, value: &Inode) -> Result<(), FullCopyError> {
     let mut row = Vec::new();
     rows::encode_inode(value, &mut row);
     if rows::decode_inode(&row).as_ref() != Some(value) || row.len() > rows::INODE_BYTES + ashlar_types::SYMLINK_MAX {
-        return Err(CopyError::Item("attributes that no inode has"));
+        return Err(FullCopyError::Item("attributes that no inode has"));
     }
     pay(store, row.len())?;
     // It may be a number of this node's own that its counters have forgotten.

@@ -10,7 +10,7 @@ use ashlar_types::{
 };
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::copying::error::CopyError;
+use crate::copying::error::FullCopyError;
 use crate::metadata::chunk::CHUNK_BLOCKS;
 use crate::model::JournalMark;
 
@@ -140,11 +140,11 @@ impl CopyEnd {
     /// Reads an end.
     ///
     /// # Errors
-    /// [`CopyError::Encoding`].
-    pub fn decode(bytes: &[u8]) -> Result<Self, CopyError> {
+    /// [`FullCopyError::Encoding`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, FullCopyError> {
         match postcard::take_from_bytes(bytes) {
             Ok((end, [])) => Ok(end),
-            _ => Err(CopyError::Encoding("an end is damaged")),
+            _ => Err(FullCopyError::Encoding("an end is damaged")),
         }
     }
 }
@@ -159,9 +159,9 @@ impl<'a> CopyItem<'a> {
     /// Takes the first item off a part.
     ///
     /// # Errors
-    /// [`CopyError::Encoding`].
-    pub fn decode(part: &'a [u8]) -> Result<(Self, &'a [u8]), CopyError> {
-        postcard::take_from_bytes(part).map_err(|_| CopyError::Encoding("an unknown kind, or a part is missing"))
+    /// [`FullCopyError::Encoding`].
+    pub fn decode(part: &'a [u8]) -> Result<(Self, &'a [u8]), FullCopyError> {
+        postcard::take_from_bytes(part).map_err(|_| FullCopyError::Encoding("an unknown kind, or a part is missing"))
     }
 }
 

@@ -13,7 +13,8 @@
 //!
 //! A touched row is noted with its key, not with its inode: of a long file that programs write to all the time, a pass
 //! sends the touched chunks of 512 KiB, so that passes become short. They do not if the writer changes more than the
-//! copy sends: then the caller must slow the writer down, or the copy fails in the end ([`CopyError::TooManyTouched`]).
+//! copy sends: then the caller must slow the writer down, or the copy fails in the end
+//! ([`FullCopyError::TooManyTouched`]).
 //!
 //! Rows that are sent: inodes, entries, chunks with their blocks, inline bytes, extended attributes, orphans, sessions,
 //! quotas. Rows that are local to a store: the superblock, the bitmaps and the counters (the replica has blocks and
@@ -56,7 +57,7 @@ mod item;
 mod source;
 pub(crate) mod touched;
 
-pub use error::CopyError;
+pub use error::FullCopyError;
 pub use import::StoreImport;
 pub use item::{COPY_PART_BYTES_MAX, CopiedBlocks, CopyEnd, CopyItem};
 pub use source::{CopyBacklog, CopyProgress, CopySource};

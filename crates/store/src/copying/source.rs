@@ -8,7 +8,7 @@ use ashlar_types::{BLOCK_BYTES, InodeId, NameHashKey, NodeNumber, SessionId, nam
 
 use crate::blocks::readers::{StateReader, StateReaders};
 use crate::blocks::segment::{Block, StoreSegment};
-use crate::copying::error::CopyError;
+use crate::copying::error::FullCopyError;
 use crate::copying::item::{COPY_PART_BYTES_MAX, CopiedBlocks, CopyEnd, CopyItem, ITEM_BLOCKS_MAX};
 use crate::copying::touched::{RowKey, SegmentMaps, TouchedRows};
 use crate::database::{Database, Snapshot};
@@ -136,7 +136,7 @@ impl CopySource {
     ///
     /// # Errors
     /// [`StoreError::Corrupt`], [`StoreError::Database`]. Damaged blocks are sent as such.
-    pub fn next_part(&mut self, bytes_max: usize) -> Result<Option<Vec<u8>>, CopyError> {
+    pub fn next_part(&mut self, bytes_max: usize) -> Result<Option<Vec<u8>>, FullCopyError> {
         loop {
             let (part, next) = match std::mem::replace(&mut self.pass, CopyPass::Failed) {
                 CopyPass::All(place) => {
@@ -162,7 +162,7 @@ impl CopySource {
                     self.pass = CopyPass::Over;
                     return Ok(None);
                 }
-                CopyPass::Failed => return Err(CopyError::Failed),
+                CopyPass::Failed => return Err(FullCopyError::Failed),
             };
             self.pass = next;
             if !part.is_empty() {
@@ -174,8 +174,8 @@ impl CopySource {
     /// Begins a pass over the rows that were touched since the last pass began. That one must be over.
     ///
     /// # Errors
-    /// [`CopyError::TooManyTouched`].
-    pub fn begin_pass(&mut self) -> Result<(), CopyError> {
+    /// [`FullCopyError::TooManyTouched`].
+    pub fn begin_pass(&mut self) -> Result<(), FullCopyError> {
         self.check_over()?;
         let rows = self.touched.take()?;
         self.note_pass(rows.len());
@@ -189,8 +189,8 @@ impl CopySource {
     /// returned mark on must be kept from before this call. The pass before must be over.
     ///
     /// # Errors
-    /// [`CopyError::TooManyTouched`]; [`StoreError::Database`].
-    pub fn begin_last_pass(&mut self) -> Result<CopyEnd, CopyError> {
+    /// [`FullCopyError::TooManyTouched`]; [`StoreError::Database`].
+    pub fn begin_last_pass(&mut self) -> Result<CopyEnd, FullCopyError> {
         self.check_over()?;
         // In this order: all rows that this state has and no pass has sent are noted by now.
         let view = self.open_view()?;
@@ -220,9 +220,9 @@ impl CopySource {
         self.progress
     }
 
-    fn check_over(&self) -> Result<(), CopyError> {
+    fn check_over(&self) -> Result<(), FullCopyError> {
         assert!(matches!(self.pass, CopyPass::Over | CopyPass::Failed), "the pass before is not over");
-        if matches!(self.pass, CopyPass::Failed) { Err(CopyError::Failed) } else { Ok(()) }
+        if matches!(self.pass, CopyPass::Failed) { Err(FullCopyError::Failed) } else { Ok(()) }
     }
 
     fn note_pass(&mut self, rows: usize) {
@@ -468,6 +468,6 @@ mod tests {
             store.set_session(SessionId(session), LogGeneration(1), LogPosition(0));
         }
         store.commit().unwrap();
-        assert!(matches!(source.begin_pass(), Err(CopyError::TooManyTouched(2))));
+        assert!(matches!(source.begin_pass(), Err(FullCopyError::TooManyTouched(2))));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::blocks::segment::StoreSegment;
-use crate::copying::error::CopyError;
+use crate::copying::error::FullCopyError;
 use crate::metadata::rows::kind;
 
 /// A row's key.
@@ -42,7 +42,7 @@ impl TouchedState {
     }
 }
 
-/// What a store notes for one copy.
+/// The rows that a store notes for one copy.
 #[derive(Debug)]
 pub struct TouchedRows {
     state: Mutex<TouchedState>,
@@ -79,10 +79,10 @@ impl TouchedRows {
     }
 
     /// Takes the rows of a pass. Those of a commit that is under way stay noted as well, for the next pass.
-    pub fn take(&self) -> Result<BTreeSet<RowKey>, CopyError> {
+    pub fn take(&self) -> Result<BTreeSet<RowKey>, FullCopyError> {
         let mut state = self.lock();
         if state.is_full {
-            return Err(CopyError::TooManyTouched(self.rows_max));
+            return Err(FullCopyError::TooManyTouched(self.rows_max));
         }
         let taken = std::mem::take(&mut state.rows);
         state.chunks = 0;
@@ -139,6 +139,6 @@ mod tests {
         rows.begin_batch(&keys(&[1, 2]), &BTreeMap::new());
         rows.finish_batch();
         rows.begin_batch(&keys(&[3]), &BTreeMap::new());
-        assert!(matches!(rows.take(), Err(CopyError::TooManyTouched(2))));
+        assert!(matches!(rows.take(), Err(FullCopyError::TooManyTouched(2))));
     }
 }

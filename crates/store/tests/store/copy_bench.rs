@@ -1,11 +1,11 @@
-//! What tests of full copies share: arenas of two nodes, and a writer that works at random.
+//! Shared by tests of full copies: arenas of two nodes, and a writer that works at random.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use ashlar_pmem::{Arena, ArenaOptions, CrashMedium};
 use ashlar_store::{
-    CommitDone, CommitJob, CopyEnd, CopyError, CopySource, JournalMark, MemoryArena, MemoryArenaOptions, Store,
+    CommitDone, CommitJob, CopyEnd, CopySource, FullCopyError, JournalMark, MemoryArena, MemoryArenaOptions, Store,
     StoreError, StoreImport,
 };
 use ashlar_types::{
@@ -74,7 +74,7 @@ impl NodeArena {
         }
     }
 
-    pub fn begin_import(&self) -> Result<StoreImport, CopyError> {
+    pub fn begin_import(&self) -> Result<StoreImport, FullCopyError> {
         match self {
             Self::Files(arena, _) => StoreImport::begin(Arc::clone(arena)),
             Self::Memory(arena) => StoreImport::begin_in_memory(Arc::clone(arena)),
@@ -99,7 +99,7 @@ pub fn dump(store: &Store) -> String {
     String::from_utf8(text).unwrap()
 }
 
-/// What a writer has journalled.
+/// The updates that a writer has journalled.
 #[derive(Clone)]
 enum WriterAct {
     Update { update: Update<'static>, keeps: bool },

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ashlar_store::{
-    COPY_PART_BYTES_MAX, CommitFault, CopiedBlocks, CopyEnd, CopyError, CopyItem, DatabaseError, Store, StoreError,
+    COPY_PART_BYTES_MAX, CommitFault, CopiedBlocks, CopyEnd, CopyItem, DatabaseError, FullCopyError, Store, StoreError,
     StoreImport,
 };
 use ashlar_types::{BLOCK_BYTES, FileKind, Inode, InodeId, QuotaId, QuotaKey, SessionId, Timestamp};
@@ -32,7 +32,7 @@ fn random_tree(medium: TestMedium, seed: u64) -> RandomWriter {
     writer
 }
 
-fn import_all(arena: &NodeArena, parts: &[Vec<u8>], end: &CopyEnd) -> Result<Store, CopyError> {
+fn import_all(arena: &NodeArena, parts: &[Vec<u8>], end: &CopyEnd) -> Result<Store, FullCopyError> {
     let mut import = arena.begin_import()?;
     for (number, part) in parts.iter().enumerate() {
         import.import_part(part)?;
@@ -94,7 +94,7 @@ fn import_crashed_in_a_commit_is_whole_or_marked() {
         memory.database().plan_fault(memory.database().commits() + commit, fault);
         let result = import_all(&arena, &parts, &end);
         let is_crashed =
-            |error: &CopyError| matches!(error, CopyError::Store(StoreError::Database(DatabaseError::Crashed)));
+            |error: &FullCopyError| matches!(error, FullCopyError::Store(StoreError::Database(DatabaseError::Crashed)));
         assert!(result.as_ref().err().is_some_and(is_crashed), "commit {commit} did not meet {fault:?}");
         drop(result);
         arena.crash(commit);
@@ -153,9 +153,9 @@ fn full_arena_is_a_typed_error() {
     let arena = NodeArena::new(TestMedium::Memory, replica(), &[3]);
     let mut import = arena.begin_import().unwrap();
     let failed = parts.iter().find_map(|part| import.import_part(part).err());
-    assert!(matches!(failed, Some(CopyError::Store(StoreError::FullBlocks { .. }))), "{failed:?}");
-    assert!(matches!(import.import_part(&parts[0]), Err(CopyError::Failed)));
-    assert!(matches!(import.finish(&end), Err(CopyError::Failed)));
+    assert!(matches!(failed, Some(FullCopyError::Store(StoreError::FullBlocks { .. }))), "{failed:?}");
+    assert!(matches!(import.import_part(&parts[0]), Err(FullCopyError::Failed)));
+    assert!(matches!(import.finish(&end), Err(FullCopyError::Failed)));
     assert!(arena.is_copying());
 }
 
@@ -167,7 +167,7 @@ fn full_database_is_a_typed_error() {
     let NodeArena::Memory(memory) = &arena else { unreachable!() };
     memory.database().plan_fault(memory.database().commits() + 5, CommitFault::Full);
     let failed = import_all(&arena, &parts, &end).err();
-    assert!(matches!(failed, Some(CopyError::Store(StoreError::Database(DatabaseError::Full)))), "{failed:?}");
+    assert!(matches!(failed, Some(FullCopyError::Store(StoreError::Database(DatabaseError::Full)))), "{failed:?}");
     assert!(arena.is_copying());
 }
 
@@ -202,7 +202,7 @@ fn copy_with_a_missing_part_is_incomplete() {
     let mut others = parts.clone();
     others.remove(missing);
     let result = import_all(&arena, &others, &end);
-    assert!(matches!(result, Err(CopyError::Incomplete { what: "inodes", .. })));
+    assert!(matches!(result, Err(FullCopyError::Incomplete { what: "inodes", .. })));
     assert!(arena.is_copying());
     import_all(&arena, &parts, &end).unwrap();
 }
@@ -227,8 +227,8 @@ fn assert_refused(item: &CopyItem<'_>) {
     let mut part = Vec::new();
     item.encode(&mut part);
     let error = import.import_part(&part).err();
-    assert!(matches!(error, Some(CopyError::Item(_))), "{item:?}: {error:?}");
-    assert!(matches!(import.commit(), Err(CopyError::Failed)));
+    assert!(matches!(error, Some(FullCopyError::Item(_))), "{item:?}: {error:?}");
+    assert!(matches!(import.commit(), Err(FullCopyError::Failed)));
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn import_any(parts: &[Vec<u8>], end: &CopyEnd) {
     let failed = parts.iter().find_map(|part| import.import_part(part).err());
     let finished = import.finish(end);
     if failed.is_some() {
-        assert!(matches!(finished, Err(CopyError::Failed)));
+        assert!(matches!(finished, Err(FullCopyError::Failed)));
     }
     let is_whole = finished.is_ok();
     drop(finished);
@@ -322,5 +322,5 @@ proptest! {
 fn part_that_is_too_long_is_refused() {
     let arena = NodeArena::new(TestMedium::Memory, replica(), &[20]);
     let mut import: StoreImport = arena.begin_import().unwrap();
-    assert!(matches!(import.import_part(&vec![0; COPY_PART_BYTES_MAX + 1]), Err(CopyError::Encoding(_))));
+    assert!(matches!(import.import_part(&vec![0; COPY_PART_BYTES_MAX + 1]), Err(FullCopyError::Encoding(_))));
 }

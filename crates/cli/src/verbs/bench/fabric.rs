@@ -32,7 +32,7 @@ use crate::error::CliError;
 use crate::output::progress;
 use case::{CARRIERS, Carrier, CarrierEnd, FabricCase, TurnPlan};
 use fsync_floor::{FsyncPage, FsyncPath};
-use links::{CLUSTER, LinkEnd, NEAR, PEER};
+use links::{BenchLink, CLUSTER, NEAR, PEER};
 use peer::{PeerCredentials, PeerTask};
 use peer_processes::PeerProcess;
 use report::{FabricReport, FabricSetting};
@@ -100,8 +100,8 @@ impl FabricSite {
         let connecting = || CliError::system("connecting to the peer of the benchmark");
         let ends: [Box<dyn CarrierEnd>; CARRIERS.len()] = [
             Box::new(SocketEnd::connect(&addresses.socket).map_err(connecting())?),
-            Box::new(LinkEnd::connect(&Security::Plain, &addresses.fabric).map_err(connecting())?),
-            Box::new(LinkEnd::connect(&own, &addresses.fabric_tls).map_err(connecting())?),
+            Box::new(BenchLink::connect(&Security::Plain, &addresses.fabric).map_err(connecting())?),
+            Box::new(BenchLink::connect(&own, &addresses.fabric_tls).map_err(connecting())?),
         ];
         let path = files.path().join("page");
         let page = FsyncPage::make(&path).map_err(CliError::system(format!("making {}", path.display())))?;

@@ -35,13 +35,13 @@ fn failed(error: FabricError) -> io::Error {
 }
 
 /// This process's end of a link.
-pub struct LinkEnd {
+pub struct BenchLink {
     fabric: TcpFabric,
     link: LinkId,
     events: Vec<Event>,
 }
 
-impl LinkEnd {
+impl BenchLink {
     /// Connects to the peer, and waits until the link is up.
     pub fn connect(security: &Security, address: &str) -> io::Result<Self> {
         let fabric = TcpFabric::new(identity(NEAR), security).map_err(failed)?;
@@ -86,7 +86,7 @@ impl LinkEnd {
     }
 }
 
-impl CarrierEnd for LinkEnd {
+impl CarrierEnd for BenchLink {
     fn begin_turn(&mut self, plan: TurnPlan) -> io::Result<()> {
         self.send(&plan.to_bytes())
     }
@@ -167,7 +167,7 @@ mod tests {
         for (own, theirs) in [(Security::Plain, Security::Plain), (tls(NEAR), tls(PEER))] {
             let (mut server, address) = LinkServer::listen(&theirs).expect("bound");
             std::thread::spawn(move || server.serve());
-            let mut end = LinkEnd::connect(&own, &address).expect("connected");
+            let mut end = BenchLink::connect(&own, &address).expect("connected");
             for (is_stream, length, count) in [(false, 10, 1), (true, 1 << 20, 20), (false, 3, 1)] {
                 end.begin_turn(TurnPlan { is_stream, length, count }).expect("begun");
                 let bytes = vec![9; length as usize];

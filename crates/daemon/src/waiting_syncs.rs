@@ -19,7 +19,7 @@ use crate::node_requests::fence_after_panic;
 use crate::shared_state::SharedState;
 
 /// A request that waits, and the way to its process.
-struct ParkedSync {
+struct WaitingSync {
     ticket: RequestTicket,
     session: SessionId,
     socket: Arc<UnixStream>,
@@ -27,15 +27,15 @@ struct ParkedSync {
 
 /// The requests that wait: one of each connection at most.
 #[derive(Default)]
-pub struct ParkedSyncs {
+pub struct WaitingSyncs {
     /// It is locked after the node.
-    waiting: Mutex<Vec<ParkedSync>>,
+    waiting: Mutex<Vec<WaitingSync>>,
 }
 
-impl ParkedSyncs {
+impl WaitingSyncs {
     /// Adds a request, whose reply another thread sends. The node is locked.
     pub fn add(&self, ticket: RequestTicket, session: SessionId, socket: Arc<UnixStream>) {
-        self.waiting.lock().push(ParkedSync { ticket, session, socket });
+        self.waiting.lock().push(WaitingSync { ticket, session, socket });
     }
 
     /// Advances all of them, and sends the replies of those that have ended.
