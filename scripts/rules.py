@@ -28,16 +28,17 @@ LAYERS = {
     "helper": ["types", "pmem", "wire"],
     "node": ["types", "pmem", "log", "journal", "update", "wire", "lease", "store"],
     "processes": ["types", "pmem", "wire", "node"],
+    "metrics": ["types", "wire"],
     "replica": ["types", "pmem", "journal", "store", "node", "cluster", "fabric"],
-    "member": ["types", "pmem", "wire", "store", "cluster", "fabric", "node", "processes", "replica"],
+    "member": ["types", "pmem", "wire", "store", "cluster", "fabric", "node", "processes", "replica", "metrics"],
     # Tests alone use it.
     "sim": ["types", "pmem", "log", "journal", "update", "wire", "store", "node"],
-    "daemon": ["types", "pmem", "log", "update", "wire", "store", "helper", "node", "processes", "cluster", "replica", "member"],
+    "daemon": ["types", "pmem", "log", "update", "wire", "store", "helper", "node", "processes", "cluster", "replica", "member", "metrics"],
     "fuse": ["types", "update", "wire", "libfs", "helper"],
     "preload": ["types", "wire", "libfs"],
     "capi": ["types", "wire", "libfs"],
     "launch": ["types", "wire"],
-    "cli": ["types", "pmem", "wire", "store", "launch", "libfs", "helper", "daemon", "member", "fuse"],
+    "cli": ["types", "pmem", "wire", "store", "launch", "libfs", "helper", "daemon", "member", "metrics", "fuse"],
     "tests": ["types", "wire", "libfs"],
 }
 # Protocol logic without I/O: no clock, thread, socket, file or randomness, so nothing that brings one.

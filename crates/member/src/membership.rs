@@ -1,4 +1,4 @@
-//! What a node of a cluster is at its start.
+//! The place of a node in its cluster, as its files say.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use ashlar_fabric::{Fabric, FabricIdentity, Member, NodeCredentials, Security, T
 use ashlar_pmem::Arena;
 use ashlar_replica::mirror::ClusterFiles;
 use ashlar_types::{ArenaId, Epoch, NodeNumber};
-use ashlar_wire::{ClusterReport, MemberReport};
+use ashlar_wire::{ClusterReport, MemberReport, NodeStanding};
 
 use crate::error::MemberError;
 
@@ -19,7 +19,7 @@ pub struct Membership {
     pub files: ClusterFiles,
     /// The document.
     pub document: ClusterDocument,
-    /// What it has seen and promised.
+    /// Its hard state: the epochs that it has seen, and its promises.
     pub state: HardState,
     /// The node.
     pub node: NodeNumber,
@@ -87,7 +87,7 @@ impl Membership {
             node: member.node,
             arena: member.arena,
             address: member.address.clone(),
-            // A replaced member must learn of it: it is told by a link that carries nothing.
+            // A replaced member must learn of it, by a link that carries nothing else.
             oldest_epoch: Epoch::default(),
         });
         fabric.set_members(members.collect());
@@ -95,13 +95,14 @@ impl Membership {
         Ok(Arc::new(fabric))
     }
 
-    /// Returns the report of a node, with what all nodes know.
+    /// Returns the report of a node that was replaced. Another node fills in what it knows besides.
     #[must_use]
     pub fn report(&self) -> ClusterReport {
         let members = self.document.members.iter().map(|member| MemberReport {
             node: member.node.get(),
             address: member.address.clone(),
-            role: member.role.name().to_owned(),
+            // The document of a node that was replaced may be older than that.
+            role: if member.node == self.node { self.role().name() } else { member.role.name() }.to_owned(),
         });
         ClusterReport {
             cluster: self.document.cluster.to_string(),
@@ -109,10 +110,11 @@ impl Membership {
             epoch: (self.document.epoch.number, self.document.epoch.node.get()),
             min_replicas: self.document.min_replicas,
             members: members.collect(),
-            standing: String::new(),
+            standing: NodeStanding::Replaced,
             is_linked: false,
             in_sync: false,
             is_alone: false,
+            journal_end: None,
             replication: None,
             problems: Vec::new(),
         }

@@ -3,19 +3,22 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ashlar_cluster::chain::ChainTiming;
-use ashlar_cluster::{Coordinator, LinkEvidence, MemberRole, check_promotion};
+use ashlar_cluster::{Coordinator, LinkEvidence, MemberRole, PromotionRefusal, check_promotion};
+use ashlar_metrics::StatusSlot;
 use ashlar_pmem::Arena;
 use ashlar_processes::clock;
 use ashlar_replica::mirror::{EmbeddedCoordinator, ReplicaService, ReplicaStatus, adopt_copy};
-use ashlar_replica::open_copy;
-use ashlar_wire::{ClusterCommand, ClusterReport, ReplicationReport};
+use ashlar_replica::{ReplicaError, open_copy};
+use ashlar_wire::{ClusterCommand, ClusterReport};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::MemberError;
 use crate::membership::Membership;
+use crate::standby_report::describe_standby;
 use crate::standby_server::{StandbyNode, StandbyServer};
 
 /// How often the process checks whether it is to end.
@@ -41,6 +44,9 @@ struct Standby {
     changed: Condvar,
 }
 
+/// A thread of a replica.
+type ReplicaThread = JoinHandle<Result<(), ReplicaError>>;
+
 /// Runs a node that serves no sessions, until it is promoted or `should_end` says so.
 ///
 /// # Errors
@@ -50,43 +56,18 @@ pub fn run_standby(
     membership: Membership,
     socket: &Path,
     should_end: &dyn Fn() -> bool,
+    status: &StatusSlot,
 ) -> Result<StandbyEnd, MemberError> {
-    let system = |what| move |error| MemberError::System { what, error };
     let is_over = Arc::new(AtomicBool::new(false));
-    let mut threads = Vec::new();
-    let service = if membership.role() == MemberRole::Replica {
-        let writer = membership.document.writer().node;
-        let replica = open_copy(&arena, membership.document.cluster, writer)?;
-        let service = Arc::new(ReplicaService::new(
-            membership.start_fabric()?,
-            membership.files.clone(),
-            &membership.document,
-            membership.state,
-            replica,
-            ChainTiming::default(),
-            clock::boot_time(),
-        ));
-        let (applier, link, over) = (Arc::clone(&service), Arc::clone(&service), Arc::clone(&is_over));
-        let spawn = |name: &str| std::thread::Builder::new().name(name.into());
-        let thread = spawn("apply").spawn(move || {
-            applier.run_applier();
-            Ok(())
-        });
-        threads.push(thread.map_err(system("cannot start threads"))?);
-        let thread = spawn("link").spawn(move || {
-            let result = link.run_link(&clock::boot_time);
-            over.store(true, Ordering::Release);
-            result
-        });
-        threads.push(thread.map_err(system("cannot start threads"))?);
-        Some(service)
-    } else {
-        // A successor tells it its epoch.
-        None
+    // A node that was replaced has no threads: its successor sends it the new epoch at its next start as a writer.
+    let replica = match membership.role() {
+        MemberRole::Replica => Some(start_replica(&arena, &membership, &is_over)?),
+        _ => None,
     };
+    let (service, threads) = replica.map_or((None, Vec::new()), |(service, threads)| (Some(service), threads));
     let standby = Arc::new(Standby { membership, service, is_promoted: Mutex::new(false), changed: Condvar::new() });
-    let server = StandbyServer::start(socket, &arena, Arc::clone(&standby) as Arc<dyn StandbyNode>)
-        .map_err(system("cannot listen at the socket"))?;
+    let server = StandbyServer::start(socket, &arena, Arc::clone(&standby) as Arc<dyn StandbyNode>, status)
+        .map_err(|error| MemberError::System { what: "cannot listen at the socket", error })?;
     tracing::info!(role = standby.membership.role().name(), "the node serves no sessions");
     let mut is_promoted = standby.is_promoted.lock();
     while !*is_promoted && !should_end() && !is_over.load(Ordering::Acquire) {
@@ -110,6 +91,37 @@ pub fn run_standby(
     drop(standby);
     drop(arena);
     Ok(StandbyEnd::Promoted)
+}
+
+/// Starts a replica's threads. `is_over` is set when it can't go on.
+fn start_replica(
+    arena: &Arc<Arena>,
+    membership: &Membership,
+    is_over: &Arc<AtomicBool>,
+) -> Result<(Arc<ReplicaService>, Vec<ReplicaThread>), MemberError> {
+    let replica = open_copy(arena, membership.document.cluster, membership.document.writer().node)?;
+    let service = Arc::new(ReplicaService::new(
+        membership.start_fabric()?,
+        membership.files.clone(),
+        &membership.document,
+        membership.state,
+        replica,
+        ChainTiming::default(),
+        clock::boot_time(),
+    ));
+    let failed = |error| MemberError::System { what: "cannot start threads", error };
+    let spawn = |name: &str| std::thread::Builder::new().name(name.into());
+    let (applier, link, over) = (Arc::clone(&service), Arc::clone(&service), Arc::clone(is_over));
+    let applying = spawn("apply").spawn(move || {
+        applier.run_applier();
+        Ok(())
+    });
+    let linking = spawn("link").spawn(move || {
+        let result = link.run_link(&clock::boot_time);
+        over.store(true, Ordering::Release);
+        result
+    });
+    Ok((service, vec![applying.map_err(failed)?, linking.map_err(failed)?]))
 }
 
 impl Membership {
@@ -136,6 +148,10 @@ impl Standby {
     /// Makes the node the writer in the document.
     fn promote(&self, is_forced: bool) -> Result<(), String> {
         let Membership { document, node, files, .. } = &self.membership;
+        // Its document may be older, and call it the writer.
+        if let Some(epoch) = self.membership.state.superseding(document.epoch) {
+            return Err(PromotionRefusal::IsReplaced(*node, epoch).to_string());
+        }
         let status = self.status();
         let evidence = LinkEvidence {
             writer_answers: self
@@ -160,35 +176,6 @@ impl Standby {
         self.changed.notify_all();
         Ok(())
     }
-
-    fn describe(&self) -> ClusterReport {
-        let mut report = self.membership.report();
-        let writer = self.membership.document.writer();
-        let Some(status) = self.status() else {
-            report.standing = "replaced".into();
-            let problem = "another node has taken over; make this one anew with 'ashlar node add --replace'";
-            report.problems.push(problem.into());
-            return report;
-        };
-        report.standing = if status.is_following { "following" } else { "away" }.into();
-        report.is_linked = status.is_following;
-        report.in_sync = status.state.in_sync;
-        report.replication = Some(ReplicationReport {
-            end: status.end.0,
-            durable: status.durable.0,
-            applied: status.applied.0,
-            committed: status.committed.0,
-            lag_ms: 0,
-        });
-        if status.needs_copy {
-            report.problems.push("the copy does not belong to the writer's journal; it must be made anew".into());
-        }
-        if let Some(problem) = status.last_problem.filter(|_| !status.is_following) {
-            let (node, address) = (writer.node, &writer.address);
-            report.problems.push(format!("no link to node {node} at {address}: {problem}"));
-        }
-        report
-    }
 }
 
 impl StandbyNode for Standby {
@@ -212,13 +199,16 @@ impl StandbyNode for Standby {
     }
 
     fn report(&self) -> ClusterReport {
-        self.describe()
+        describe_standby(&self.membership, self.status().as_ref())
     }
 
     fn run_command(&self, command: ClusterCommand) -> Result<(), String> {
         match command {
             ClusterCommand::Promote { force } => self.promote(force),
-            ClusterCommand::Force => Err("only a writer that waits for its replica is forced to go on".into()),
+            ClusterCommand::Force => {
+                let Membership { node, .. } = &self.membership;
+                Err(format!("node {node} is not the writer; 'ashlar node force' is for a writer whose replica is away"))
+            }
         }
     }
 }
