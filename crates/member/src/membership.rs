@@ -98,11 +98,17 @@ impl Membership {
     /// Returns the report of a node that was replaced. Another node fills in what it knows besides.
     #[must_use]
     pub fn report(&self) -> ClusterReport {
+        // The document of a node that was replaced may be older than that. A newer epoch is that of its successor.
+        let newer = self.state.superseding(self.document.epoch);
+        let role_of = |member: &DocumentMember| match newer {
+            _ if member.node == self.node => self.role(),
+            Some(epoch) if member.node == epoch.node => MemberRole::Writer,
+            _ => member.role,
+        };
         let members = self.document.members.iter().map(|member| MemberReport {
             node: member.node.get(),
             address: member.address.clone(),
-            // The document of a node that was replaced may be older than that.
-            role: if member.node == self.node { self.role().name() } else { member.role.name() }.to_owned(),
+            role: role_of(member).name().to_owned(),
         });
         ClusterReport {
             cluster: self.document.cluster.to_string(),

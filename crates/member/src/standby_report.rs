@@ -171,6 +171,7 @@ mod tests {
         replaced.state.newest_epoch = Epoch { number: newer, node: node(1) };
         let report = describe_standby(&replaced, None);
         assert_eq!((report.own_role(), report.standing), ("replaced", NodeStanding::Replaced));
+        assert_eq!(report.members[1].role, "writer");
         assert_eq!(
             report.problems,
             [
