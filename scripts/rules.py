@@ -28,17 +28,18 @@ LAYERS = {
     "helper": ["types", "pmem", "wire"],
     "node": ["types", "pmem", "log", "journal", "update", "wire", "lease", "store"],
     "processes": ["types", "pmem", "wire", "node"],
+    "metrics": ["types", "wire"],
     "replica": ["types", "pmem", "journal", "store", "node", "cluster", "fabric"],
-    "member": ["types", "pmem", "wire", "store", "cluster", "fabric", "node", "processes", "replica"],
+    "member": ["types", "pmem", "wire", "store", "cluster", "fabric", "node", "processes", "replica", "metrics"],
     # Tests alone use it.
     "sim": ["types", "pmem", "log", "journal", "update", "wire", "store", "node"],
-    "daemon": ["types", "pmem", "log", "update", "wire", "store", "helper", "node", "processes", "cluster", "replica", "member"],
+    "daemon": ["types", "pmem", "log", "update", "wire", "store", "helper", "node", "processes", "cluster", "replica", "member", "metrics"],
     "fuse": ["types", "update", "wire", "libfs", "helper"],
     "preload": ["types", "wire", "libfs"],
     "capi": ["types", "wire", "libfs"],
     "launch": ["types", "wire"],
     "cli": [
-        "types", "pmem", "fabric", "wire", "store", "launch", "libfs", "helper", "daemon", "member", "fuse",
+        "types", "pmem", "fabric", "wire", "store", "launch", "libfs", "helper", "daemon", "member", "metrics", "fuse",
     ],
     "tests": ["types", "wire", "libfs"],
 }

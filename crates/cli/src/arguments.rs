@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ashlar_metrics::MetricsAddress;
 use ashlar_wire::Admission;
 use clap::{Args, Parser, Subcommand};
 
@@ -415,6 +416,9 @@ pub struct DaemonArguments {
     /// End when there was no session for so many seconds; without it, stay
     #[arg(long, value_name = "N")]
     pub linger_seconds: Option<u64>,
+    /// Serve metrics for Prometheus at this address, as http://HOST:PORT/metrics
+    #[arg(long, value_name = "HOST:PORT")]
+    pub metrics: Option<MetricsAddress>,
     /// A test: keep a replica of the file system in this directory, and commit nothing that it lacks; the file system
     /// must be empty when the shadow is made
     #[arg(long, value_name = "DIR")]
@@ -501,6 +505,9 @@ pub struct SharedFsArguments {
     /// The users that may have sessions without a mount
     #[arg(long, default_value = "root")]
     pub sessions: Admission,
+    /// The address at which to serve metrics
+    #[arg(long)]
+    pub metrics: Option<MetricsAddress>,
     /// The directory of the shadow
     #[arg(long)]
     pub shadow: Option<PathBuf>,
@@ -605,6 +612,15 @@ mod tests {
             assert!(bench.other.is_none() && bench.directory == Some(directory.into()), "{bench:?}");
         }
         assert!(parse(&["fabric", "--long"]).is_err(), "a flag of another benchmark was understood");
+    }
+
+    #[test]
+    fn metrics_are_at_a_host_and_port() {
+        let parse = |address: &str| Arguments::try_parse_from(["ashlar", "daemon", "--metrics", address]);
+        let Verb::Daemon(daemon) = parse("[::1]:9100").expect("understood").verb else { panic!("not daemon") };
+        assert_eq!(daemon.metrics.expect("an address").to_string(), "[::1]:9100");
+        let error = parse("9100").expect_err("refused").to_string();
+        assert!(error.contains("write HOST:PORT"), "{error}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use ashlar_fuse::MountError;
 use ashlar_launch::LaunchError;
 use ashlar_libfs::ConnectError;
 use ashlar_member::MemberError;
+use ashlar_metrics::MetricsAddress;
 use ashlar_pmem::ArenaError;
 use ashlar_store::{DumpError, StoreError};
 use ashlar_types::{Errno, VersionRange};
@@ -61,6 +62,14 @@ pub enum CliError {
         "no daemon runs; 'ashlar mount DIR' mounts an arena and starts one, 'ashlar status' shows those that are there"
     )]
     NothingRuns,
+    /// Metrics can't be served.
+    #[error("metrics can't be served at {address}: {error}; give another address with --metrics")]
+    Metrics {
+        /// The address.
+        address: MetricsAddress,
+        /// The cause.
+        error: io::Error,
+    },
     /// A program can't be run.
     #[error(transparent)]
     Launch(#[from] LaunchError),

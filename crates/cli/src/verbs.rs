@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod cluster;
+pub mod cluster_status;
 pub mod daemon;
 pub mod fsck;
 pub mod mount;

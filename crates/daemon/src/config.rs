@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use ashlar_metrics::MetricsAddress;
 use ashlar_node::journal::ReplicaFault;
 use ashlar_wire::Admission;
 
@@ -43,6 +44,8 @@ pub struct Config {
     pub lease_ttl_us: u64,
     /// Seconds without any session after which SharedFS ends; `None`: it stays.
     pub linger_seconds: Option<u64>,
+    /// The address at which metrics are served, if they are.
+    pub metrics: Option<MetricsAddress>,
     /// The users whose programs may have sessions that come by no mount, as those that name the socket do.
     ///
     /// A mount has its own ([`ashlar_wire::MountTerms`]).
@@ -70,6 +73,7 @@ impl Config {
             lease_hold_us: LEASE_HOLD_US,
             lease_ttl_us: LEASE_TTL_US,
             linger_seconds: None,
+            metrics: None,
             sessions: Admission::default(),
             shadow: None,
             shadow_fault: None,

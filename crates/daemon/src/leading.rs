@@ -6,14 +6,15 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ashlar_cluster::{CopiesNeeded, Standing};
-use ashlar_member::{Invitation, Membership, StandbyNode, StandbyServer};
+use ashlar_member::{Invitation, Membership, StandbyNode, StandbyServer, report_leading};
+use ashlar_metrics::StatusSlot;
 use ashlar_node::NodeCore;
 use ashlar_pmem::Arena;
 use ashlar_processes::clock;
-use ashlar_replica::mirror::{LeaderOptions, LeaderService, LeaderStatus, WriterNode};
+use ashlar_replica::mirror::{LeaderOptions, LeaderService, WriterNode};
 use ashlar_store::StoreError;
 use ashlar_types::JournalPosition;
-use ashlar_wire::{ClusterCommand, ClusterReport, ReplicationReport, Reply};
+use ashlar_wire::{ClusterCommand, ClusterReport, Reply};
 
 use crate::DaemonError;
 use crate::shared_state::{Leading, SharedState};
@@ -24,6 +25,14 @@ const QUIET_WAIT: Duration = Duration::from_millis(300);
 /// How long an order to go on alone may take, and how often that is checked.
 const ALONE_PATIENCE: Duration = Duration::from_secs(5);
 const ALONE_PAUSE: Duration = Duration::from_millis(10);
+/// The process of a start, as its steps need it.
+#[derive(Clone, Copy)]
+pub struct StartingProcess<'a> {
+    /// Returns whether a signal asks for the end.
+    pub should_end: &'a dyn Fn() -> bool,
+    /// Metrics are served from it.
+    pub status: &'a StatusSlot,
+}
 
 /// Begins to lead, and waits until the node may serve.
 ///
@@ -34,8 +43,9 @@ pub fn begin_leading(
     core: &mut NodeCore,
     arena: &Arc<Arena>,
     socket: &Path,
-    should_end: &dyn Fn() -> bool,
+    process: StartingProcess<'_>,
 ) -> Result<Leading, DaemonError> {
+    let StartingProcess { should_end, status } = process;
     let journal = core.journal.as_mut().expect("a member of a cluster has a journal");
     journal.answer_syncs();
     let end = journal.mark().position;
@@ -49,7 +59,7 @@ pub fn begin_leading(
         let waiting = WaitingWriter { membership: membership.clone(), leader: Arc::clone(&leader), end };
         tracing::warn!("{}", waiting.refusal());
         let system = |error| DaemonError::Socket { path: socket.to_owned(), error };
-        let server = StandbyServer::start(socket, arena, Arc::new(waiting)).map_err(system)?;
+        let server = StandbyServer::start(socket, arena, Arc::new(waiting), status).map_err(system)?;
         leader.drive_until_serving(core, &clock::boot_time, should_end);
         drop(server);
     }
@@ -71,10 +81,11 @@ struct WaitingWriter {
 impl StandbyNode for WaitingWriter {
     fn refusal(&self) -> String {
         let Membership { document, node, .. } = &self.membership;
-        let replica =
-            document.replica().map_or(String::new(), |member| format!(" {} at {}", member.node, member.address));
+        let replica = document.replica().map_or("its replica".to_owned(), |replica| {
+            format!("its replica, node {} at {}, which may have taken over meanwhile", replica.node, replica.address)
+        });
         format!(
-            "node {node} waits for its replica, node{replica}, which may have taken over meanwhile; \
+            "node {node} serves no sessions yet: it waits for {replica}; \
              start that node, or let this one go on alone with 'ashlar node force'"
         )
     }
@@ -135,36 +146,6 @@ fn await_alone(leader: &LeaderService) -> Result<(), String> {
         std::thread::sleep(ALONE_PAUSE);
     }
     Ok(())
-}
-
-/// Returns the state of a writer's cluster. `end` is its journal's end.
-#[must_use]
-pub fn report_leading(membership: &Membership, status: &LeaderStatus, end: JournalPosition) -> ClusterReport {
-    let mut report = membership.report();
-    report.standing = match status.standing {
-        Standing::Serving => "serving",
-        Standing::Waiting(_) => "waiting",
-        Standing::Replaced(_) => "replaced",
-    }
-    .into();
-    report.is_linked = status.progress.is_some();
-    report.in_sync = status.is_whole;
-    report.is_alone = status.copies == CopiesNeeded::Own;
-    report.replication = status.progress.map(|progress| ReplicationReport {
-        end: end.0,
-        durable: progress.durable.0,
-        applied: 0,
-        committed: progress.committed.0,
-        lag_ms: progress.waiting_since.map_or(0, |since| clock::boot_time().saturating_sub(since).as_millis() as u64),
-    });
-    let is_away = !report.is_linked && report.copied_bytes.is_none();
-    if let Some(replica) = membership.document.replica().filter(|_| is_away) {
-        let cause = status.last_problem.as_deref().unwrap_or("it has not connected yet");
-        let remedy = if report.is_alone { "" } else { "; fsync waits: start it, or run 'ashlar node force'" };
-        report.problems.push(format!("node {} at {} is away: {cause}{remedy}", replica.node, replica.address));
-    }
-    report.copied_bytes = status.full_copy.map(|progress| progress.bytes);
-    report
 }
 
 impl WriterNode for SharedState {

@@ -70,9 +70,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use crate::leading::StartingProcess;
 use crate::shared_state::Leading;
 use ashlar_cluster::MemberRole;
 use ashlar_member::{Membership, StandbyEnd, run_standby};
+use ashlar_metrics::{MetricsServer, StatusSlot};
 use ashlar_pmem::{ArenaError, PrivateDirectory};
 use ashlar_wire::{BusyWait, Listener};
 use rustix::fs::{Mode, OFlags};
@@ -103,22 +105,23 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let membership = Membership::open(&arena)?;
     let pending = std::cell::RefCell::new(&mut signals);
     let should_end = || pending.borrow_mut().pending().next().is_some();
+    let status = StatusSlot::default();
+    let metrics = config.metrics.clone().map(|address| MetricsServer::start(address, status.clone()));
+    let _metrics = metrics.transpose().map_err(system("cannot serve metrics"))?;
     if let Some(membership) = membership.clone().filter(|membership| membership.role() != MemberRole::Writer) {
-        return match run_standby(arena, membership, &socket, &should_end)? {
+        return match run_standby(arena, membership, &socket, &should_end, &status)? {
             StandbyEnd::Stopped => Ok(()),
             StandbyEnd::RoleChanged => Err(DaemonError::RoleChanged),
         };
     }
-    let shared = match recovery::recover(config, arena, membership, &should_end) {
+    let process = StartingProcess { should_end: &should_end, status: &status };
+    let shared = match recovery::recover(config, arena, membership, process) {
         Err(DaemonError::Interrupted) => return Ok(()),
         recovered => Arc::new(recovered?),
     };
-    let failed = |error| DaemonError::Socket { path: socket.clone(), error };
-    if let Some(directory) = socket.parent() {
-        PrivateDirectory::open(directory).map_err(ArenaError::from)?;
-    }
-    let listener = Listener::bind(&socket).map_err(failed)?;
-    open_socket_to_all(&socket).map_err(failed)?;
+    let listener = listen(&socket)?;
+    let reported = Arc::clone(&shared);
+    let _reported = status.fill(Arc::new(move || status::report_status(&reported)));
     let stopper = Arc::clone(&shared);
     let mut threads = digest::start_threads(&shared).map_err(system("cannot start threads"))?;
     let watched = Arc::clone(&shared);
@@ -160,6 +163,17 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     drop(listener);
     served.and(result.map_err(DaemonError::Failed))?;
     if shared.role_changed.load(Ordering::Acquire) { Err(DaemonError::RoleChanged) } else { Ok(()) }
+}
+
+/// Listens at the socket, for all users.
+fn listen(socket: &Path) -> Result<Listener, DaemonError> {
+    let failed = |error| DaemonError::Socket { path: socket.to_owned(), error };
+    if let Some(directory) = socket.parent() {
+        PrivateDirectory::open(directory).map_err(ArenaError::from)?;
+    }
+    let listener = Listener::bind(socket).map_err(failed)?;
+    open_socket_to_all(socket).map_err(failed)?;
+    Ok(listener)
 }
 
 /// Lets all users connect to a socket: its own file, and none that a link in its place leads to.

@@ -33,7 +33,7 @@ use ashlar_node::sessions::session::ServedSession;
 use ashlar_node::{Node, NodeLimits};
 
 use crate::grant_memory::make_grant_memory;
-use crate::leading::begin_leading;
+use crate::leading::{StartingProcess, begin_leading};
 use crate::mount_notifier::{Notifier, abort_dead_mount, notifier_of};
 use crate::quarantine::quarantine_session;
 use crate::retired_files;
@@ -52,13 +52,13 @@ pub fn recover(
     config: Config,
     arena: Arc<Arena>,
     membership: Option<Membership>,
-    should_end: &dyn Fn() -> bool,
+    process: StartingProcess<'_>,
 ) -> Result<SharedState, DaemonError> {
     let system = |what| move |error| DaemonError::System { what, error };
     ashlar_pmem::sigbus::install().map_err(system("cannot guard against truncated files"))?;
     check_versions(&arena)?;
     let watcher = ProcessWatcher::new().map_err(system("cannot watch processes"))?;
-    let (mut state, left, copies) = recover_logs(&config, &arena, membership.as_ref(), should_end)?;
+    let (mut state, left, copies) = recover_logs(&config, &arena, membership.as_ref(), process)?;
     state.store.show_lagging();
     let holder = state.store.next_session_id()?;
     let grant_cache = make_grant_memory()
@@ -86,11 +86,11 @@ fn recover_logs(
     config: &Config,
     arena: &Arc<Arena>,
     membership: Option<&Membership>,
-    should_end: &dyn Fn() -> bool,
+    process: StartingProcess<'_>,
 ) -> Result<(Node, FoundSessions, Copies), DaemonError> {
     let mut set_aside = BTreeSet::new();
     loop {
-        match try_recover_logs(config, arena, &set_aside, membership, should_end) {
+        match try_recover_logs(config, arena, &set_aside, membership, process) {
             Ok(recovered) => return Ok(recovered),
             Err(StartFailure::Panic(id)) => {
                 tracing::error!(
@@ -145,7 +145,7 @@ fn try_recover_logs(
     arena: &Arc<Arena>,
     set_aside: &BTreeSet<SessionId>,
     membership: Option<&Membership>,
-    should_end: &dyn Fn() -> bool,
+    process: StartingProcess<'_>,
 ) -> Result<(Node, FoundSessions, Copies), StartFailure> {
     if let Some(membership) = membership {
         membership.adopt_former(arena).map_err(DaemonError::from)?;
@@ -168,7 +168,7 @@ fn try_recover_logs(
     state.begin_recovery();
     let left = take_up_sessions(arena, &mut state, set_aside)?;
     let leading =
-        membership.map(|membership| begin_leading(membership.clone(), &mut state, arena, &config.socket, should_end));
+        membership.map(|membership| begin_leading(membership.clone(), &mut state, arena, &config.socket, process));
     let leading = leading.transpose()?;
     recover_logs_of(&mut state, &mut |state, upto| match (&leading, &mut shadow) {
         (Some(Leading { leader, .. }), _) => leader.drive_until(state, upto, &clock::boot_time, REPLICA_PATIENCE),

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use ashlar_member::report_leading;
 use ashlar_node::NodeCore;
 use ashlar_node::digest::freed_blocks::take_unreleased_blocks;
 use ashlar_node::pending::{NodeAnswer, NodeRequest, RequestTerms};
@@ -11,7 +12,7 @@ use ashlar_store::StoreError;
 use ashlar_types::{BLOCK_BYTES, Errno, JournalPosition};
 use ashlar_wire::{FsckReply, Reply, Request, StatusReply};
 
-use crate::leading::{report_leading, run_command};
+use crate::leading::run_command;
 use crate::shadow_service;
 use crate::shared_state::{SharedState, StateGuard};
 
@@ -59,7 +60,8 @@ fn ask(shared: &SharedState, request: NodeRequest) -> Result<Reply, Errno> {
     }
 }
 
-fn report_status(shared: &SharedState) -> StatusReply {
+/// Returns the status of SharedFS, for the command line and for metrics.
+pub fn report_status(shared: &SharedState) -> StatusReply {
     // The link's thread locks its own state, and then the node.
     let leading = shared.leading.as_ref().map(|leading| (leading, leading.leader.status()));
     let state = shared.lock();

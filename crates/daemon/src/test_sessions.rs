@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use ashlar_metrics::StatusSlot;
 use ashlar_pmem::{Arena, ArenaOptions};
 use ashlar_processes::clock::boot_time;
 use ashlar_processes::process::find_process;
@@ -11,6 +12,7 @@ use ashlar_types::{LogPosition, SessionId, Timestamp};
 use ashlar_wire::{LeaseRequest, Reply, Request, SessionKind};
 
 use crate::Config;
+use crate::leading::StartingProcess;
 use crate::node_requests::ask_node;
 use crate::recovery::{open_arena, recover};
 use crate::sessions::prepare_session;
@@ -32,7 +34,8 @@ pub fn make_arena(place: &Path) {
 /// Starts SharedFS on an arena of no cluster.
 pub fn start(config: Config) -> SharedState {
     let arena = Arc::new(open_arena(&config).expect("an arena"));
-    recover(config, arena, None, &|| false).expect("a sound arena")
+    let process = StartingProcess { should_end: &|| false, status: &StatusSlot::default() };
+    recover(config, arena, None, process).expect("a sound arena")
 }
 
 /// Returns the identity of a user's session in a process that lives.

@@ -16,13 +16,16 @@
 
 mod error;
 mod invitation;
+mod leading_report;
 mod membership;
 mod replica_process;
 mod standby;
+mod standby_report;
 mod standby_server;
 
 pub use error::MemberError;
 pub use invitation::{Invitation, found_cluster};
+pub use leading_report::report_leading;
 pub use membership::Membership;
 pub use replica_process::{StandbyEnd, run_standby};
 pub use standby_server::{StandbyNode, StandbyServer};

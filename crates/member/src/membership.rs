@@ -1,4 +1,4 @@
-//! A node's place in its cluster, as it is at a start.
+//! The place of a node in its cluster, as its files say.
 
 use std::sync::Arc;
 
@@ -8,9 +8,12 @@ use ashlar_fabric::{Fabric, FabricIdentity, Member, NodeCredentials, Security, T
 use ashlar_pmem::Arena;
 use ashlar_replica::mirror::ClusterFiles;
 use ashlar_types::{ArenaId, Epoch, NodeNumber};
-use ashlar_wire::{ClusterReport, MemberReport};
+use ashlar_wire::{ClusterReport, MemberReport, NodeStanding};
 
 use crate::error::MemberError;
+
+/// The next commands for an administrator of a node that was replaced.
+pub const MAKE_ANEW: &str = "there, run 'ashlar node add', and here 'ashlar node join' with a new arena";
 
 /// A node's place in its cluster.
 #[derive(Clone, Debug)]
@@ -19,7 +22,7 @@ pub struct Membership {
     pub files: ClusterFiles,
     /// The document.
     pub document: ClusterDocument,
-    /// Its hard state: epochs it has seen, and promises it has made.
+    /// Its hard state: the epochs that it has seen, and its promises.
     pub state: HardState,
     /// The node.
     pub node: NodeNumber,
@@ -87,7 +90,7 @@ impl Membership {
             node: member.node,
             arena: member.arena,
             address: member.address.clone(),
-            // A replaced member must learn of it: a link that carries nothing shows it the epoch.
+            // A replaced member must learn of it, by a link that carries nothing else.
             oldest_epoch: Epoch::default(),
         });
         fabric.set_members(members.collect());
@@ -95,13 +98,20 @@ impl Membership {
         Ok(Arc::new(fabric))
     }
 
-    /// Returns the report of a node, with what all nodes know.
+    /// Returns the report of a node that was replaced. Another node fills in what it knows besides.
     #[must_use]
     pub fn report(&self) -> ClusterReport {
+        // The document of a node that was replaced may be older than that. A newer epoch is that of its successor.
+        let newer = self.state.superseding(self.document.epoch);
+        let role_of = |member: &DocumentMember| match newer {
+            _ if member.node == self.node => self.role(),
+            Some(epoch) if member.node == epoch.node => MemberRole::Writer,
+            _ => member.role,
+        };
         let members = self.document.members.iter().map(|member| MemberReport {
             node: member.node.get(),
             address: member.address.clone(),
-            role: member.role.name().to_owned(),
+            role: role_of(member).name().to_owned(),
         });
         ClusterReport {
             cluster: self.document.cluster.to_string(),
@@ -109,10 +119,11 @@ impl Membership {
             epoch: (self.document.epoch.number, self.document.epoch.node.get()),
             min_replicas: self.document.min_replicas,
             members: members.collect(),
-            standing: String::new(),
+            standing: NodeStanding::Replaced,
             is_linked: false,
             in_sync: false,
             is_alone: false,
+            journal_end: None,
             replication: None,
             copied_bytes: None,
             problems: Vec::new(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ashlar_cluster::MemberRole;
 use ashlar_cluster::chain::ChainTiming;
 use ashlar_fabric::Fabric;
+use ashlar_metrics::StatusSlot;
 use ashlar_node::journal::Replica;
 use ashlar_pmem::Arena;
 use ashlar_processes::clock;
@@ -43,24 +44,25 @@ pub fn run_standby(
     membership: Membership,
     socket: &Path,
     should_end: &dyn Fn() -> bool,
+    status: &StatusSlot,
 ) -> Result<StandbyEnd, MemberError> {
     let is_replica = membership.role() == MemberRole::Replica;
     let fabric = is_replica.then(|| membership.start_fabric()).transpose()?;
     let standby = Arc::new(Standby::new(membership));
-    let server = StandbyServer::start(socket, &arena, Arc::clone(&standby) as Arc<dyn StandbyNode>)
+    let server = StandbyServer::start(socket, &arena, Arc::clone(&standby) as Arc<dyn StandbyNode>, status)
         .map_err(|error| MemberError::System { what: "cannot listen at the socket", error })?;
     tracing::info!(role = standby.membership.role().name(), "the node serves no sessions");
     let (follower, followed) = (Arc::clone(&standby), Arc::clone(&arena));
     let thread = fabric.map(|fabric| std::thread::spawn(move || follow_writer(&follower, &followed, &fabric)));
     let is_over = || should_end() || thread.as_ref().is_some_and(|thread| thread.is_finished());
-    let was_promoted = standby.await_promotion(END_CHECK, &is_over);
+    let must_restart = standby.await_restart(END_CHECK, &is_over);
     drop(server);
     standby.end_work();
     let mut is_superseded = false;
     if let Some(Ok(result)) = thread.map(|thread| thread.join()) {
         is_superseded = result?;
     }
-    Ok(if was_promoted || is_superseded { StandbyEnd::RoleChanged } else { StandbyEnd::Stopped })
+    Ok(if must_restart || is_superseded { StandbyEnd::RoleChanged } else { StandbyEnd::Stopped })
 }
 
 /// Follows the writer, and takes a copy of the whole file system whenever it must. Returns whether another node has

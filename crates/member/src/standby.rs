@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ashlar_cluster::{Coordinator, HardState, LinkEvidence, MemberRole, check_promotion};
+use ashlar_cluster::{Coordinator, HardState, LinkEvidence, MemberRole, PromotionRefusal, check_promotion};
 use ashlar_processes::clock;
 use ashlar_replica::mirror::{CopyService, EmbeddedCoordinator, ReplicaService, ReplicaStatus};
 use ashlar_types::JournalPosition;
-use ashlar_wire::{ClusterCommand, ClusterReport, ReplicationReport};
+use ashlar_wire::{ClusterCommand, ClusterReport};
 use parking_lot::{Condvar, Mutex};
 
 use crate::membership::Membership;
+use crate::standby_report::{describe_copying, describe_following, describe_replaced};
 use crate::standby_server::StandbyNode;
 
 /// How long a writer may be silent until it counts as away for a promotion.
@@ -34,7 +35,8 @@ pub struct Standby {
     pub membership: Membership,
     work: Mutex<StandbyWork>,
     is_ending: AtomicBool,
-    is_promoted: Mutex<bool>,
+    /// Its document has changed, or it could not be changed.
+    must_restart: Mutex<bool>,
     changed: Condvar,
 }
 
@@ -45,7 +47,7 @@ impl Standby {
             membership,
             work: Mutex::new(StandbyWork::None),
             is_ending: AtomicBool::new(false),
-            is_promoted: Mutex::new(false),
+            must_restart: Mutex::new(false),
             changed: Condvar::new(),
         }
     }
@@ -71,13 +73,13 @@ impl Standby {
         self.is_ending.load(Ordering::Acquire)
     }
 
-    /// Waits until it was promoted, or until `is_over` says so. Returns whether it was promoted.
-    pub fn await_promotion(&self, pause: Duration, is_over: &dyn Fn() -> bool) -> bool {
-        let mut is_promoted = self.is_promoted.lock();
-        while !*is_promoted && !is_over() {
-            self.changed.wait_for(&mut is_promoted, pause);
+    /// Waits until it must start again, or until `is_over` says so. Returns whether it must start again.
+    pub fn await_restart(&self, pause: Duration, is_over: &dyn Fn() -> bool) -> bool {
+        let mut must_restart = self.must_restart.lock();
+        while !*must_restart && !is_over() {
+            self.changed.wait_for(&mut must_restart, pause);
         }
-        *is_promoted
+        *must_restart
     }
 
     /// Returns the state of a replica that follows its writer, and the hard state.
@@ -97,6 +99,10 @@ impl Standby {
     /// Makes the node the writer in the document.
     fn promote(&self, is_forced: bool) -> Result<(), String> {
         let Membership { document, node, files, .. } = &self.membership;
+        // Its document may be older, and call it the writer.
+        if let Some(epoch) = self.membership.state.superseding(document.epoch) {
+            return Err(PromotionRefusal::IsReplaced(*node, epoch).to_string());
+        }
         let (status, state) = self.status();
         let work = self.work.lock().clone();
         let writer_answers = match &work {
@@ -106,40 +112,16 @@ impl Standby {
         let durable = status.map_or(JournalPosition(0), |status| status.durable);
         let evidence = LinkEvidence { writer_answers, durable };
         check_promotion(document, &state, *node, evidence, is_forced).map_err(|refusal| refusal.to_string())?;
-        // From here on nothing of the writer is taken.
+        // From here on nothing of the writer is taken. The node starts again in any case, as what its document says.
         self.end_work();
         let coordinator = EmbeddedCoordinator::new(files.clone());
         let swapped = coordinator.read().and_then(|(document, version)| {
             let next = document.with_promotion(*node)?;
             coordinator.compare_and_swap(version, &next)
         });
-        swapped.map_err(|error| error.to_string())?;
-        *self.is_promoted.lock() = true;
+        *self.must_restart.lock() = true;
         self.changed.notify_all();
-        Ok(())
-    }
-
-    fn report_following(&self, report: &mut ClusterReport, status: ReplicaStatus) {
-        report.standing = if status.is_following { "following" } else { "away" }.into();
-        report.is_linked = status.is_following;
-        report.in_sync = status.state.in_sync;
-        report.replication = Some(ReplicationReport {
-            end: status.end.0,
-            durable: status.durable.0,
-            applied: status.applied.0,
-            committed: status.committed.0,
-            lag_ms: 0,
-        });
-        if !status.is_following {
-            self.report_problem(report, status.last_problem);
-        }
-    }
-
-    fn report_problem(&self, report: &mut ClusterReport, problem: Option<String>) {
-        let writer = self.membership.document.writer();
-        let (node, address) = (writer.node, &writer.address);
-        let problem = problem.unwrap_or_else(|| "it has not answered yet".into());
-        report.problems.push(format!("no link to node {node} at {address}: {problem}"));
+        swapped.map(drop).map_err(|error| error.to_string())
     }
 }
 
@@ -164,30 +146,13 @@ impl StandbyNode for Standby {
     }
 
     fn report(&self) -> ClusterReport {
-        let mut report = self.membership.report();
         let work = self.work.lock().clone();
         match work {
-            StandbyWork::Follow(service) => self.report_following(&mut report, service.status()),
-            StandbyWork::Copy(service) => {
-                let status = service.status();
-                report.standing = if status.is_copying { "copying" } else { "away" }.into();
-                report.is_linked = status.is_copying;
-                report.copied_bytes = Some(status.bytes);
-                if !status.is_copying {
-                    self.report_problem(&mut report, status.last_problem);
-                }
-            }
-            StandbyWork::None if self.membership.role() == MemberRole::Replaced => {
-                report.standing = "replaced".into();
-                report.problems.push(
-                    "another node has taken over; to make this one anew, run 'ashlar node add' there, \
-                     remove this arena, and run 'ashlar node join' here"
-                        .into(),
-                );
-            }
-            StandbyWork::None => report.standing = "away".into(),
+            StandbyWork::Follow(service) => describe_following(&self.membership, &service.status()),
+            StandbyWork::Copy(service) => describe_copying(&self.membership, &service.status()),
+            StandbyWork::None if self.membership.role() == MemberRole::Replaced => describe_replaced(&self.membership),
+            StandbyWork::None => self.membership.report(),
         }
-        report
     }
 
     fn run_command(&self, command: &ClusterCommand) -> Result<(), String> {
@@ -197,7 +162,10 @@ impl StandbyNode for Standby {
                 let writer = self.membership.document.writer();
                 Err(format!("node {} at {} is the writer; run this there", writer.node, writer.address))
             }
-            ClusterCommand::Force => Err("only a writer that waits for its replica is forced to go on".into()),
+            ClusterCommand::Force => {
+                let Membership { node, .. } = &self.membership;
+                Err(format!("node {node} is not the writer; 'ashlar node force' is for a writer whose replica is away"))
+            }
         }
     }
 }

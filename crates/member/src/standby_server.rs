@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ashlar_metrics::{FilledStatus, StatusSlot, StatusSource};
 use ashlar_pmem::Arena;
 use ashlar_types::Errno;
 use ashlar_wire::{
@@ -37,28 +38,36 @@ pub trait StandbyNode: Send + Sync {
     fn run_command(&self, command: &ClusterCommand) -> Result<(), String>;
 }
 
-/// The socket of a node that serves no sessions, until it is dropped.
+/// The socket of a node that serves no sessions, until it is dropped. Metrics are served of the same status.
 pub struct StandbyServer {
     listener: Listener,
     thread: Option<JoinHandle<()>>,
+    _status: FilledStatus,
 }
 
 impl StandbyServer {
-    /// Listens at a socket.
+    /// Listens at a socket, and fills the slot with the node's status.
     ///
     /// # Errors
     /// Those of the socket.
-    pub fn start(socket: &Path, arena: &Arc<Arena>, node: Arc<dyn StandbyNode>) -> io::Result<Self> {
+    pub fn start(
+        socket: &Path,
+        arena: &Arc<Arena>,
+        node: Arc<dyn StandbyNode>,
+        status: &StatusSlot,
+    ) -> io::Result<Self> {
         let listener = Listener::bind(socket)?;
         std::fs::set_permissions(socket, std::fs::Permissions::from_mode(SOCKET_MODE))?;
         let acceptor = listener.acceptor();
-        let (arena, started) = (Arc::clone(arena), Instant::now());
+        let (arena, reported, started) = (Arc::clone(arena), Arc::clone(&node), Instant::now());
+        let source: StatusSource = Arc::new(move || report_status(&arena, started, reported.report()));
+        let filled = status.fill(Arc::clone(&source));
         let thread = std::thread::Builder::new().name("standby".into()).spawn(move || {
             while let Ok(connection) = acceptor.accept() {
-                serve(connection, &*node, &|| report_status(&arena, started, node.report()));
+                serve(connection, &*node, &*source);
             }
         })?;
-        Ok(Self { listener, thread: Some(thread) })
+        Ok(Self { listener, thread: Some(thread), _status: filled })
     }
 }
 

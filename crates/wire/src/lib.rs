@@ -38,7 +38,7 @@ mod watch_attributes;
 
 pub use admission::{ADMITTED_MAX, Admission, MountTerms};
 pub use busy_wait::BusyWait;
-pub use cluster::{ClusterCommand, ClusterReport, MemberReport, ReplicationReport};
+pub use cluster::{ClusterCommand, ClusterReport, MemberReport, NodeStanding, ReplicationReport};
 pub use connection::{
     Acceptor, Connection, Listener, MESSAGE_BYTES_MAX, ReceiveLimits, WireError, send_reply_now, socket_of,
 };

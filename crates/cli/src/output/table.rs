@@ -1,7 +1,8 @@
 //! Tables with aligned columns.
 
 /// Lays out `rows` below `header`. Columns are as wide as their widest cell, with two spaces between; the last column
-/// is not padded. A column whose cells are all numbers, sizes or shares, or `-` for none, is aligned to the right.
+/// is not padded. A column whose cells are all numbers, sizes or shares, or `-` for none, is aligned to the right. An
+/// address is no number.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
@@ -9,7 +10,8 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     };
     let is_number = |column: usize| {
         let mut cells = rows.iter().filter_map(|row| row.get(column)).peekable();
-        cells.peek().is_some() && cells.all(|cell| cell == "-" || cell.starts_with(|c: char| c.is_ascii_digit()))
+        let is_numeric = |cell: &str| cell.starts_with(|c: char| c.is_ascii_digit()) && !cell.contains([':', '(']);
+        cells.peek().is_some() && cells.all(|cell| cell == "-" || is_numeric(cell))
     };
     let columns: Vec<_> = (0..header.len()).map(|column| (width(column), is_number(column))).collect();
     let line = |cells: &mut dyn Iterator<Item = &str>| {
@@ -54,6 +56,16 @@ mod tests {
     fn what_there_is_no_number_of_stands_among_numbers() {
         let rows = vec![vec!["120".into(), "a".into()], vec!["-".into(), "b".into()]];
         assert_eq!(table(&["NUMBER", "KIND"], &rows), "NUMBER  KIND\n   120  a\n     -  b\n");
+    }
+
+    #[test]
+    fn addresses_stand_to_the_left() {
+        let rows =
+            vec![vec!["0 (this)".into(), "10.0.0.1:1".into(), "a".into()], vec!["1".into(), "b:1".into(), "b".into()]];
+        assert_eq!(
+            table(&["N", "AT", "C"], &rows),
+            "N         AT          C\n0 (this)  10.0.0.1:1  a\n1         b:1         b\n"
+        );
     }
 
     #[test]

@@ -33,6 +33,10 @@ pub fn run(arguments: &DaemonArguments) -> Result<ExitCode, CliError> {
         Some(choice) => resolve_admission(Some(choice))?,
         None => Admission::default(),
     };
+    if let Some(address) = &arguments.metrics {
+        // An address that can't be had is reported here, with the next step. Later, SharedFS only tries again.
+        address.listen().map_err(|error| CliError::Metrics { address: address.clone(), error })?;
+    }
     let place = ArenaLocation::new(&arguments.arena.arena)?;
     let prepared = place.prepare(arguments.create.size, arguments.create.emulate_pmem)?;
     let place = ArenaLocation::at(place.directory().to_owned())?;
@@ -43,10 +47,16 @@ pub fn run(arguments: &DaemonArguments) -> Result<ExitCode, CliError> {
         println!("arena     {} ({})", place.directory().display(), Size(prepared.summary.size_bytes));
         println!("medium    {medium}: {}", survives(medium));
         println!("mount     ashlar mount DIR --arena {}", place.directory().display());
+        if let Some(address) = &arguments.metrics {
+            println!("metrics   http://{address}/metrics");
+        }
     }
     let mut words: Vec<OsString> = vec!["shared-fs".into(), "--arena".into(), place.directory().into()];
     if let Some(seconds) = arguments.linger_seconds {
         words.extend(["--linger-seconds".into(), seconds.to_string().into()]);
+    }
+    if let Some(address) = &arguments.metrics {
+        words.extend(["--metrics".into(), address.to_string().into()]);
     }
     words.extend(["--sessions".into(), sessions.to_string().into()]);
     if let Some(shadow) = find_shadow(arguments.shadow.as_deref(), place.directory()) {
@@ -75,6 +85,7 @@ pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError
     let mut config = Config::new(&arguments.arena);
     config.linger_seconds = arguments.linger_seconds;
     config.sessions = arguments.sessions.clone();
+    config.metrics = arguments.metrics.clone();
     config.shadow = arguments.shadow.clone();
     config.shadow_fault = std::env::var(SHADOW_FAULT).ok().and_then(|name| ReplicaFault::named(&name));
     config.helper = helper_command(&arguments.arena);

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use ashlar_launch::live_records;
 use ashlar_pmem::Medium;
 use ashlar_types::escape_controls;
-use ashlar_wire::{ClusterReport, SessionStatus, StatusReply};
+use ashlar_wire::{NodeStanding, SessionStatus, StatusReply};
 use serde::Serialize;
 
 use crate::arguments::StatusArguments;
@@ -15,9 +15,7 @@ use crate::output::table::{grouped, table};
 use crate::system::admission::describe_terms;
 use crate::system::arena::{ArenaChoice, ArenaLocation, survives};
 use crate::system::background::daemon_status;
-
-/// The standing of a writer that serves sessions ([`ClusterReport::standing`]).
-const SERVING: &str = "serving";
+use crate::verbs::cluster_status::{describe_cluster, list_members};
 
 /// The state of one arena.
 #[derive(Debug, Serialize)]
@@ -125,28 +123,34 @@ fn text(report: &ArenaReport) -> String {
         text += &format!("size      {}\n", Size(report.arena_bytes));
         return text + &format!("daemon    not running; 'ashlar mount DIR --arena {}' starts it\n", report.arena);
     };
-    if let Some(cluster) = &daemon.cluster {
+    let (space, cluster) = (&daemon.space, daemon.cluster.as_deref());
+    let serves = cluster.is_none_or(|cluster| cluster.standing == NodeStanding::Serving);
+    if serves {
+        let used = space.blocks_total.saturating_sub(space.blocks_free);
+        let free = Size(space.blocks_free * ashlar_types::BLOCK_BYTES);
+        let share = percent(used, space.blocks_total);
+        text += &format!("size      {}, {free} free ({share} used)\n", Size(report.arena_bytes));
+    } else {
+        text += &format!("size      {}\n", Size(report.arena_bytes));
+    }
+    let (pid, version) = (daemon.pid, escape_controls(&daemon.version));
+    text += &format!("daemon    process {pid}, version {version}, up {}\n", duration(daemon.uptime_seconds));
+    if let Some(cluster) = cluster {
         text += &describe_cluster(cluster);
     }
-    if daemon.cluster.as_ref().is_some_and(|cluster| cluster.standing != SERVING) {
-        let (pid, version) = (daemon.pid, &daemon.version);
-        return text + &format!("daemon    process {pid}, version {version}, up {}\n", duration(daemon.uptime_seconds));
-    }
-    let space = &daemon.space;
-    let used = space.blocks_total.saturating_sub(space.blocks_free);
-    let bytes = |blocks: u64| Size(blocks * ashlar_types::BLOCK_BYTES);
-    let (free, share) = (bytes(space.blocks_free), percent(used, space.blocks_total));
-    text += &format!("size      {}, {free} free ({share} used)\n", Size(report.arena_bytes));
-    let (pid, version) = (daemon.pid, &daemon.version);
-    text += &format!("daemon    process {pid}, version {version}, up {}\n", duration(daemon.uptime_seconds));
     for session in &daemon.sessions {
         if let Some(terms) = &session.terms {
             text += &format!("mount     {}: sessions {}\n", escape_controls(&session.label), describe_terms(terms));
         }
     }
     if daemon.sessions.is_empty() {
-        text += "sessions  none\n";
-    } else {
+        text += if serves { "sessions  none\n" } else { "sessions  none: this node serves none\n" };
+    }
+    if let Some(cluster) = cluster {
+        text += "\n";
+        text += &list_members(cluster);
+    }
+    if !daemon.sessions.is_empty() {
         let rows: Vec<_> = daemon.sessions.iter().map(row).collect();
         text += "\n";
         text += &table(&["SESSION", "KIND", "PROCESS", "USER", "LOG", "FULL", "RECORDS", "WHERE"], &rows);
@@ -177,50 +181,6 @@ fn row(session: &SessionStatus) -> Vec<String> {
         grouped(session.records),
         escape_controls(&session.label).into_owned(),
     ]
-}
-
-/// Describes a cluster as one of its nodes knows it.
-fn describe_cluster(cluster: &ClusterReport) -> String {
-    let ((number, node), copies) = (cluster.epoch, cluster.min_replicas);
-    let mut text =
-        format!("cluster   {}, epoch {number} of node {node}, fsync needs {copies} of 2 copies\n", cluster.cluster);
-    let rows = cluster.members.iter().map(|member| {
-        let is_own = member.node == cluster.node;
-        let other = match (cluster.is_linked, cluster.in_sync) {
-            _ if cluster.copied_bytes.is_some() => "linked, copying",
-            (false, _) => "away",
-            (true, true) => "linked, in sync",
-            (true, false) => "linked, catching up",
-        };
-        let state = if is_own {
-            cluster.standing.as_str()
-        } else if member.role == "replaced" {
-            ""
-        } else {
-            other
-        };
-        let name = if is_own { format!("{} (this)", member.node) } else { member.node.to_string() };
-        vec![name, member.role.clone(), escape_controls(&member.address).into_owned(), state.to_owned()]
-    });
-    if let Some(progress) = &cluster.replication {
-        let lag = Size(progress.end.saturating_sub(progress.durable));
-        let committed = Size(progress.end.saturating_sub(progress.committed));
-        text += &format!(
-            "journal   {} bytes; not yet at the replica: {lag}, for {} ms; not yet in its store: {committed}\n",
-            grouped(progress.end),
-            progress.lag_ms
-        );
-    }
-    if let Some(bytes) = cluster.copied_bytes {
-        text += &format!("copy      of the whole file system: {} so far\n", Size(bytes));
-    }
-    if cluster.is_alone {
-        text += "alone     fsync returns without the replica\n";
-    }
-    for problem in &cluster.problems {
-        text += &format!("problem   {}\n", escape_controls(problem));
-    }
-    text + "\n" + &table(&["NODE", "ROLE", "ADDRESS", "STATE"], &rows.collect::<Vec<_>>()) + "\n"
 }
 
 /// Formats a share in whole percents.

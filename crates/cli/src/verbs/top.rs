@@ -19,6 +19,9 @@ use crate::system::arena::ArenaLocation;
 use crate::system::background::daemon_status;
 use crate::system::names;
 use crate::verbs::status::{chosen_arenas, percent};
+use crate::verbs::top::cluster_pace::ClusterPace;
+
+mod cluster_pace;
 
 /// Moves the cursor to the top and clears the terminal.
 const HOME: &str = "\x1b[H\x1b[2J";
@@ -110,6 +113,8 @@ struct ArenaPace {
     total: Rates,
     /// The busiest first.
     sessions: Vec<SessionPace>,
+    /// Replication, if the arena is a member of a cluster.
+    cluster: Option<ClusterPace>,
 }
 
 /// The work of one session.
@@ -242,11 +247,19 @@ impl ArenaPace {
             blocks_free: now.space.blocks_free,
             total: Rates::sum(sessions.iter().map(|session| &session.rates)),
             sessions,
+            cluster: now
+                .cluster
+                .as_deref()
+                .map(|cluster| ClusterPace::new(earlier.and_then(|status| status.cluster.as_deref()), cluster, passed)),
         }
     }
 
     /// Formats the work for people, in no more than so many lines.
     fn text(&self, lines: usize) -> String {
+        let replication = self.cluster.as_ref().map_or(String::new(), |cluster| cluster.text() + "\n");
+        if self.cluster.as_ref().is_some_and(|cluster| !cluster.serves()) {
+            return format!("{} ({}): serves no sessions\n{replication}", self.arena, self.medium);
+        }
         let used = self.blocks_total.saturating_sub(self.blocks_free);
         let bytes = |blocks: u64| Size(blocks.saturating_mul(BLOCK_BYTES));
         let total = &self.total;
@@ -260,13 +273,14 @@ impl ArenaPace {
             self.sessions.len()
         );
         text += &format!(
-            "{} ops/s (p50 / p99 {}), digest {}/s, leases +{} -{} /s\n\n",
+            "{} ops/s (p50 / p99 {}), digest {}/s, leases +{} -{} /s\n{replication}\n",
             count(total.operations),
             total.latency(),
             total.digest(),
             count(total.leases_granted),
             count(total.leases_revoked)
         );
+        let lines = lines.saturating_sub(replication.lines().count());
         let room = lines.saturating_sub(HEADER_LINES + 1).max(1);
         let rows: Vec<_> = self.sessions.iter().take(room).map(SessionPace::row).collect();
         text += &table(
@@ -322,7 +336,7 @@ fn time(ns: Option<u64>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use ashlar_wire::{SpaceReply, latency_bucket};
+    use ashlar_wire::{NodeStanding, SpaceReply, latency_bucket};
 
     use super::*;
 
@@ -401,6 +415,22 @@ mod tests {
             assert!(!text.contains('\x1b'), "{text:?}");
         }
         assert_eq!(pace(Some(&before), &now).sessions[0].rates.digested_records, 25.0, "it began anew");
+    }
+
+    #[test]
+    fn replication_takes_one_line_below_the_totals() {
+        let now = |standing, end| {
+            let mut status = status(vec![session(1, 11, [0; 4], 0), session(2, 12, [0; 4], 0)]);
+            status.cluster = Some(Box::new(cluster_pace::tests::report("writer", standing, end)));
+            status
+        };
+        let pace = pace(Some(&now(NodeStanding::Serving, 1000)), &now(NodeStanding::Serving, 9000));
+        assert_eq!(pace.text(HEADER_LINES + 3).lines().count(), HEADER_LINES + 2, "one line is room for one session");
+        let text = pace.text(usize::MAX);
+        assert!(text.lines().nth(2).is_some_and(|line| line.starts_with("node 0, writer, serving;")), "{text}");
+        let waiting = self::pace(None, &now(NodeStanding::Waiting, 9000)).text(usize::MAX);
+        assert!(waiting.contains("/arena (memory): serves no sessions\nnode 0, writer, waiting;"), "{waiting}");
+        assert_eq!(waiting.lines().count(), 2, "{waiting}");
     }
 
     #[test]

@@ -204,7 +204,11 @@ impl LeaderService {
             is_whole: authority.is_whole(),
             progress: chain.leader.progress(),
             last_problem: chain.last_problem.clone(),
-            full_copy: chain.full_copy.as_ref().map(FullCopySender::progress),
+            full_copy: match &chain.full_copy {
+                Some(sender) => Some(sender.progress()),
+                // The replica empties its store, or makes its copy whole.
+                None => chain.leader.is_copying().then(CopyProgress::default),
+            },
         }
     }
 
