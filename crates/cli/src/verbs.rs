@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod cluster;
 pub mod daemon;
+pub mod dev;
 pub mod fsck;
 pub mod mount;
 pub mod mount_process;

@@ -51,22 +51,26 @@ fn init(arguments: &ClusterInitArguments) -> Result<ExitCode, CliError> {
 
 fn add(arguments: &NodeAddArguments) -> Result<ExitCode, CliError> {
     let place = ArenaLocation::new(&arguments.arena.arena)?;
-    let mut id = [0; 8];
-    rustix::rand::getrandom(&mut id, GetRandomFlags::empty())
-        .map_err(|error| CliError::system("drawing a random number")(io::Error::from(error)))?;
     let path = &arguments.invitation;
     if path.exists() {
         let exists = io::Error::from(io::ErrorKind::AlreadyExists);
         return Err(CliError::system(format!("writing {}", path.display()))(exists));
     }
     let arena = Arc::new(place.open()?);
-    let invitation = Invitation::issue(&arena, arguments.address.clone(), ArenaId(u64::from_le_bytes(id)))?;
+    let invitation = Invitation::issue(&arena, arguments.address.clone(), draw_arena_id()?)?;
     invitation.save(path).map_err(CliError::system(format!("writing {}", path.display())))?;
     println!("invited   a node at {}", arguments.address);
     println!("file      {}: carry it to that machine; it holds the node's key", path.display());
     println!("next      there: ashlar node join {} && ashlar daemon", path.display());
     println!("          here:  ashlar daemon --arena {}", place.directory().display());
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns a number for an arena that is made next.
+pub fn draw_arena_id() -> Result<ArenaId, CliError> {
+    let mut id = [0; 8];
+    rustix::rand::getrandom(&mut id, GetRandomFlags::empty()).map_err(CliError::system("drawing a random number"))?;
+    Ok(ArenaId(u64::from_le_bytes(id)))
 }
 
 fn join(arguments: &NodeJoinArguments) -> Result<ExitCode, CliError> {
