@@ -195,15 +195,14 @@ impl TestCluster {
         })
     }
 
-    /// Waits until both stores have all that is in the journal. No process may write meanwhile.
-    pub fn wait_until_committed(&self, writer: usize) -> Outcome {
-        let replica = 1 - writer;
-        let is_whole = |state: &Value| {
+    /// Waits until the replica has applied the whole journal. No process may write meanwhile.
+    pub fn wait_until_applied(&self, writer: usize) -> Outcome {
+        self.wait_for(writer, "the replica has all frames", |state| {
             let progress = &state["replication"];
-            !progress.is_null() && ["durable", "committed"].iter().all(|part| progress[*part] == progress["end"])
-        };
-        self.wait_for(writer, "the replica has committed all", is_whole)?;
-        self.wait_for(replica, "it has committed all", is_whole)
+            !progress.is_null() && progress["durable"] == progress["end"]
+        })?;
+        let end = self.state(writer)?["replication"]["end"].clone();
+        self.wait_for(1 - writer, "it has applied all frames", |state| state["replication"]["applied"] == end)
     }
 
     /// Fails if a session of a node was fenced.
@@ -224,7 +223,7 @@ impl TestCluster {
     /// Ends both daemons in order. Fails unless both arenas are clean and hold the same tree. Nothing may be mounted.
     pub fn compare_at_rest(&self, writer: usize) -> Outcome {
         self.wait_in_sync(writer)?;
-        self.wait_until_committed(writer)?;
+        self.wait_until_applied(writer)?;
         self.stop(writer)?;
         self.stop(1 - writer)?;
         self.check(0)?;

@@ -100,7 +100,7 @@ pub fn run_standby(
     }
     for thread in threads {
         if let Ok(result) = thread.join() {
-            result?;
+            result.map_err(MemberError::Failed)?;
         }
     }
     if !was_promoted {

@@ -13,8 +13,11 @@ use ashlar_tests::{Outcome, ensure, tried};
 
 use crate::crashes::kill_loops::{Writer, forget_failure};
 
-/// Writers at work at the same time: one through the mount, one under `ashlar run`.
-const FRONTS: [Front; 2] = [Front::Mount, Front::RunAtOnce];
+/// Writers whose updates are all in the mount's session: a prefix of that session has a prefix of each ledger.
+pub const ONE_SESSION: [Front; 2] = [Front::Mount, Front::Mount];
+/// One writer through the mount, one under `ashlar run`. The latter has updates in two sessions, as the kernel serves
+/// some of its calls. So its ledger is no prefix if the ends of both sessions are lost.
+pub const MIXED: [Front; 2] = [Front::Mount, Front::RunAtOnce];
 /// A writer whose journal is this long is at work.
 const BYTES_AT_WORK: u64 = 2000;
 /// Writers that have not gone on for this long are held up: their next calls take microseconds.
@@ -37,9 +40,9 @@ pub struct LedgerTotals {
 
 impl LedgerLoad {
     /// Starts writers in new directories of mount `number`, and waits until they are at work.
-    pub fn start(cluster: &TestCluster, number: usize, seed: u64) -> Outcome<Self> {
+    pub fn start(cluster: &TestCluster, number: usize, fronts: [Front; 2], seed: u64) -> Outcome<Self> {
         let mut load = Self { writers: Vec::new(), place: cluster.point(number) };
-        for (index, front) in FRONTS.into_iter().enumerate() {
+        for (index, front) in fronts.into_iter().enumerate() {
             let directory = load.place.join(name_of(index));
             fs::create_dir(&directory).map_err(tried("making a directory"))?;
             // The directories themselves are not part of the ledgers.

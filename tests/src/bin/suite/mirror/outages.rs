@@ -10,7 +10,7 @@ use ashlar_tests::ledger::checker::Bound;
 use ashlar_tests::random::Random;
 use ashlar_tests::{Outcome, ensure, loops, number, tried};
 
-use super::load::{LedgerLoad, LedgerTotals};
+use super::load::{LedgerLoad, LedgerTotals, MIXED};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
@@ -101,7 +101,7 @@ fn run_rounds(fault: Fault, copies: u8, outage: impl Fn(&TestCluster, &mut Ledge
     let cluster = TestCluster::up(fault.options(copies))?;
     cluster.mount(0, 0)?;
     let seed = random.draw();
-    let mut load = LedgerLoad::start(&cluster, 0, seed)?;
+    let mut load = LedgerLoad::start(&cluster, 0, MIXED, seed)?;
     for round in 0..rounds {
         outage(&cluster, &mut load)
             .and_then(|()| load.expect_at_work())
