@@ -45,39 +45,53 @@ fn promotion_refused() -> Outcome<Verdict> {
     passed()
 }
 
-/// The replica comes with the certificate of another cluster: its writer refuses it, and nothing changes.
+/// A node with the certificate of another cluster is refused, by itself and by the writer, and nothing changes.
 fn foreign_certificate() -> Outcome<Verdict> {
     let (cluster, other) = (TestCluster::up(ClusterOptions::default())?, TestCluster::up(ClusterOptions::default())?);
     cluster.mount(0, 0)?;
     cluster.stop(1)?;
+    other.stop(1)?;
+    let before = documents(&cluster)?;
+    // Its own arena knows that it is none of its certificates.
     let credentials = credentials(&cluster)?;
     let kept = credentials.iter().map(fs::read).collect::<Result<Vec<_>, _>>().map_err(tried("reading"))?;
     for path in &credentials {
         let name = path.strip_prefix(cluster.arena(1)).map_err(tried("naming a file"))?;
         fs::copy(other.arena(1).join(name), path).map_err(tried("copying a file of the other cluster"))?;
     }
-    let before = documents(&cluster)?;
-    cluster.start(1)?;
-    cluster.wait_for(1, "the writer refuses it", |state| {
-        let problems = state["problems"].as_array().cloned().unwrap_or_default();
-        state["is_linked"] == false && problems.iter().any(|problem| problem.as_str().is_some_and(names_certificate))
-    })?;
-    let writer = cluster.state(0)?;
-    ensure!(writer["is_linked"] == false && writer["standing"] == "serving", "the writer has taken it: {writer}");
-    ensure!(documents(&cluster)? == before, "a refused node has changed a document");
-    cluster.stop(1)?;
+    cluster.dev(&["start", "1"])?.failure(1, &["certificate of node 1", "issue it again"])?;
     for (path, content) in credentials.iter().zip(kept) {
         fs::write(path, content).map_err(tried("putting a file back"))?;
     }
+    // A whole node of the other cluster, at the replica's address.
+    exchange_replicas(&cluster, &other)?;
+    cluster.start(1)?;
+    cluster.wait_for(1, "the writer refuses it", |state| {
+        state["is_linked"] == false && state["problems"][0].as_str().is_some_and(|it| it.contains("no link to node 0"))
+    })?;
+    let words = cluster.state(1)?["problems"][0].as_str().unwrap_or_default().to_owned();
+    let writer = cluster.state(0)?;
+    ensure!(writer["is_linked"] == false && writer["standing"] == "serving", "the writer has taken it: {writer}");
+    cluster.stop(1)?;
+    exchange_replicas(&cluster, &other)?;
+    ensure!(documents(&cluster)? == before, "a refused node has changed a document");
     cluster.start(1)?;
     cluster.wait_in_sync(0)?;
     cluster.umount(0)?;
     cluster.compare_at_rest(0)?;
-    passed()
+    Ok(Verdict::Passed(words))
 }
 
-fn names_certificate(problem: &str) -> bool {
-    problem.contains("certificate") || problem.contains("another cluster")
+/// Exchanges the arenas of two clusters' replicas.
+fn exchange_replicas(a: &TestCluster, b: &TestCluster) -> Outcome {
+    let (a, b) = (a.arena(1), b.arena(1));
+    let between = a.with_extension("between");
+    let exchange = || -> std::io::Result<()> {
+        fs::rename(&a, &between)?;
+        fs::rename(&b, &a)?;
+        fs::rename(&between, &b)
+    };
+    exchange().map_err(tried("exchanging two arenas"))
 }
 
 /// The files of the replica's certificate.
