@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use ashlar_types::RING_SWITCH;
 
+use crate::cluster::clear_clusters_behind;
 use crate::mount::{clear_behind, obstacle, take_complaints};
 use crate::shadows::{Comparisons, SHADOWS, take_comparisons};
 use crate::{Outcome, command, number, tried};
@@ -117,6 +118,7 @@ fn run_in_process(test: &Test, has_shadows: bool) -> Outcome<Verdict> {
     let limit = Duration::from_secs(number("ASHLAR_TEST_SECONDS", LIMIT_SECONDS));
     let Some(status) = command::wait_for(&mut child, limit)? else {
         // A process in a call on a mount can't even be killed before that mount's process is dead.
+        clear_clusters_behind(child.id());
         clear_behind(child.id());
         // Only its end matters here, not its status.
         let _ = command::wait(&mut child, Duration::ZERO);

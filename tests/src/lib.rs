@@ -13,6 +13,7 @@
 //! Source: `docs/testing.md`.
 #![forbid(unsafe_code)]
 
+pub mod cluster;
 pub mod command;
 pub mod differ;
 pub mod harness;
@@ -54,4 +55,10 @@ pub fn open_directory(prefix: &str) -> Outcome<tempfile::TempDir> {
 #[must_use]
 pub fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// How often a loop on clusters runs: `default` in CI, `ASHLAR_LOOPS` in long runs.
+#[must_use]
+pub fn loops(default: u64) -> u64 {
+    number("ASHLAR_LOOPS", default)
 }

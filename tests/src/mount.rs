@@ -323,14 +323,6 @@ impl TestArena {
         }
     }
 
-    /// The daemon's last warnings, for messages.
-    fn complaints(&self) -> String {
-        const SHOWN: usize = 20;
-        let log = std::fs::read_to_string(self.arena.join("daemon.log")).unwrap_or_default();
-        let lines: Vec<_> = log.lines().filter(|line| !line.contains("\"INFO\"")).collect();
-        lines[lines.len().saturating_sub(SHOWN)..].join("\n")
-    }
-
     /// Checks the arena, in use or not; fails unless it's clean. Returns the counts.
     pub fn check(&self) -> Outcome<Value> {
         let done = self.ashlar(&["fsck", "--json"])?;
@@ -346,6 +338,17 @@ impl TestArena {
 /// The daemons' complaints, of the arenas that are gone.
 static COMPLAINTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
+/// Keeps the last warnings of an arena's daemon, for the report of a failed test.
+pub fn keep_complaints(arena: &Path) {
+    const SHOWN: usize = 20;
+    let log = std::fs::read_to_string(arena.join("daemon.log")).unwrap_or_default();
+    let lines: Vec<_> = log.lines().filter(|line| !line.contains("\"INFO\"")).collect();
+    let complaints = lines[lines.len().saturating_sub(SHOWN)..].join("\n");
+    if let Ok(mut all) = COMPLAINTS.lock() {
+        all.extend(Some(complaints).filter(|lines| !lines.is_empty()));
+    }
+}
+
 /// Takes what daemons have complained of in their logs, for the report of a failed test.
 pub fn take_complaints() -> String {
     COMPLAINTS.lock().map(|mut all| std::mem::take(&mut *all).join("\n")).unwrap_or_default()
@@ -353,9 +356,7 @@ pub fn take_complaints() -> String {
 
 impl Drop for TestArena {
     fn drop(&mut self) {
-        if let Ok(mut all) = COMPLAINTS.lock() {
-            all.extend(Some(self.complaints()).filter(|lines| !lines.is_empty()));
-        }
+        keep_complaints(&self.arena);
         if !self.is_damaged.load(Ordering::Relaxed) {
             compare_with_shadow(&self.arena);
         }

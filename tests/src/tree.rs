@@ -88,17 +88,20 @@ fn read_into(root: &Path, below: &str, tree: &mut Tree) -> Outcome {
     Ok(())
 }
 
-/// The first difference between two trees, as a sentence; `None` if they are equal.
-#[must_use]
+/// The first difference between two trees, in words; `None` if they are equal.
 pub fn difference(expected: &Tree, found: &Tree) -> Option<String> {
-    for (path, node) in expected {
-        match found.get(path) {
-            None => return Some(format!("{path} is missing")),
-            Some(other) if other != node => return Some(format!("{path}: {}", node_difference(node, other))),
-            Some(_) => {}
-        }
-    }
-    found.keys().find(|path| !expected.contains_key(*path)).map(|path| format!("{path} should not be there"))
+    differences(expected, found).into_iter().next()
+}
+
+/// All differences between two trees, in words.
+pub fn differences(expected: &Tree, found: &Tree) -> Vec<String> {
+    let lacking = expected.iter().filter_map(|(path, node)| match found.get(path) {
+        None => Some(format!("{path} is missing")),
+        Some(other) if other != node => Some(format!("{path}: {}", node_difference(node, other))),
+        Some(_) => None,
+    });
+    let beyond = found.keys().filter(|path| !expected.contains_key(*path));
+    lacking.chain(beyond.map(|path| format!("{path} should not be there"))).collect()
 }
 
 fn node_difference(expected: &Node, found: &Node) -> String {

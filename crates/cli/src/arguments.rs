@@ -19,6 +19,9 @@ First steps:
 
 ASHLAR_ARENA in the environment stands for --arena.";
 
+/// The size of an arena of 'ashlar dev': its space is taken at once.
+const DEV_ARENA_SIZE: Size = Size(256 << 20);
+
 /// A POSIX file system that runs next to the application.
 #[derive(Debug, Parser)]
 #[command(name = "ashlar", version, propagate_version = true, after_help = FIRST_STEPS)]
@@ -58,6 +61,9 @@ pub enum Verb {
     /// Add nodes to a cluster, and let one take over
     #[command(subcommand)]
     Node(NodeVerb),
+    /// Try a cluster out on this machine: two nodes, of which either can be killed, frozen or cut off
+    #[command(subcommand)]
+    Dev(DevVerb),
     /// Limit how much users, groups and directory trees may use
     #[command(subcommand)]
     Quota(QuotaVerb),
@@ -175,6 +181,85 @@ pub struct NodeForceArguments {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub arena: ArenaArgument,
+}
+
+/// Verbs on a cluster on this machine.
+#[derive(Debug, Subcommand)]
+pub enum DevVerb {
+    /// Make a cluster, and start its daemons; as root, in network namespaces
+    Up(DevUpArguments),
+    /// Show the status of each node
+    Status(DevStatusArguments),
+    /// Start the daemon of a node that was killed or stopped
+    Start(DevNodeArguments),
+    /// End the daemon of a node in order
+    Stop(DevNodeArguments),
+    /// Kill all processes of a node: its daemon, and those behind its mounts
+    Kill(DevNodeArguments),
+    /// Stop all processes of a node, as a machine that hangs
+    Freeze(DevNodeArguments),
+    /// Cut the link between the nodes
+    Cut(DevNameArgument),
+    /// Mend the link, and let frozen nodes go on
+    Heal(DevNameArgument),
+    /// End a cluster, and remove all that 'up' has made
+    Down(DevNameArgument),
+}
+
+/// The cluster of a verb.
+#[derive(Args, Clone, Debug)]
+pub struct DevNameArgument {
+    /// The name of the cluster; several can exist
+    #[arg(long, value_name = "NAME", default_value = "dev")]
+    pub name: String,
+}
+
+/// `ashlar dev up`.
+#[derive(Args, Debug)]
+pub struct DevUpArguments {
+    /// How many nodes
+    #[arg(value_name = "NODES", default_value_t = 2)]
+    pub nodes: u16,
+    /// How many nodes must have an update before fsync returns: 1 or 2
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub min_replicas: u8,
+    /// Don't encrypt links
+    #[arg(long)]
+    pub no_tls: bool,
+    /// Bytes of data that each arena holds
+    #[arg(long, value_name = "SIZE", default_value_t = DEV_ARENA_SIZE)]
+    pub size: Size,
+    /// Make the arenas in this directory; by default they are in memory
+    #[arg(long, value_name = "DIR")]
+    pub directory: Option<PathBuf>,
+    /// Use addresses of the loopback device, and no network namespaces, as without root; then no link can be cut
+    #[arg(long)]
+    pub loopback: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub of: DevNameArgument,
+}
+
+/// `ashlar dev status`.
+#[derive(Args, Debug)]
+pub struct DevStatusArguments {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub of: DevNameArgument,
+}
+
+/// A verb on a node of a cluster on this machine.
+#[derive(Args, Debug)]
+pub struct DevNodeArguments {
+    /// The node's number
+    #[arg(value_name = "NODE")]
+    pub node: u16,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub of: DevNameArgument,
 }
 
 /// Verbs on quotas.

@@ -1,5 +1,7 @@
 //! Errors of the command, each with its next step.
 
+mod dev;
+
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,6 +18,7 @@ use ashlar_types::{Errno, VersionRange};
 use ashlar_wire::WireError;
 use thiserror::Error;
 
+pub use self::dev::DevError;
 use crate::output::size::Size;
 
 /// Why a verb failed.
@@ -48,6 +51,9 @@ pub enum CliError {
     /// A member of a cluster can't do this.
     #[error(transparent)]
     Member(#[from] MemberError),
+    /// A cluster on this machine can't be made or changed.
+    #[error(transparent)]
+    Dev(#[from] DevError),
     /// A node refuses a command.
     #[error("{0}")]
     ClusterRefused(String),

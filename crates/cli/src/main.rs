@@ -27,7 +27,7 @@ use clap::Parser;
 
 use crate::arguments::{ArenaVerb, Arguments, Verb};
 use crate::error::CliError;
-use crate::verbs::{bench, cluster, daemon, fsck, mount, mount_process, quota, resize, run, status, top, umount};
+use crate::verbs::{bench, cluster, daemon, dev, fsck, mount, mount_process, quota, resize, run, status, top, umount};
 
 fn main() -> ExitCode {
     // Lists of processes show the command that the user typed.
@@ -47,6 +47,7 @@ fn serve(arguments: &Arguments) -> Result<ExitCode, CliError> {
         Verb::Arena(ArenaVerb::Resize(resize)) => resize::run(resize),
         Verb::Cluster(verb) => cluster::run_cluster(verb),
         Verb::Node(verb) => cluster::run_node(verb),
+        Verb::Dev(verb) => dev::run(verb),
         Verb::Quota(verb) => quota::run(verb),
         Verb::Bench(bench) => bench::run(bench),
         Verb::BenchWorker(worker) => bench::run_worker(worker),

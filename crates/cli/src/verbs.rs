@@ -4,6 +4,7 @@ pub mod bench;
 pub mod cluster;
 pub mod cluster_status;
 pub mod daemon;
+pub mod dev;
 pub mod fsck;
 pub mod mount;
 pub mod mount_process;

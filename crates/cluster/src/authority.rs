@@ -51,8 +51,8 @@ pub enum AuthorityEffect {
 enum ReplicaLink {
     /// Its link is down, since this time.
     Down { since: Duration },
-    /// Its link is up; it has not been declared in sync.
-    Behind,
+    /// Its link is up; it has not been declared in sync since it was down.
+    Behind { down_since: Option<Duration> },
     /// It was declared in sync over this link.
     InSync,
 }
@@ -171,7 +171,12 @@ impl WriterAuthority {
     /// Takes the news that the replica learns what the hard state says. The hard state stays so as long as the link
     /// is up.
     pub fn handle_leading(&mut self) {
-        self.link = ReplicaLink::Behind;
+        let down_since = match self.link {
+            ReplicaLink::Down { since } => Some(since),
+            ReplicaLink::Behind { down_since } => down_since,
+            ReplicaLink::InSync => None,
+        };
+        self.link = ReplicaLink::Behind { down_since };
     }
 
     /// Takes the news that the replica follows this writer, in this epoch.
@@ -182,7 +187,7 @@ impl WriterAuthority {
 
     /// Takes the news that the replica has the journal up to its end.
     pub fn handle_caught_up(&mut self) {
-        if self.link != ReplicaLink::Behind || !self.is_confirmed || self.writing.is_some() {
+        if !matches!(self.link, ReplicaLink::Behind { .. }) || !self.is_confirmed || self.writing.is_some() {
             return;
         }
         self.was_whole = true;
@@ -200,10 +205,15 @@ impl WriterAuthority {
     }
 
     /// Takes the news that the replica's link is down.
+    ///
+    /// A replica that connects again and again, and can't follow (its disk may be full), is away all the time.
     pub fn handle_replica_down(&mut self, now: Duration) {
-        if !matches!(self.link, ReplicaLink::Down { .. }) {
-            self.link = ReplicaLink::Down { since: now };
-        }
+        let since = match self.link {
+            ReplicaLink::Down { since } => since,
+            ReplicaLink::Behind { down_since } => down_since.unwrap_or(now),
+            ReplicaLink::InSync => now,
+        };
+        self.link = ReplicaLink::Down { since };
     }
 
     /// Takes the time. `end` is the journal's end.
@@ -258,7 +268,7 @@ impl WriterAuthority {
     pub fn handle_written(&mut self) {
         let was_alone = self.state.alone.is_some();
         self.state = self.writing.take().expect("a hard state was asked for");
-        if was_alone && self.state.alone.is_none() && self.link == ReplicaLink::Behind {
+        if was_alone && self.state.alone.is_none() && matches!(self.link, ReplicaLink::Behind { .. }) {
             self.declare_in_sync();
         }
         self.show();

@@ -66,6 +66,12 @@ pub enum DaemonError {
 }
 
 impl DaemonError {
+    /// Returns whether the process has run, and another start may mend what ended it.
+    #[must_use]
+    pub fn asks_for_restart(&self) -> bool {
+        matches!(self, Self::Failed(_) | Self::RoleChanged | Self::Member(MemberError::Failed(_)))
+    }
+
     /// Returns whether another start may succeed a while later.
     ///
     /// The system lacks something at the moment, or a SharedFS that was killed is not gone yet.
@@ -81,7 +87,8 @@ impl DaemonError {
             Self::Socket { error, .. }
             | Self::System { error, .. }
             | Self::Replica(ReplicaError::System { error, .. }) => is_lack(error),
-            Self::RoleChanged | Self::Interrupted | Self::Member(_) => false,
+            Self::Member(error) => error.is_temporary(),
+            Self::RoleChanged | Self::Interrupted => false,
             Self::Store(_) | Self::Failed(_) | Self::Replica(_) | Self::WrongVersion { .. } => false,
         }
     }
@@ -109,6 +116,13 @@ pub enum SupervisorError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn replica_that_ran_asks_for_restart() {
+        let full = || ReplicaError::System { what: "writing", error: io::Error::from(io::ErrorKind::StorageFull) };
+        assert!(DaemonError::from(MemberError::Failed(full())).asks_for_restart());
+        assert!(!DaemonError::from(MemberError::Replica(full())).asks_for_restart());
+    }
 
     #[test]
     fn arena_or_shadow_in_use_is_temporary() {

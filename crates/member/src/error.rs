@@ -5,8 +5,11 @@ use std::path::PathBuf;
 
 use ashlar_cluster::{CoordinatorError, DocumentError};
 use ashlar_fabric::{CredentialsError, FabricError};
+use ashlar_node::journal::ReplayError;
+use ashlar_pmem::ArenaError;
 use ashlar_replica::ReplicaError;
 use ashlar_replica::mirror::ClusterFilesError;
+use ashlar_store::StoreError;
 use ashlar_types::{ArenaId, FileSystemId, NodeNumber};
 use thiserror::Error;
 
@@ -78,19 +81,22 @@ pub enum MemberError {
     },
     /// The store can't be opened.
     #[error(transparent)]
-    Store(#[from] ashlar_store::StoreError),
+    Store(#[from] StoreError),
     /// The certificates can't be used.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
     /// The fabric can't be started.
     #[error(transparent)]
     Fabric(#[from] FabricError),
-    /// The replica can't go on.
+    /// The replica can't begin.
     #[error(transparent)]
     Replica(#[from] ReplicaError),
+    /// The replica has run, and can't go on.
+    #[error("the replica can't go on: {0}")]
+    Failed(#[source] ReplicaError),
     /// The arena can't be opened.
     #[error(transparent)]
-    Arena(#[from] ashlar_pmem::ArenaError),
+    Arena(#[from] ArenaError),
     /// The operating system refuses something.
     #[error("{what}: {error}")]
     System {
@@ -99,4 +105,37 @@ pub enum MemberError {
         /// The cause.
         error: io::Error,
     },
+}
+
+impl MemberError {
+    /// Returns whether another start may succeed a while later: the system lacks something at the moment.
+    #[must_use]
+    pub fn is_temporary(&self) -> bool {
+        match self {
+            Self::Store(StoreError::Io { .. })
+            | Self::Replica(ReplicaError::Store(StoreError::Io { .. }) | ReplicaError::System { .. })
+            | Self::Replica(ReplicaError::Journal(ReplayError::Store(StoreError::Io { .. })))
+            | Self::Fabric(FabricError::Listen { .. })
+            | Self::System { .. } => true,
+            Self::Arena(error) | Self::Replica(ReplicaError::Arena(error)) => {
+                matches!(error, ArenaError::InUse { .. } | ArenaError::Io { .. } | ArenaError::NoSpace { .. })
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_disk_is_temporary_and_foreign_journal_is_not() {
+        let source = || io::Error::from(io::ErrorKind::StorageFull);
+        let full = StoreError::Io { what: "no room for metadata", source: source() };
+        assert!(MemberError::from(ReplicaError::from(ReplayError::from(full))).is_temporary());
+        let listen = FabricError::Listen { address: "10.0.0.1:7900".into(), error: source() };
+        assert!(MemberError::from(listen).is_temporary());
+        assert!(!MemberError::from(ReplicaError::from(ReplayError::OtherCopy)).is_temporary());
+    }
 }

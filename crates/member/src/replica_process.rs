@@ -108,7 +108,7 @@ fn follow_frames(standby: &Standby, fabric: &Arc<dyn Fabric>, replica: Replica) 
     service.end();
     // If it panicked, it has logged that, and the process ends.
     let _ = applier.join();
-    ended?;
+    ended.map_err(MemberError::Failed)?;
     if !service.needs_copy() {
         let is_superseded = service.status().superseded.is_some();
         return Ok(if is_superseded { FollowEnd::Superseded } else { FollowEnd::Ended });
@@ -128,7 +128,7 @@ fn take_copy(standby: &Standby, arena: &Arc<Arena>, fabric: &Arc<dyn Fabric>) ->
     let (fabric, files, arena) = (Arc::clone(fabric), files.clone(), Arc::clone(arena));
     let service = Arc::new(CopyService::new(fabric, files, document, state, arena, timing, now));
     if standby.begin_work(StandbyWork::Copy(Arc::clone(&service))) {
-        service.run(&clock::boot_time)?;
+        service.run(&clock::boot_time).map_err(MemberError::Failed)?;
     }
     Ok(())
 }

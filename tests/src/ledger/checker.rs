@@ -114,7 +114,25 @@ fn explain(start: &Model, operations: &[Operation], found: &Tree, least: usize, 
     operations[..acknowledged].iter().for_each(|operation| model.apply(operation));
     let difference = tree::difference(&model.tree(), found).unwrap_or_default();
     let last = &operations[acknowledged.saturating_sub(3)..];
-    format!("no prefix: against the {acknowledged} acknowledged updates, {difference}; the last ones were {last:?}")
+    format!(
+        "no prefix: against the {acknowledged} acknowledged updates, {difference}; the last ones were {last:?}; {}",
+        describe_nearest(start, operations, found)
+    )
+}
+
+/// Names the prefix from which the found tree differs least, with all differences.
+fn describe_nearest(start: &Model, operations: &[Operation], found: &Tree) -> String {
+    let mut model = start.clone();
+    let (mut nearest, mut at) = (tree::differences(&model.tree(), found), 0);
+    for (number, operation) in operations.iter().enumerate() {
+        model.apply(operation);
+        let differences = tree::differences(&model.tree(), found);
+        if differences.len() <= nearest.len() {
+            (nearest, at) = (differences, number + 1);
+        }
+    }
+    let around = &operations[at.saturating_sub(4)..operations.len().min(at + 4)];
+    format!("nearest are the first {at} updates: {nearest:?}; around that: {around:?}")
 }
 
 /// How many operations the first bytes of a journal acknowledge.

@@ -30,6 +30,8 @@ const DISK: &str = "/var/lib/ashlar/default";
 /// The tmpfs that holds root's arenas in memory, and the standard place in it.
 const MEMORY_OF_ROOT: &str = "/run/ashlar/memory";
 const ARENA_OF_ROOT: &str = "/run/ashlar/memory/default";
+/// The name of the standard place in memory.
+const DEFAULT_NAME: &str = "default";
 /// The source of that tmpfs, for lists of mounts.
 const MEMORY_SOURCE: &str = "ashlar-memory";
 /// The largest default size of a new arena: its space is allocated at once, and it can grow online.
@@ -89,7 +91,7 @@ impl ArenaLocation {
     pub fn new(choice: &ArenaChoice) -> Result<Self, CliError> {
         let directory = match choice {
             ArenaChoice::Disk => PathBuf::from(DISK),
-            ArenaChoice::Memory => memory_directory(geteuid().as_raw()),
+            ArenaChoice::Memory => memory_directory(geteuid().as_raw(), DEFAULT_NAME),
             ArenaChoice::Directory(directory) => {
                 std::path::absolute(directory).map_err(CliError::system("finding the current directory"))?
             }
@@ -110,6 +112,11 @@ impl ArenaLocation {
     /// Returns root's standard place in memory.
     pub fn of_root_in_memory() -> Result<Self, CliError> {
         Self::at(PathBuf::from(ARENA_OF_ROOT))
+    }
+
+    /// Returns the place in memory with a name of its own.
+    pub fn in_memory(name: &str) -> Result<Self, CliError> {
+        Self::at(memory_directory(geteuid().as_raw(), name))
     }
 
     /// Returns the location in `directory`.
@@ -275,11 +282,11 @@ impl ArenaLocation {
     }
 }
 
-/// Returns the standard place in memory of a user's arena.
+/// Returns the place in memory of a user's arena of this name.
 ///
 /// An ordinary user can mount no tmpfs. In `/dev/shm`, the directory above the arena must be the user's own.
-fn memory_directory(user: u32) -> PathBuf {
-    if user == 0 { ARENA_OF_ROOT.into() } else { format!("/dev/shm/ashlar-{user}/default").into() }
+fn memory_directory(user: u32, name: &str) -> PathBuf {
+    if user == 0 { Path::new(MEMORY_OF_ROOT).join(name) } else { format!("/dev/shm/ashlar-{user}/{name}").into() }
 }
 
 /// Mounts the tmpfs that holds root's arenas in memory, unless it is mounted. It is as large as `/dev/shm` is by
@@ -363,8 +370,8 @@ mod tests {
 
     #[test]
     fn memory_of_users_is_apart() {
-        assert_eq!(memory_directory(0), Path::new("/run/ashlar/memory/default"));
-        assert_eq!(memory_directory(1000), Path::new("/dev/shm/ashlar-1000/default"));
+        assert_eq!(memory_directory(0, DEFAULT_NAME), Path::new("/run/ashlar/memory/default"));
+        assert_eq!(memory_directory(1000, DEFAULT_NAME), Path::new("/dev/shm/ashlar-1000/default"));
     }
 
     #[test]

@@ -187,7 +187,7 @@ pub fn open_log(directory: &PrivateDirectory, name: &str) -> Result<(File, u64),
 }
 
 /// Returns the first error for people in a log after `from`. The log's other lines are structured.
-fn first_error(path: &Path, from: u64) -> Option<String> {
+pub fn first_error(path: &Path, from: u64) -> Option<String> {
     error_line(&log_after(path, from)?)
 }
 

@@ -94,6 +94,23 @@ fn writer_goes_on_alone_once_that_is_recorded() {
     assert_eq!(writer.durable.alone, Some(AloneSince { since: END, by_order: false }));
 }
 
+/// Each time a replica connects that can't record what it learns, the link is up for a moment.
+#[test]
+fn replica_that_connects_in_vain_counts_as_away() {
+    let mut writer = Writer::start(&mirror(1), HardState::default());
+    writer.make_whole();
+    let step = Duration::from_millis(100);
+    (0..5).for_each(|attempt| {
+        writer.lose_replica(step * attempt);
+        writer.pass_time(step * attempt);
+        assert!(writer.durable.alone.is_none(), "alone after {attempt} attempts");
+        writer.authority.handle_leading();
+    });
+    writer.lose_replica(PATIENCE);
+    writer.pass_time(PATIENCE);
+    assert_eq!(writer.durable.alone, Some(AloneSince { since: END, by_order: false }));
+}
+
 #[test]
 fn writer_alone_serves_after_a_restart() {
     let alone = Some(AloneSince { since: END, by_order: false });

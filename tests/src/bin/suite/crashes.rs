@@ -1,6 +1,6 @@
 //! Tests that kill processes or cut the power, and compare what is left.
 
-mod kill_loops;
+pub mod kill_loops;
 mod page_drops;
 mod power_cuts;
 mod read_back;

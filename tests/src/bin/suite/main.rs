@@ -8,6 +8,7 @@ mod commands;
 mod crashes;
 mod differ;
 mod interception;
+mod mirror;
 mod mounts;
 mod programs;
 mod run;
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
         interception::GROUPS,
         &[capi::TESTS, differ::TESTS],
         crashes::GROUPS,
+        mirror::GROUPS,
     ];
     // Tests that depend more than others on the way that requests take.
     let io_uring_groups = [

@@ -1,0 +1,14 @@
+//! Two nodes with one file system: either fails, under load.
+//!
+//! The nodes are real processes on this machine (`ashlar dev`), as root in network namespaces of their own.
+
+mod development;
+mod load;
+mod outages;
+mod promotion;
+mod refusals;
+
+use ashlar_tests::harness::Test;
+
+/// The groups of tests here.
+pub const GROUPS: &[&[Test]] = &[promotion::TESTS, outages::TESTS, refusals::TESTS, development::TESTS];

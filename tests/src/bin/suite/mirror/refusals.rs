@@ -1,0 +1,111 @@
+//! Refusals of nodes, and the words that help.
+
+use std::fs;
+use std::path::PathBuf;
+
+use ashlar_tests::cluster::{ClusterOptions, TestCluster};
+use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::{Outcome, ensure, tried};
+
+/// The tests of this group.
+pub const TESTS: &[Test] = &[
+    Test { name: "mirror/replica_names_serving_node_to_mounts", run: || when_mountable(replica_refuses) },
+    Test { name: "mirror/promotion_refused_while_writer_answers", run: || when_mountable(promotion_refused) },
+    Test { name: "mirror/foreign_certificate_is_refused", run: || when_mountable(foreign_certificate) },
+];
+
+fn replica_refuses() -> Outcome<Verdict> {
+    let cluster = TestCluster::up(ClusterOptions::default())?;
+    let words = ["node 1 is a replica", "node 0 at 192.0.2.1:7900 serves", "ashlar node promote"];
+    cluster.try_mount(1, 0)?.failure(1, &words)?;
+    // Neither does a program get a session there whose mount was made while the node served: there is no mount at all.
+    let status = cluster.ashlar(1, &["status"])?.success()?;
+    ensure!(status.output.contains("following"), "the status does not say that it follows: {}", status.output);
+    // Nothing was begun that must be ended.
+    cluster.mount(0, 0)?;
+    cluster.umount(0)?;
+    cluster.compare_at_rest(0)?;
+    passed()
+}
+
+fn promotion_refused() -> Outcome<Verdict> {
+    let cluster = TestCluster::up(ClusterOptions::default())?;
+    cluster.mount(0, 0)?;
+    for is_forced in [false, true] {
+        cluster.promote(1, is_forced)?.failure(1, &["node 0 answers", "stop it first"])?;
+    }
+    cluster.promote(0, false)?.failure(1, &["node 0 is the writer already"])?;
+    fs::write(cluster.point(0).join("file"), "content").map_err(tried("writing"))?;
+    for node in 0..2 {
+        let state = cluster.state(node)?;
+        ensure!(state["epoch"][1] == 0 && state["members"][0]["role"] == "writer", "a refusal changed {state}");
+    }
+    cluster.umount(0)?;
+    cluster.compare_at_rest(0)?;
+    passed()
+}
+
+/// A node with the certificate of another cluster is refused, by itself and by the writer, and nothing changes.
+fn foreign_certificate() -> Outcome<Verdict> {
+    let (cluster, other) = (TestCluster::up(ClusterOptions::default())?, TestCluster::up(ClusterOptions::default())?);
+    cluster.mount(0, 0)?;
+    cluster.stop(1)?;
+    other.stop(1)?;
+    let before = documents(&cluster)?;
+    // Its own arena knows that it is none of its certificates.
+    let credentials = credentials(&cluster)?;
+    let kept = credentials.iter().map(fs::read).collect::<Result<Vec<_>, _>>().map_err(tried("reading"))?;
+    for path in &credentials {
+        let name = path.strip_prefix(cluster.arena(1)).map_err(tried("naming a file"))?;
+        fs::copy(other.arena(1).join(name), path).map_err(tried("copying a file of the other cluster"))?;
+    }
+    cluster.dev(&["start", "1"])?.failure(1, &["certificate of node 1", "issue it again"])?;
+    for (path, content) in credentials.iter().zip(kept) {
+        fs::write(path, content).map_err(tried("putting a file back"))?;
+    }
+    // A whole node of the other cluster, at the replica's address.
+    exchange_replicas(&cluster, &other)?;
+    cluster.start(1)?;
+    cluster.wait_for(1, "the writer refuses it", |state| {
+        state["is_linked"] == false && state["problems"][0].as_str().is_some_and(|it| it.contains("no link to node 0"))
+    })?;
+    let words = cluster.state(1)?["problems"][0].as_str().unwrap_or_default().to_owned();
+    let writer = cluster.state(0)?;
+    ensure!(writer["is_linked"] == false && writer["standing"] == "serving", "the writer has taken it: {writer}");
+    cluster.stop(1)?;
+    exchange_replicas(&cluster, &other)?;
+    ensure!(documents(&cluster)? == before, "a refused node has changed a document");
+    cluster.start(1)?;
+    cluster.wait_in_sync(0)?;
+    cluster.umount(0)?;
+    cluster.compare_at_rest(0)?;
+    Ok(Verdict::Passed(words))
+}
+
+/// Exchanges the arenas of two clusters' replicas.
+fn exchange_replicas(a: &TestCluster, b: &TestCluster) -> Outcome {
+    let (a, b) = (a.arena(1), b.arena(1));
+    let between = a.with_extension("between");
+    let exchange = || -> std::io::Result<()> {
+        fs::rename(&a, &between)?;
+        fs::rename(&b, &a)?;
+        fs::rename(&between, &b)
+    };
+    exchange().map_err(tried("exchanging two arenas"))
+}
+
+/// The files of the replica's certificate.
+fn credentials(cluster: &TestCluster) -> Outcome<Vec<PathBuf>> {
+    let directory = cluster.arena(1).join("cluster");
+    let files = fs::read_dir(&directory).map_err(tried(format!("reading {}", directory.display())))?.flatten();
+    let found: Vec<_> =
+        files.map(|file| file.path()).filter(|path| path.extension().is_some_and(|it| it == "pem")).collect();
+    ensure!(!found.is_empty(), "there are no certificates in {}", directory.display());
+    Ok(found)
+}
+
+/// The documents of both nodes.
+fn documents(cluster: &TestCluster) -> Outcome<Vec<Vec<u8>>> {
+    let read = |node| fs::read(cluster.arena(node).join("cluster/cluster.toml"));
+    (0..2).map(read).collect::<Result<_, _>>().map_err(tried("reading a document"))
+}
