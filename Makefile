@@ -18,7 +18,7 @@ built := $(and $(filter 0,$(shell id -u)),$(wildcard $(or $(CARGO_TARGET_DIR),ta
 install: $(if $(built),,build) ## copies the ashlar command, libashlar and its header to PREFIX (/usr/local)
 	@scripts/install.sh
 
-demo:    ## real programs on a mount, kills in the middle, and a count of what was acknowledged
+demo:    ## real programs on one node and on two, kills in the middle, and a count of what was acknowledged
 	@scripts/setup.sh build run demo
 	cargo build --release --locked -p ashlar-launch -p ashlar-cli -p ashlar-preload -p ashlar-tests
 	@scripts/as-root.sh "$${CARGO_TARGET_DIR:-target}/release/ashlar-demo"

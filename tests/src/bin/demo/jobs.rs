@@ -9,14 +9,25 @@ use ashlar_tests::ledger::checker::{Bound, check};
 use ashlar_tests::tree::Tree;
 use ashlar_tests::{Outcome, ensure, tried};
 
+/// How a job reports its acknowledged results, a line each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// It appends them to `$JOURNAL`.
+    File,
+    /// It prints them on a pipe to the demo, as a server answers its clients.
+    Pipe,
+}
+
 /// A program at work.
 pub struct Job {
     /// The job's name, and its directory.
     pub name: &'static str,
     /// Its description for the story.
     pub description: &'static str,
-    /// The script; it appends a line to `$JOURNAL` for each acknowledged result.
+    /// The script.
     pub work: &'static str,
+    /// How it reports each acknowledged result.
+    pub report: Report,
     /// Compares the results with the journal, and describes the outcome in a sentence.
     pub verify: fn(&Path, &Path) -> Outcome<String>,
 }
@@ -24,27 +35,60 @@ pub struct Job {
 /// The environment of every job.
 pub const PRELUDE: &str = include_str!("../../../jobs/prelude.sh");
 
-/// All jobs of the demo.
-pub const JOBS: &[Job] = &[
-    Job { name: "git", description: "a repository that grows by a commit at a time", work: GIT, verify: verify_git },
+/// The jobs on one node: they reach their files through the mount.
+pub const MOUNT_JOBS: &[Job] = &[
+    Job {
+        name: "git",
+        description: "a repository that grows by a commit at a time",
+        work: GIT,
+        report: Report::File,
+        verify: verify_git,
+    },
     Job {
         name: "sqlite",
         description: "transfers between accounts in an SQLite database",
         work: SQLITE,
+        report: Report::File,
         verify: verify_sqlite,
     },
-    Job { name: "make", description: "a C project, compiled and run over and over", work: MAKE, verify: verify_sums },
+    Job {
+        name: "make",
+        description: "a C project, compiled and run over and over",
+        work: MAKE,
+        report: Report::File,
+        verify: verify_sums,
+    },
     Job {
         name: "python",
         description: "a Python job that saves its results by fsync and rename",
         work: PYTHON,
+        report: Report::File,
         verify: verify_sums,
     },
     Job {
         name: "ledger",
         description: "random creates, writes, renames, links and removals",
         work: LEDGER,
+        report: Report::File,
         verify: verify_ledger,
+    },
+];
+
+/// The jobs on two nodes: they run under `ashlar run`, and report a result once it was fsynced.
+pub const SYNC_JOBS: &[Job] = &[
+    Job {
+        name: "bank",
+        description: "transfers in an SQLite database, committed with synchronous=FULL",
+        work: BANK,
+        report: Report::Pipe,
+        verify: verify_sqlite,
+    },
+    Job {
+        name: "mail",
+        description: "mails, a file each: write, fsync, rename, fsync of the directory",
+        work: MAIL,
+        report: Report::Pipe,
+        verify: verify_sums,
     },
 ];
 
@@ -130,6 +174,47 @@ for step in range(1000000):
         os.fsync(file.fileno())
     os.rename("new", path)
     journal.write(f"{hashlib.sha256(data).hexdigest()}  {path}\n")
+END
+"#;
+
+const BANK: &str = r#"
+exec "$ASHLAR" run -- python3 -u - <<'END'
+import sqlite3
+bank = sqlite3.connect("bank.db", isolation_level=None)
+bank.execute("PRAGMA journal_mode=WAL")
+bank.execute("PRAGMA synchronous=FULL")
+bank.execute("BEGIN")
+bank.execute("CREATE TABLE account(id INTEGER PRIMARY KEY, balance INTEGER)")
+bank.execute("CREATE TABLE transfer(id INTEGER PRIMARY KEY, source INTEGER, target INTEGER)")
+bank.executemany("INSERT INTO account VALUES (?, 1000)", ((account,) for account in range(100)))
+bank.execute("COMMIT")
+for transfer in range(1, 1000000):
+    source, target = transfer * 7 % 100, transfer * 13 % 100
+    bank.execute("BEGIN IMMEDIATE")
+    bank.execute("UPDATE account SET balance = balance - 1 WHERE id = ?", (source,))
+    bank.execute("UPDATE account SET balance = balance + 1 WHERE id = ?", (target,))
+    bank.execute("INSERT INTO transfer VALUES (?, ?, ?)", (transfer, source, target))
+    bank.execute("COMMIT")
+    print(transfer)
+END
+"#;
+
+const MAIL: &str = r#"
+exec "$ASHLAR" run -- python3 -u - <<'END'
+import hashlib, os, random
+random.seed(2)
+os.mkdir("tmp")
+os.mkdir("new")
+new = os.open("new", os.O_RDONLY)
+for number in range(1000000):
+    mail = f"Message-Id: <{number}@example.org>\n\n".encode() + random.randbytes(random.randrange(10000))
+    with open(f"tmp/{number}", "wb") as file:
+        file.write(mail)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(f"tmp/{number}", f"new/{number}")
+    os.fsync(new)
+    print(f"{hashlib.sha256(mail).hexdigest()}  new/{number}")
 END
 "#;
 
