@@ -9,7 +9,7 @@ use ashlar_cluster::chain::{
     ChainTiming, JournalView, Leader, LeaderEffect, PEER_VERSIONS, PeerMessage, ReplicaProgress,
 };
 use ashlar_cluster::{
-    AuthorityEffect, ClusterDocument, CopiesNeeded, DocumentMember, HardState, MemberRole, Standing, WriterAuthority,
+    AuthorityEffect, ClusterDocument, CopiesNeeded, HardState, MemberRole, Standing, WriterAuthority,
 };
 use ashlar_fabric::{Event, Fabric, LinkId};
 use ashlar_journal::FlushJob;
@@ -90,8 +90,9 @@ pub struct LeaderService {
     fabric: Arc<dyn Fabric>,
     files: ClusterFiles,
     replica: Option<NodeNumber>,
-    /// Members that this node or a former one has replaced. One that is back may not know it.
-    replaced: Vec<NodeNumber>,
+    /// Members that this node or a former one has replaced, and whether the replica has the address of theirs. One that
+    /// is back may not know it.
+    replaced: Vec<(NodeNumber, bool)>,
     chain: Mutex<Chain>,
     is_ending: AtomicBool,
     is_abandoned: AtomicBool,
@@ -159,15 +160,14 @@ impl LeaderService {
             tell_at: now,
         };
         let replica_address = document.replica().map(|member| &member.address);
+        let replaced = document.members.iter().filter(|member| member.role == MemberRole::Replaced);
         // A new member may listen where a replaced one did.
-        let is_elsewhere =
-            |member: &&DocumentMember| member.role == MemberRole::Replaced && Some(&member.address) != replica_address;
-        let replaced = document.members.iter().filter(is_elsewhere);
+        let replaced = replaced.map(|member| (member.node, Some(&member.address) == replica_address));
         Self {
             fabric,
             files,
             replica: document.replica().map(|member| member.node),
-            replaced: replaced.map(|member| member.node).collect(),
+            replaced: replaced.collect(),
             chain: Mutex::new(chain),
             is_ending: AtomicBool::new(false),
             is_abandoned: AtomicBool::new(false),
@@ -338,7 +338,9 @@ impl LeaderService {
         if now >= chain.tell_at {
             chain.tell_at = now + TELL;
             // One that is away gives an event that says so, which changes nothing.
-            self.replaced.iter().for_each(|node| _ = self.fabric.connect(*node));
+            let is_linked = chain.link.is_some();
+            let away = self.replaced.iter().filter(|(_, is_replicas)| !(is_linked && *is_replicas));
+            away.for_each(|(node, _)| _ = self.fabric.connect(*node));
         }
         Some(chain.tell_at)
     }

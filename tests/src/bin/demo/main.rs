@@ -15,8 +15,11 @@ use std::process::ExitCode;
 use ashlar_tests::Outcome;
 use ashlar_tests::mount::{clear_behind, obstacle, program};
 
+/// Tells a story, and fails if anything in it is not as promised.
+type Telling = fn() -> Outcome;
+
 /// The stories, in their order.
-const STORIES: &[(&str, fn() -> Outcome)] = &[("one", one_node::tell), ("two", two_nodes::tell)];
+const STORIES: &[(&str, Telling)] = &[("one", one_node::tell), ("two", two_nodes::tell)];
 
 fn main() -> ExitCode {
     let wanted: Vec<_> = std::env::args().skip(1).collect();

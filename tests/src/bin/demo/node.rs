@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ashlar_tests::command::{Done, eventually, kill, run, signal, wait};
 use ashlar_tests::mount::{Medium, TestArena, ashlar};
@@ -83,16 +83,15 @@ impl Node {
         if state.is_null() { Err(format!("{} does not answer", self.name)) } else { Ok(state) }
     }
 
-    /// Waits until the node's state meets a condition, and returns how long that took.
-    pub fn wait_for(&self, what: &str, mut condition: impl FnMut(&Value) -> bool) -> Outcome<Duration> {
-        let start = Instant::now();
+    /// Waits until the node's state meets a condition, and returns that state.
+    pub fn wait_for(&self, what: &str, mut condition: impl FnMut(&Value) -> bool) -> Outcome<Value> {
         let mut last = Err("not asked".into());
         eventually(&format!("{} {what}", self.name), PATIENCE, || {
             last = self.state();
             last.as_ref().is_ok_and(&mut condition)
         })
         .map_err(|error| format!("{error}: {last:?}"))?;
-        Ok(start.elapsed())
+        last
     }
 
     /// Promotes it as soon as it counts its writer as away, and waits until it serves.
@@ -126,6 +125,11 @@ impl Drop for Node {
 /// Whether the writer's state says that its replica has everything that is acknowledged.
 pub fn is_in_sync(state: &Value) -> bool {
     state["is_linked"] == true && state["in_sync"] == true && state["is_alone"] == false
+}
+
+/// The problems in a node's state, a sentence each.
+pub fn problems(state: &Value) -> Vec<&str> {
+    state["problems"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
 /// Compares the arenas of two nodes that have stopped. Returns the tree's counts.
