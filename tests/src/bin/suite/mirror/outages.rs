@@ -43,8 +43,10 @@ enum Fault {
 impl Fault {
     /// The options of a cluster that can have the fault.
     fn options(self, copies: u8) -> ClusterOptions {
-        let replica_disk = (self == Self::FullDisk).then_some("192M");
-        ClusterOptions { copies, replica_disk, ..ClusterOptions::default() }
+        // The journal of a small arena may not hold all that a writer does alone: its replica would need a full copy.
+        let size = if copies == 1 { "256M" } else { "64M" };
+        let replica_disk = (self == Self::FullDisk).then_some(if copies == 1 { "512M" } else { "192M" });
+        ClusterOptions { copies, size, replica_disk }
     }
 
     fn begin(self, cluster: &TestCluster) -> Outcome {
