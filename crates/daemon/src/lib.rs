@@ -109,6 +109,11 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let metrics = config.metrics.clone().map(|address| MetricsServer::start(address, status.clone()));
     let _metrics = metrics.transpose().map_err(system("cannot serve metrics"))?;
     if let Some(membership) = membership.clone().filter(|membership| membership.role() != MemberRole::Writer) {
+        if membership.role() == MemberRole::Replaced
+            && let Err(error) = session_files::fence_all(&arena)
+        {
+            tracing::error!(%error, "sessions of before the replacement can't be fenced");
+        }
         return match run_standby(arena, membership, &socket, &should_end, &status)? {
             StandbyEnd::Stopped => Ok(()),
             StandbyEnd::RoleChanged => Err(DaemonError::RoleChanged),

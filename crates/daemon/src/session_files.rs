@@ -368,6 +368,18 @@ fn cut_file(file: &File, bytes: u64) -> io::Result<()> {
     if file.metadata()?.len() > bytes { file.set_len(bytes) } else { Ok(()) }
 }
 
+/// Fences all sessions that have files: another node has taken over, so none of them may go on here.
+pub fn fence_all(arena: &Arena) -> Result<(), SessionError> {
+    for id in arena.sessions()? {
+        let fenced = arena.open_session_file(id, SessionFile::Control).map_err(SessionError::from);
+        match fenced.and_then(|file| map_control(arena, &file)) {
+            Ok(control) => control.set_fenced(),
+            Err(error) => tracing::warn!(session = id.0, %error, "a session of a replaced node can't be fenced"),
+        }
+    }
+    Ok(())
+}
+
 fn map_control(arena: &Arena, file: &File) -> Result<Control, SessionError> {
     ControlPage::new(map_file(arena, file, CONTROL_BYTES)?).ok_or(SessionError::Unfinished)
 }
