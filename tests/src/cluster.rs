@@ -199,9 +199,9 @@ impl TestCluster {
     pub fn wait_until_applied(&self, writer: usize) -> Outcome {
         self.wait_for(writer, "the replica has all frames", |state| {
             let progress = &state["replication"];
-            !progress.is_null() && progress["durable"] == progress["end"]
+            !progress.is_null() && progress["durable"] == state["journal_end"]
         })?;
-        let end = self.state(writer)?["replication"]["end"].clone();
+        let end = self.state(writer)?["journal_end"].clone();
         self.wait_for(1 - writer, "it has applied all frames", |state| state["replication"]["applied"] == end)
     }
 

@@ -43,7 +43,7 @@ pub enum MemberError {
         arena: ArenaId,
     },
     /// The arena belongs to a cluster already.
-    #[error("{path} is there already: the arena belongs to a cluster; see 'ashlar cluster show'")]
+    #[error("{path} is there already: the arena belongs to a cluster; see 'ashlar status'")]
     IsMember {
         /// The document's directory.
         path: PathBuf,

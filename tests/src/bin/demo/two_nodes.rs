@@ -198,9 +198,9 @@ fn compare_at_rest(story: &Story, a: &mut Node, b: &mut Node) -> Outcome {
     b.site.umount(0)?;
     let state = b.wait_for("has sent its whole journal", |state| {
         let progress = &state["replication"];
-        is_in_sync(state) && !progress.is_null() && progress["durable"] == progress["end"]
+        is_in_sync(state) && !progress.is_null() && progress["durable"] == state["journal_end"]
     })?;
-    let end = &state["replication"]["end"];
+    let end = &state["journal_end"];
     a.wait_for("has applied the whole journal", |state| state["replication"]["applied"] == *end)?;
     b.stop()?;
     a.stop()?;
