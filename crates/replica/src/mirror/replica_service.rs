@@ -202,6 +202,8 @@ impl ReplicaService {
     ) -> Result<(), ReplicaError> {
         link.follower.handle_message(now(), &PeerMessage::Frames { durable, bytes: &[] });
         let mut copy = self.copy.lock();
+        // The writer's position lets frames be committed that take the room now.
+        copy.take_frames(&[], durable)?;
         let until = Instant::now() + ROOM_PATIENCE;
         while copy.room() < bytes.len() as u64 {
             self.changed.notify_all();
