@@ -114,7 +114,7 @@ impl TestCluster {
         let point = self.point(number);
         match std::fs::create_dir(&point) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                return Err(format!("making {}: {error}", point.display()));
+                Err(format!("making {}: {error}", point.display()))
             }
             _ => self.ashlar(node, &["mount", "--sessions", "all", &point.display().to_string()]),
         }

@@ -70,8 +70,8 @@ pub fn make(nodes: &[NodeRecord]) -> Result<(), DevError> {
 
 /// Removes those namespaces of the nodes that exist, and the link with them.
 pub fn remove(nodes: &[NodeRecord]) -> Result<(), DevError> {
-    let existing = namespaces(nodes).filter(|name| path_of(name).exists());
-    existing.map(|name| ip(&["netns", "delete", name]).map(drop)).collect()
+    let mut existing = namespaces(nodes).filter(|name| path_of(name).exists());
+    existing.try_for_each(|name| ip(&["netns", "delete", name]).map(drop))
 }
 
 /// Takes the link down, or up.
