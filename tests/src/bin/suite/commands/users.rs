@@ -163,7 +163,8 @@ fn mount_at(arena: &Path, point: &str) -> Outcome<Done> {
 /// of its own.
 fn memory_of_root() -> Outcome<Verdict> {
     const SCRIPT: &str = "
-        mount --make-rprivate /; mount -t tmpfs none /run; mount -t tmpfs -o mode=1777 none /dev/shm; mkdir point
+        mount --make-rprivate /; umount -l /run/ashlar/memory 2>/dev/null || true
+        mount -t tmpfs none /run; mount -t tmpfs -o mode=1777 none /dev/shm; mkdir point
         setpriv --reuid=65534 --regid=65534 --clear-groups mkdir -p /dev/shm/ashlar/default
         \"$1\" mount --arena memory --size 16M \"$PWD/point\"; echo kept > point/file
         \"$1\" status --arena memory; \"$1\" status | grep -c '^arena     /run/ashlar/memory/default'
