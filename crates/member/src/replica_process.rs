@@ -55,8 +55,10 @@ pub fn run_standby(
     let (follower, followed) = (Arc::clone(&standby), Arc::clone(&arena));
     let thread = fabric.map(|fabric| std::thread::spawn(move || follow_writer(&follower, &followed, &fabric)));
     let is_over = || should_end() || thread.as_ref().is_some_and(|thread| thread.is_finished());
-    let must_restart = standby.await_restart(END_CHECK, &is_over);
+    standby.await_restart(END_CHECK, &is_over);
+    // A promotion ends the work first, and then changes the document. The server ends after the command that it serves.
     drop(server);
+    let must_restart = standby.must_restart();
     standby.end_work();
     let mut is_superseded = false;
     if let Some(Ok(result)) = thread.map(|thread| thread.join()) {

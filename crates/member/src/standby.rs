@@ -73,13 +73,17 @@ impl Standby {
         self.is_ending.load(Ordering::Acquire)
     }
 
-    /// Waits until it must start again, or until `is_over` says so. Returns whether it must start again.
-    pub fn await_restart(&self, pause: Duration, is_over: &dyn Fn() -> bool) -> bool {
+    /// Waits until it must start again, or until `is_over` says so.
+    pub fn await_restart(&self, pause: Duration, is_over: &dyn Fn() -> bool) {
         let mut must_restart = self.must_restart.lock();
         while !*must_restart && !is_over() {
             self.changed.wait_for(&mut must_restart, pause);
         }
-        *must_restart
+    }
+
+    /// Returns whether it must start again.
+    pub fn must_restart(&self) -> bool {
+        *self.must_restart.lock()
     }
 
     /// Returns the state of a replica that follows its writer, and the hard state.

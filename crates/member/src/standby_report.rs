@@ -60,10 +60,7 @@ fn describe_replacement(membership: &Membership) -> String {
     }
     let successor = newer.map_or(document.writer().node, |epoch| epoch.node);
     let address = document.member(successor).map_or(String::new(), |member| format!(" at {}", member.address));
-    format!(
-        "node {successor}{address} has taken over from this node; there, \
-         run 'ashlar node add', and here 'ashlar node join' with a new arena"
-    )
+    format!("node {successor}{address} has taken over from this node; {MAKE_ANEW}")
 }
 
 fn describe_problems(membership: &Membership, status: &ReplicaStatus) -> Vec<String> {
