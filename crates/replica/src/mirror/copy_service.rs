@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use ashlar_cluster::chain::{ChainTiming, CopyTarget, CopyView, FollowerEffect, PeerMessage};
+use ashlar_cluster::chain::{ChainTiming, CopyTarget, CopyView, PeerMessage};
 use ashlar_cluster::{ClusterDocument, HardState};
 use ashlar_fabric::{Event, Fabric};
 use ashlar_journal::{JournalCursor, Lineage};
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use crate::error::ReplicaError;
 use crate::full_copy::{CopyOrigin, begin_full_copy, finish_full_copy};
 use crate::mirror::cluster_files::ClusterFiles;
-use crate::mirror::writer_link::{LinkNews, WriterLink};
+use crate::mirror::writer_link::{CopyAct, LinkNews, WriterLink};
 
 /// Bytes of parts after which the import is committed.
 const COMMIT_BYTES: u64 = 16 << 20;
@@ -39,7 +39,6 @@ pub struct CopyStatus {
 /// A replica that is being filled.
 pub struct CopyService {
     fabric: Arc<dyn Fabric>,
-    files: ClusterFiles,
     arena: Arc<Arena>,
     file_system: FileSystemId,
     link: Mutex<WriterLink>,
@@ -68,10 +67,9 @@ impl CopyService {
         timing: ChainTiming,
         now: Duration,
     ) -> Self {
-        let link = WriterLink::new(Arc::clone(&fabric), document, state, timing, now);
+        let link = WriterLink::new(Arc::clone(&fabric), files, document, state, timing, now);
         Self {
             fabric,
-            files,
             arena,
             file_system: document.cluster,
             link: Mutex::new(link),
@@ -185,15 +183,9 @@ impl CopyService {
 
     /// Performs what the follower asks for.
     fn perform(&self, link: &mut WriterLink, copy: &mut PartialCopy, now: &dyn Fn() -> Duration) {
-        while let Some(effect) = link.follower.poll_effect() {
-            match effect {
-                FollowerEffect::Send(message) => link.send(now(), &message),
-                FollowerEffect::Close(reason) => link.lose(now(), reason.to_owned()),
-                FollowerEffect::WriteHardState(state) => match self.files.write_hard_state(&state) {
-                    Ok(()) => link.follower.handle_written(),
-                    Err(error) => link.lose(now(), error.to_string()),
-                },
-                FollowerEffect::EmptyStore => {
+        while let Some(act) = link.poll_act(now) {
+            match act {
+                CopyAct::EmptyStore => {
                     // Its memory is given back first.
                     *copy = PartialCopy::default();
                     self.bytes.store(0, Ordering::Relaxed);
@@ -205,7 +197,7 @@ impl CopyService {
                         Err(error) => link.lose_for(now(), FAILURE_PAUSE, error.to_string()),
                     }
                 }
-                FollowerEffect::Cut { .. } | FollowerEffect::WriterLacksUpdates => {
+                CopyAct::Cut(_) | CopyAct::WriterLacksUpdates => {
                     link.lose(now(), "it takes an empty store for a whole one".into());
                 }
             }

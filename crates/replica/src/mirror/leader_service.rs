@@ -107,6 +107,12 @@ struct LentNode<'a> {
     failure: RefCell<Option<StoreError>>,
 }
 
+impl<'a> LentNode<'a> {
+    fn new(core: &'a mut NodeCore, now: &'a dyn Fn() -> Duration) -> Self {
+        Self { core: RefCell::new(core), now, failure: RefCell::new(None) }
+    }
+}
+
 impl WriterNode for LentNode<'_> {
     fn with_node(&self, work: &mut dyn FnMut(&mut NodeCore)) {
         work(&mut self.core.borrow_mut());
@@ -243,7 +249,7 @@ impl LeaderService {
         patience: Duration,
     ) -> Result<(), StoreError> {
         let until = now() + patience;
-        let node = LentNode { core: RefCell::new(core), now, failure: RefCell::new(None) };
+        let node = LentNode::new(core, now);
         while !with_journal(&node, |journal| journal.is_acknowledged(upto)).unwrap_or(true) {
             if now() >= until {
                 return Err(StoreError::CommitUnderWay);
@@ -258,7 +264,7 @@ impl LeaderService {
 
     /// Carries the journal, without the thread, until the writer may serve, or `is_over` says that it never will.
     pub fn drive_until_serving(&self, core: &mut NodeCore, now: &dyn Fn() -> Duration, is_over: &dyn Fn() -> bool) {
-        let node = LentNode { core: RefCell::new(core), now, failure: RefCell::new(None) };
+        let node = LentNode::new(core, now);
         loop {
             match self.status().standing {
                 Standing::Waiting(_) if !is_over() => _ = self.step(&node, DRIVE_PAUSE),
@@ -269,7 +275,7 @@ impl LeaderService {
 
     /// Tells the replica that the writer stops in order, without the thread.
     pub fn say_goodbye(&self, core: &mut NodeCore, now: &dyn Fn() -> Duration) {
-        let node = LentNode { core: RefCell::new(core), now, failure: RefCell::new(None) };
+        let node = LentNode::new(core, now);
         self.is_left.store(false, Ordering::Release);
         self.is_ending.store(true, Ordering::Release);
         while self.step(&node, DRIVE_PAUSE) {}

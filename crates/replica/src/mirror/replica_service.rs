@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ashlar_cluster::chain::{ChainTiming, CopyView, FollowerEffect, PeerMessage};
+use ashlar_cluster::chain::{ChainTiming, CopyView, PeerMessage};
 use ashlar_cluster::{ClusterDocument, HardState};
 use ashlar_fabric::{Event, Fabric};
-use ashlar_node::journal::{CopyPlan, JournalCopy, ReplayError, Replica, ReplicaStore};
+use ashlar_node::journal::{JournalCopy, ReplayError, Replica, ReplicaStore};
 use ashlar_types::{Epoch, JournalPosition};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::ReplicaError;
 use crate::mirror::cluster_files::ClusterFiles;
-use crate::mirror::writer_link::{LinkNews, WriterLink};
+use crate::mirror::writer_link::{CopyAct, LinkNews, WriterLink};
 
 /// How old the oldest uncommitted frame may become, and how many bytes of metadata may wait.
 const COMMIT_AGE: Duration = Duration::from_millis(500);
@@ -45,7 +45,6 @@ pub struct ReplicaStatus {
 /// A replica that follows its writer.
 pub struct ReplicaService {
     fabric: Arc<dyn Fabric>,
-    files: ClusterFiles,
     link: Mutex<WriterLink>,
     copy: Mutex<JournalCopy>,
     store: Mutex<ReplicaStore>,
@@ -72,10 +71,9 @@ impl ReplicaService {
         now: Duration,
     ) -> Self {
         let (copy, store) = replica.into_parts();
-        let link = WriterLink::new(Arc::clone(&fabric), document, state, timing, now);
+        let link = WriterLink::new(Arc::clone(&fabric), files, document, state, timing, now);
         Self {
             fabric,
-            files,
             link: Mutex::new(link),
             copy: Mutex::new(copy),
             committed: AtomicU64::new(store.committed().0),
@@ -232,28 +230,22 @@ impl ReplicaService {
 
     /// Performs what the follower asks for.
     fn perform(&self, link: &mut WriterLink, now: &dyn Fn() -> Duration) -> Result<(), ReplicaError> {
-        while let Some(effect) = link.follower.poll_effect() {
-            match effect {
-                FollowerEffect::Send(message) => link.send(now(), &message),
-                FollowerEffect::Close(reason) => link.lose(now(), reason.to_owned()),
-                FollowerEffect::WriteHardState(state) => match self.files.write_hard_state(&state) {
-                    Ok(()) => link.follower.handle_written(),
-                    Err(error) => link.lose(now(), error.to_string()),
-                },
-                FollowerEffect::Cut { lineage, from } => {
+        while let Some(act) = link.poll_act(now) {
+            match act {
+                CopyAct::Cut(plan) => {
                     let applied = self.store.lock().cursor().position;
                     let mut copy = self.copy.lock();
-                    copy.follow(CopyPlan { lineage, from }, applied)?;
+                    copy.follow(plan, applied)?;
                     let end = copy.durable();
                     drop(copy);
                     link.follower.handle_cut(end);
                 }
-                FollowerEffect::EmptyStore => {
+                CopyAct::EmptyStore => {
                     // The store is in use here. It is emptied by the service that fills it.
                     self.needs_copy.store(true, Ordering::Release);
                     self.end();
                 }
-                FollowerEffect::WriterLacksUpdates => {
+                CopyAct::WriterLacksUpdates => {
                     tracing::error!("the writer has lost updates that are committed here; nothing is changed");
                 }
             }

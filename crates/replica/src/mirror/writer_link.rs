@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ashlar_cluster::chain::{ChainTiming, Follower, PEER_VERSIONS, PeerMessage};
+use ashlar_cluster::chain::{ChainTiming, Follower, FollowerEffect, PEER_VERSIONS, PeerMessage};
 use ashlar_cluster::{ClusterDocument, HardState};
 use ashlar_fabric::{Event, Fabric, LinkId};
+use ashlar_node::journal::CopyPlan;
 use ashlar_types::NodeNumber;
+
+use crate::mirror::cluster_files::ClusterFiles;
 
 /// How long it waits before it connects again.
 const RECONNECT: Duration = Duration::from_millis(100);
@@ -22,6 +25,16 @@ pub enum LinkNews {
     Message(Vec<u8>),
 }
 
+/// An act on the replica's own copy, which its service performs.
+pub enum CopyAct {
+    /// Cut the copy of the journal.
+    Cut(CopyPlan),
+    /// Empty the store: a copy of the whole file system follows.
+    EmptyStore,
+    /// Report that the writer has lost updates that this copy has.
+    WriterLacksUpdates,
+}
+
 /// A replica's link to its writer.
 pub struct WriterLink {
     /// Decides the replica's acts.
@@ -29,6 +42,7 @@ pub struct WriterLink {
     /// Why the link went down last.
     pub last_problem: Option<String>,
     fabric: Arc<dyn Fabric>,
+    files: ClusterFiles,
     writer: NodeNumber,
     link: Option<LinkId>,
     connecting: Option<LinkId>,
@@ -40,6 +54,7 @@ impl WriterLink {
     /// Returns the link of a replica that has just started.
     pub fn new(
         fabric: Arc<dyn Fabric>,
+        files: ClusterFiles,
         document: &ClusterDocument,
         state: HardState,
         timing: ChainTiming,
@@ -49,6 +64,7 @@ impl WriterLink {
             follower: Follower::new(state, document.epoch, timing, now),
             last_problem: None,
             fabric,
+            files,
             writer: document.writer().node,
             link: None,
             connecting: None,
@@ -109,6 +125,24 @@ impl WriterLink {
         {
             self.lose(now, error.to_string());
         }
+    }
+
+    /// Performs the follower's acts on the link and the hard state. Returns the next one on the copy.
+    pub fn poll_act(&mut self, now: &dyn Fn() -> Duration) -> Option<CopyAct> {
+        while let Some(effect) = self.follower.poll_effect() {
+            match effect {
+                FollowerEffect::Send(message) => self.send(now(), &message),
+                FollowerEffect::Close(reason) => self.lose(now(), reason.to_owned()),
+                FollowerEffect::WriteHardState(state) => match self.files.write_hard_state(&state) {
+                    Ok(()) => self.follower.handle_written(),
+                    Err(error) => self.lose(now(), error.to_string()),
+                },
+                FollowerEffect::Cut { lineage, from } => return Some(CopyAct::Cut(CopyPlan { lineage, from })),
+                FollowerEffect::EmptyStore => return Some(CopyAct::EmptyStore),
+                FollowerEffect::WriterLacksUpdates => return Some(CopyAct::WriterLacksUpdates),
+            }
+        }
+        None
     }
 
     /// Closes the link for a reason, and connects again later.
