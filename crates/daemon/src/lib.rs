@@ -63,8 +63,6 @@ pub use log_check::{LogFindings, check_logs};
 pub use shadow_service::describe_comparison;
 pub use supervisor::{DEATH_REPORT, RESTART_EXIT, RETRY_EXIT, Supervised, supervise};
 
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -76,15 +74,9 @@ use ashlar_cluster::MemberRole;
 use ashlar_member::{Membership, StandbyEnd, run_standby};
 use ashlar_metrics::{MetricsServer, StatusSlot};
 use ashlar_pmem::{ArenaError, PrivateDirectory};
-use ashlar_wire::{BusyWait, Listener};
-use rustix::fs::{Mode, OFlags};
+use ashlar_wire::{BusyWait, Listener, listen_to_all};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-
-/// Any process may ask for a session.
-///
-/// Its user and groups decide what the session may do.
-const SOCKET_MODE: u32 = 0o666;
 
 /// Runs SharedFS: opens the arena, recovers, listens, and serves until it must end.
 ///
@@ -176,15 +168,5 @@ fn listen(socket: &Path) -> Result<Listener, DaemonError> {
     if let Some(directory) = socket.parent() {
         PrivateDirectory::open(directory).map_err(ArenaError::from)?;
     }
-    let listener = Listener::bind(socket).map_err(failed)?;
-    open_socket_to_all(socket).map_err(failed)?;
-    Ok(listener)
-}
-
-/// Lets all users connect to a socket: its own file, and none that a link in its place leads to.
-fn open_socket_to_all(path: &Path) -> std::io::Result<()> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::empty())?;
-    let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
-    std::fs::set_permissions(itself, std::fs::Permissions::from_mode(SOCKET_MODE))
+    listen_to_all(socket).map_err(failed)
 }

@@ -10,7 +10,7 @@ use ashlar_node::pending::{NodeAnswer, NodeRequest, RequestTerms};
 use ashlar_node::space::credit::space_of_all;
 use ashlar_store::StoreError;
 use ashlar_types::{BLOCK_BYTES, Errno, JournalPosition};
-use ashlar_wire::{FsckReply, Reply, Request, StatusReply};
+use ashlar_wire::{FsckReply, Reply, Request, StatusReply, is_administrator};
 
 use crate::leading::run_command;
 use crate::shadow_service;
@@ -27,8 +27,7 @@ pub fn answer_command(shared: &SharedState, socket: impl AsFd, request: &Request
     if matches!(request, Request::Status) {
         return Ok(Reply::Status(Box::new(report_status(shared))));
     }
-    let peer = rustix::net::sockopt::socket_peercred(socket).map_err(std::io::Error::from)?;
-    if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
+    if !is_administrator(socket)? {
         return Err(Errno::EPERM);
     }
     match request {
@@ -77,7 +76,7 @@ pub fn report_status(shared: &SharedState) -> StatusReply {
         pid: std::process::id(),
         uptime_seconds: shared.started.elapsed().as_secs(),
         arena: shared.arena.dir().display().to_string(),
-        medium: if medium.emulated { "pmem (emulated)".to_owned() } else { medium.kind.name().to_owned() },
+        medium: medium.label().to_owned(),
         arena_bytes: summary.size_bytes,
         space: space_of_all(&state.store, &state.sessions, None),
         sessions: sessions.collect(),

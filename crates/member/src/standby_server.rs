@@ -1,7 +1,6 @@
 //! The socket of a node that serves no sessions: it says why, and takes commands.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -12,13 +11,12 @@ use ashlar_pmem::Arena;
 use ashlar_types::Errno;
 use ashlar_wire::{
     ClusterCommand, ClusterReport, Connection, Listener, ReceiveLimits, Reply, Request, SpaceReply, StatusReply,
+    is_administrator, listen_to_all,
 };
 
 /// The longest message that is taken, and how long a peer may be silent.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
 const SILENCE_MAX: Duration = Duration::from_secs(1);
-/// Any process may ask.
-const SOCKET_MODE: u32 = 0o666;
 
 /// A node that serves no sessions.
 pub trait StandbyNode: Send + Sync {
@@ -56,8 +54,7 @@ impl StandbyServer {
         node: Arc<dyn StandbyNode>,
         status: &StatusSlot,
     ) -> io::Result<Self> {
-        let listener = Listener::bind(socket)?;
-        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(SOCKET_MODE))?;
+        let listener = listen_to_all(socket)?;
         let acceptor = listener.acceptor();
         let (arena, reported, started) = (Arc::clone(arena), Arc::clone(&node), Instant::now());
         let source: StatusSource = Arc::new(move || report_status(&arena, started, reported.report()));
@@ -92,7 +89,7 @@ fn serve(mut connection: Connection, node: &dyn StandbyNode, status: &dyn Fn() -
     let Ok((request, _)) = connection.receive_bounded::<Request>(&limits) else { return };
     let reply = match request {
         Request::Status => Reply::Status(Box::new(status())),
-        Request::Cluster(command) => match is_administrator(&connection) {
+        Request::Cluster(command) => match is_administrator(connection.socket()) {
             Ok(true) => node.run_command(&command).map_or_else(Reply::Refused, |()| Reply::Done),
             Ok(false) => Reply::Error(Errno::EPERM),
             Err(_) => return,
@@ -106,12 +103,6 @@ fn serve(mut connection: Connection, node: &dyn StandbyNode, status: &dyn Fn() -
     let _ = connection.send(&reply, &[]);
 }
 
-/// Commands are for root and the user of this process.
-fn is_administrator(connection: &Connection) -> io::Result<bool> {
-    let peer = rustix::net::sockopt::socket_peercred(connection.socket())?;
-    Ok(peer.uid.is_root() || peer.uid == rustix::process::geteuid())
-}
-
 fn report_status(arena: &Arena, started: Instant, cluster: ClusterReport) -> StatusReply {
     let medium = arena.medium();
     StatusReply {
@@ -119,7 +110,7 @@ fn report_status(arena: &Arena, started: Instant, cluster: ClusterReport) -> Sta
         pid: std::process::id(),
         uptime_seconds: started.elapsed().as_secs(),
         arena: arena.dir().display().to_string(),
-        medium: if medium.emulated { "pmem (emulated)".to_owned() } else { medium.kind.name().to_owned() },
+        medium: medium.label().to_owned(),
         arena_bytes: arena.summary().size_bytes,
         space: SpaceReply::default(),
         sessions: Vec::new(),

@@ -49,6 +49,12 @@ pub struct Medium {
 }
 
 impl Medium {
+    /// Returns its name for people, which says if it is emulated.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        if self.emulated { "pmem (emulated)" } else { self.kind.name() }
+    }
+
     /// Memory that needs no flushing.
     pub const MEMORY: Self = Self { kind: MediumKind::Memory, emulated: false, flush: FlushMethod::None };
     /// A file behind the page cache.

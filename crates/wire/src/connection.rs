@@ -107,20 +107,17 @@ pub struct Connection {
     sending_max: Option<Duration>,
 }
 
-/// Sends a short reply without waiting, instead of the connection's own thread.
-///
-/// # Errors
-/// [`WireError`] if the peer is gone, or has not read what was sent before: then the connection is of no use any more.
-pub fn send_reply_now<M: Serialize>(socket: &UnixStream, reply: &M) -> Result<(), WireError> {
-    let mut bytes = postcard::to_extend(reply, vec![0; 4]).map_err(|_| WireError::Malformed)?;
-    let length = (bytes.len() - 4) as u32;
-    bytes[..4].copy_from_slice(&length.to_le_bytes());
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    match rustix::net::send(socket, &bytes, flags) {
-        Ok(sent) if sent == bytes.len() => Ok(()),
-        Ok(_) => Err(WireError::Silent),
-        Err(error) => Err(WireError::Io(error.into())),
+/// Returns a message as it is sent, in memory that is given.
+pub(crate) fn encode_message<M: Serialize>(message: &M, mut buffer: Vec<u8>) -> Result<Vec<u8>, WireError> {
+    buffer.clear();
+    buffer.extend_from_slice(&[0; 4]);
+    let mut buffer = postcard::to_extend(message, buffer).map_err(|_| WireError::Malformed)?;
+    let length = buffer.len() - 4;
+    if length > MESSAGE_BYTES_MAX {
+        return Err(WireError::TooLong(length));
     }
+    buffer[..4].copy_from_slice(&(length as u32).to_le_bytes());
+    Ok(buffer)
 }
 
 impl AsRawFd for Connection {
@@ -211,15 +208,7 @@ impl Connection {
     /// # Errors
     /// [`WireError`] if the peer is gone or the message is too long.
     pub fn send<M: Serialize>(&mut self, message: &M, descriptors: &[BorrowedFd<'_>]) -> Result<(), WireError> {
-        self.buffer.clear();
-        self.buffer.extend_from_slice(&[0; 4]);
-        let buffer = std::mem::take(&mut self.buffer);
-        let mut buffer = postcard::to_extend(message, buffer).map_err(|_| WireError::Malformed)?;
-        let length = buffer.len() - 4;
-        if length > MESSAGE_BYTES_MAX {
-            return Err(WireError::TooLong(length));
-        }
-        buffer[..4].copy_from_slice(&(length as u32).to_le_bytes());
+        let buffer = encode_message(message, std::mem::take(&mut self.buffer))?;
         let result = self.send_all(&buffer, descriptors);
         self.keep_buffer(buffer);
         result

@@ -27,8 +27,10 @@ mod cluster;
 mod connection;
 mod control;
 mod grant_cache;
+mod late_reply;
 mod lock_slots;
 mod message;
+mod node_socket;
 mod operation_counts;
 mod program_file;
 mod report;
@@ -39,14 +41,13 @@ mod watch_attributes;
 pub use admission::{ADMITTED_MAX, Admission, MountTerms};
 pub use busy_wait::BusyWait;
 pub use cluster::{ClusterCommand, ClusterReport, MemberReport, NodeStanding, ReplicationReport};
-pub use connection::{
-    Acceptor, Connection, Listener, MESSAGE_BYTES_MAX, ReceiveLimits, WireError, send_reply_now, socket_of,
-};
+pub use connection::{Acceptor, Connection, Listener, MESSAGE_BYTES_MAX, ReceiveLimits, WireError, socket_of};
 pub use control::{
     CONTROL_BYTES, CONTROL_ROOM, CONTROL_ROOM_FAR, ControlPage, CreditKind, HANDLE_SLOTS, HandleSlot, LEASE_SLOTS,
     LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, OPERATION_LANES, TakenCredit,
 };
 pub use grant_cache::{GRANT_CACHE_BYTES, GrantCache, GrantCacheWriter, PublishedGrant};
+pub use late_reply::send_reply_now;
 pub use lock_slots::{
     LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LOCK_SLOTS_BYTES, LockChange, LockList, LockNotes,
     LockSlotState,
@@ -56,6 +57,7 @@ pub use message::{
     LeaseRequest, LockSlot, Need, PROTOCOL_VERSIONS, Peer, QuotaGrant, QuotaRequest, QuotaStatus, Reply, Request,
     ReserveReason, SessionKind, SessionStatus, SpaceReply, StatusReply, TreeDifference, Welcome, WelcomeSegment,
 };
+pub use node_socket::{is_administrator, listen_to_all};
 pub use operation_counts::{LATENCY_BUCKETS, OperationCounts, OperationKind, latency_bucket, latency_from};
 pub use program_file::can_load_library;
 pub use report::{
