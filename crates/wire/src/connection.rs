@@ -240,7 +240,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns another handle of the socket, by which another thread sends a reply ([`send_reply_now`]).
+    /// Returns another handle of the socket, by which another thread sends a reply ([`crate::send_reply_now`]).
     ///
     /// # Errors
     /// The system's.
