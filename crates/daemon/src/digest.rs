@@ -34,7 +34,8 @@ pub fn digest_thread(shared: &SharedState) {
                     pace = reached;
                     break next;
                 }
-                Progress::More | Progress::Wait(..) => state.bump(),
+                Progress::More => state.bump(),
+                Progress::Wait(_, until) => state.wait_until(&shared.progress, until),
             }
         };
         if state.failure.is_some() {

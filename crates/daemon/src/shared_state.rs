@@ -200,6 +200,14 @@ impl StateGuard<'_> {
         result
     }
 
+    /// Waits for a signal, and no longer than until this time since boot.
+    pub fn wait_until(&mut self, condition: &Condvar, until: Option<Duration>) {
+        match until {
+            Some(until) => _ = self.wait_for(condition, until.saturating_sub(self.now.since_boot)),
+            None => self.wait(condition),
+        }
+    }
+
     /// Waits for a signal.
     pub fn wait(&mut self, condition: &Condvar) {
         self.perform_effects();
@@ -299,14 +307,11 @@ impl StateGuard<'_> {
                 self.unlocked(|| shared.send_frames());
                 continue;
             }
-            let pause = until.map(|until| until.saturating_sub(self.now.since_boot));
             let Some(socket) = socket else {
-                match pause {
-                    Some(pause) => _ = self.wait_for(condition, pause),
-                    None => self.wait(condition),
-                }
+                self.wait_until(condition, until);
                 continue;
             };
+            let pause = until.map(|until| until.saturating_sub(self.now.since_boot));
             let left = next_check.saturating_duration_since(Instant::now());
             self.wait_for(condition, pause.map_or(left, |pause| pause.min(left)));
             if Instant::now() >= next_check {

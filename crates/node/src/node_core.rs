@@ -173,6 +173,12 @@ impl NodeCore {
         self.journal.as_ref().is_some_and(NodeJournal::is_short)
     }
 
+    /// Returns whether lease moves and session ends must wait, too.
+    #[must_use]
+    pub fn is_journal_nearly_full(&self) -> bool {
+        self.journal.as_ref().is_some_and(NodeJournal::is_nearly_full)
+    }
+
     /// Asks for a commit.
     pub fn request_commit(&mut self) {
         self.commits.is_wanted = true;

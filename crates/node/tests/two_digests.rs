@@ -13,7 +13,7 @@ use ashlar_log::Log;
 use ashlar_node::digest::commit::{await_no_copy, commit_with};
 use ashlar_node::journal::acts::journal_act;
 use ashlar_node::journal::{CopySender, NodeJournal, Replica, ReplicaFault};
-use ashlar_node::pending::progress::Progress;
+use ashlar_node::pending::progress::{Progress, WaitFor};
 use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_node::records::apply::Slice;
 use ashlar_node::recovery::recover_logs;
@@ -27,8 +27,8 @@ use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent, SharedMemory};
 use ashlar_store::{DumpComparison, MemoryArena, MemoryArenaOptions, Store, StoreError, compare_dumps};
 use ashlar_tests::random::Random;
 use ashlar_types::{
-    Access, Epoch, FileKind, FileSystemId, InodeId, JournalPosition, LeaseMode, LeaseScope, NodeNumber, QuotaKey,
-    QuotaLimits, SessionId, Timestamp, WantedLease,
+    Access, Epoch, FileKind, FileSystemId, InodeId, JournalPosition, LeaseMode, LeaseScope, LogPosition, NodeNumber,
+    QuotaKey, QuotaLimits, SessionId, Timestamp, WantedLease,
 };
 use ashlar_update::{Create, Rename, SetAttributes, Update};
 use ashlar_wire::{ControlPage, Credit, CreditKind, LeaseRequest, LeaseTable, Need, Request, SessionKind};
@@ -535,6 +535,28 @@ fn session_ends_while_the_journal_is_short() {
     let settled = node.settled(WRITER).expect("settled");
     assert!(!node.apply(WRITER, settled, Slice::Batch), "a digest waits for room");
     let ticket = node.begin_request(NodeRequest::EndSessions(vec![WRITER]), RequestTerms::OWN);
+    let is_over = (0..100).any(|_| matches!(node.advance(ticket), Progress::Done(_)));
+    assert!(is_over && node.store.applied(WRITER) == settled);
+}
+
+/// A lease move or a session's end may need more room than there is. Neither may take what the node's own acts need.
+#[test]
+fn session_end_waits_for_a_commit_while_the_journal_is_nearly_full() {
+    let Pair { mut node, link, .. } = Pair::start();
+    let mut link = link.restart(&mut node);
+    let mut files = Files { files: Vec::new(), next: 0 };
+    let at = Timestamp { seconds: 1000, nanoseconds: 0 };
+    files.create(b"file".to_vec(), 0o644, at, &mut |update| assert!(append(&node, WRITER, update)));
+    while !node.is_journal_nearly_full() {
+        journal_act(&mut node, OwnAct::Inodes { session: WRITER, first: InodeId(1 << 20), count: 1 });
+    }
+    let settled = node.settled(WRITER).expect("settled");
+    let ticket = node.begin_request(NodeRequest::EndSessions(vec![WRITER]), RequestTerms::OWN);
+    for _ in 0..100 {
+        assert!(matches!(node.advance(ticket), Progress::Wait(WaitFor::Digests, Some(_))), "it takes the last room");
+    }
+    assert_eq!(node.store.applied(WRITER), LogPosition(0));
+    commit(&mut node, &mut link);
     let is_over = (0..100).any(|_| matches!(node.advance(ticket), Progress::Done(_)));
     assert!(is_over && node.store.applied(WRITER) == settled);
 }

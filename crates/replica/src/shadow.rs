@@ -80,6 +80,8 @@ impl Shadow {
         let part = self.sender.next_part(journal, PART_BYTES).map_err(|error| self.failure(&error))?;
         let Some(part) = part else { return Ok(false) };
         if self.replica.room() < part.bytes.len() as u64 {
+            // The replica applies, and so commits, only what is durable on both sides.
+            self.replica.handle_durable(journal.flush()?);
             self.apply_frames()?;
         }
         self.replica.take_frames(&part).map_err(|error| self.failure(&error))?;

@@ -58,13 +58,19 @@ impl JournalCopy {
         Ok(self.ring.cut(plan.from, plan.lineage)?)
     }
 
-    /// Stores frames. `durable` is the position up to which the journal is durable at the writing node.
+    /// Takes the position up to which the journal is durable at the writing node.
+    ///
+    /// This comes before the frames that it came with: they may need the room of those that may be applied now.
+    pub fn handle_durable(&mut self, durable: JournalPosition) {
+        self.durable_there = self.durable_there.max(durable);
+    }
+
+    /// Stores frames.
     ///
     /// # Errors
     /// [`ReplayError::Copy`]: the frames are not the next ones, or there is no room for them before a commit.
-    pub fn take_frames(&mut self, bytes: &[u8], durable: JournalPosition) -> Result<(), ReplayError> {
+    pub fn take_frames(&mut self, bytes: &[u8]) -> Result<(), ReplayError> {
         self.ring.append_copied(bytes)?;
-        self.durable_there = self.durable_there.max(durable);
         Ok(())
     }
 
@@ -265,12 +271,18 @@ impl Replica {
         self.copy.follow(plan, self.state.cursor.position)
     }
 
-    /// Stores frames in the copy; see [`JournalCopy::take_frames`].
+    /// Takes the position up to which the journal is durable at the writing node; see [`JournalCopy::handle_durable`].
+    pub fn handle_durable(&mut self, durable: JournalPosition) {
+        self.copy.handle_durable(durable);
+    }
+
+    /// Stores frames in the copy, with the news that came with them; see [`JournalCopy::take_frames`].
     ///
     /// # Errors
     /// As [`JournalCopy::take_frames`].
     pub fn take_frames(&mut self, part: &CopyPart) -> Result<(), ReplayError> {
-        self.copy.take_frames(&part.bytes, part.durable)
+        self.copy.handle_durable(part.durable);
+        self.copy.take_frames(&part.bytes)
     }
 
     /// Returns how many bytes of frames it can take before its next commit.

@@ -17,8 +17,12 @@ use ashlar_wire::Credit;
 
 use crate::journal::applier::{FrameApplier, ReplayError};
 
-/// The part of the ring that may be used before batches wait for a commit; the rest is for all else.
+/// The part of the ring that may be used before digests wait for a commit; the rest is for all else.
 const FULL_PART: (u64, u64) = (1, 2);
+/// The part of the ring that may be used before lease moves and session ends wait for one too.
+///
+/// The rest is for SharedFS's own acts, and for what must not be interrupted.
+const NEARLY_FULL_PART: (u64, u64) = (3, 4);
 
 /// Decisions that were made while a batch was applied, and that a replica must know.
 #[derive(Debug, Default)]
@@ -154,10 +158,20 @@ impl NodeJournal {
         JournalMark { position: self.ring.end(), order: self.order }
     }
 
-    /// Returns whether so much of the ring is in use that batches wait for a commit.
+    /// Returns whether so much of the ring is in use that digests wait for a commit.
     #[must_use]
     pub fn is_short(&self) -> bool {
-        self.ring.end().0 - self.reusable.0 > self.ring.capacity() * FULL_PART.0 / FULL_PART.1
+        self.is_used_beyond(FULL_PART)
+    }
+
+    /// Returns whether so much of the ring is in use that lease moves and session ends wait for a commit too.
+    #[must_use]
+    pub fn is_nearly_full(&self) -> bool {
+        self.is_used_beyond(NEARLY_FULL_PART)
+    }
+
+    fn is_used_beyond(&self, part: (u64, u64)) -> bool {
+        self.ring.end().0 - self.reusable.0 > self.ring.capacity() * part.0 / part.1
     }
 
     /// Returns the next verdict on a session's batch; it refuses nothing, and counts nothing.
@@ -235,6 +249,14 @@ impl NodeJournal {
             self.frozen = self.ring.end();
         }
         (self.frozen, self.ring.begin_flush().map(|job| (job, Arc::clone(self.ring.memory()))))
+    }
+
+    /// Makes the journal durable here. Returns the position up to which it is.
+    ///
+    /// # Errors
+    /// Those of the medium.
+    pub fn flush(&mut self) -> Result<JournalPosition, StoreError> {
+        self.ring.flush().map_err(journal_failure)
     }
 
     /// Notes the result of that flush.

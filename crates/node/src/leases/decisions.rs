@@ -14,18 +14,43 @@ use crate::node_core::NodeCore;
 use crate::records::logs::seal_log;
 use crate::records::sealed_logs::apply_sealed;
 
+/// How far the lease manager's decisions are performed.
+///
+/// Nothing may rely on the leases before they are performed as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decided {
+    /// As a whole.
+    All,
+    /// Further batches of sealed logs are to be applied.
+    Partly,
+    /// The next batch must wait for a commit, which makes room in the journal.
+    LacksRoom,
+}
+
 /// Performs the lease manager's commands, and applies one batch of the logs that they seal.
 ///
-/// Returns whether there is none left. Otherwise it must be called again before anything else relies on the leases.
-pub fn decide_some(state: &mut NodeCore) -> bool {
+/// It leaves room in the journal to those that can't wait.
+pub fn decide_with_room(state: &mut NodeCore) -> Decided {
+    decide_while(state, |state| !state.is_journal_nearly_full())
+}
+
+/// Does as [`decide_with_room`], whatever room is left; returns whether all is performed.
+fn decide_some(state: &mut NodeCore) -> bool {
+    decide_while(state, |_| true) == Decided::All
+}
+
+fn decide_while(state: &mut NodeCore, has_room: impl Fn(&NodeCore) -> bool) -> Decided {
     loop {
         if perform_commands(state) {
             state.effects.push(NodeEffect::WakeGrants);
         }
+        if !state.sealed.is_empty() && !has_room(state) {
+            return Decided::LacksRoom;
+        }
         match apply_sealed(state) {
             None => break,
             Some(true) => {}
-            Some(false) => return false,
+            Some(false) => return Decided::Partly,
         }
     }
     for session in state.sessions.values() {
@@ -34,10 +59,10 @@ pub fn decide_some(state: &mut NodeCore) -> bool {
         }
     }
     check_decision(state);
-    true
+    Decided::All
 }
 
-/// Performs all of the lease manager's commands, and applies all logs that they seal.
+/// Performs all of the lease manager's commands, and applies all logs that they seal. It waits for no room.
 pub fn decide_all(state: &mut NodeCore) {
     while !decide_some(state) {}
 }

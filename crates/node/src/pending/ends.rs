@@ -3,9 +3,9 @@
 use ashlar_types::{LogPosition, SessionId};
 
 use crate::effects::NodeEffect;
-use crate::leases::decisions::decide_some;
 use crate::node_core::NodeCore;
-use crate::pending::progress::Progress;
+use crate::pending::progress::{Progress, done};
+use crate::pending::steps::{decide_next, wait_for_room};
 use crate::records::apply::{Slice, apply_log};
 use crate::sessions::ending::{begin_session_end, end_holdings};
 
@@ -38,6 +38,9 @@ impl EndSessions {
     pub fn advance(&mut self, node: &mut NodeCore) -> Progress<()> {
         loop {
             if let Some((id, sealed)) = self.current {
+                if node.is_journal_nearly_full() {
+                    return wait_for_room(node);
+                }
                 if !apply_log(node, id, sealed, Slice::BatchThrough(sealed)) {
                     return Progress::More;
                 }
@@ -52,9 +55,7 @@ impl EndSessions {
                 None => _ = node.sessions.entry(id).and_modify(|session| session.enders -= 1),
             }
         }
-        if !decide_some(node) {
-            return Progress::More;
-        }
+        done!(decide_next(node));
         node.effects.push(NodeEffect::WakeLocks);
         Progress::Done(())
     }

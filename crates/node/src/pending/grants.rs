@@ -7,7 +7,7 @@ use ashlar_update::Entry;
 use ashlar_wire::{DirectoryEntry, LeaseRequest, Need, Reply, ReserveReason};
 
 use crate::access::tree_view::TreeView;
-use crate::leases::decisions::{decide_all, decide_some, end_leases};
+use crate::leases::decisions::{decide_all, end_leases};
 use crate::leases::grant::{ENDING, GrantAnswer, LATER, Patience, report_store_error};
 use crate::leases::leasing::WantedLeases;
 use crate::leases::read_ahead::add_read_ahead;
@@ -16,7 +16,7 @@ use crate::leases::wants::{check_directory, check_exists, check_scopes, check_wa
 use crate::node_core::NodeCore;
 use crate::pending::progress::{Progress, WaitFor, done, ok};
 use crate::pending::request::{GatedReply, RequestTerms};
-use crate::pending::steps::ApplyLogs;
+use crate::pending::steps::{ApplyLogs, decide_next};
 
 /// Applies what a session has logged, until the inodes that it names are there.
 #[derive(Debug)]
@@ -120,9 +120,7 @@ impl GrantRequest {
                     self.stage = GrantStage::Decide;
                 }
                 GrantStage::Decide => {
-                    if !decide_some(node) {
-                        return Progress::More;
-                    }
+                    done!(decide_next(node));
                     let wanted = self.widen(node, id, terms.bytes_max);
                     if let Some(answer) = answer_covered(node, id, &wanted) {
                         return Progress::Done(Ok(answer));
@@ -130,9 +128,7 @@ impl GrantRequest {
                     self.stage = GrantStage::Wait(ok!(request_leases(node, id, wanted)));
                 }
                 GrantStage::Wait(request) => {
-                    if !decide_some(node) {
-                        return Progress::More;
-                    }
+                    done!(decide_next(node));
                     if let Some(answer) = node.leasing.answers.remove(&request) {
                         return Progress::Done(Ok(answer));
                     }
@@ -501,9 +497,7 @@ impl TakeFromAll {
                 self.request = Some(ok!(request_leases(node, taker, wanted)));
                 continue;
             };
-            if !decide_some(node) {
-                return Progress::More;
-            }
+            done!(decide_next(node));
             if node.leasing.answers.remove(&request).is_some() {
                 self.request = None;
                 continue;

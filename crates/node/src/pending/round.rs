@@ -7,10 +7,9 @@ use ashlar_types::{LogPosition, SessionId};
 use crate::digest::commit::{is_commit_due, is_commit_due_after, is_due};
 use crate::digest::freed_blocks::release_blocks;
 use crate::effects::NodeEffect;
-use crate::leases::decisions::decide_some;
 use crate::node_core::NodeCore;
 use crate::pending::progress::{Progress, done};
-use crate::pending::steps::SweepOrphans;
+use crate::pending::steps::{SweepOrphans, decide_next};
 use crate::records::apply::{Slice, apply_log};
 use crate::records::logs::find_settled;
 
@@ -96,9 +95,7 @@ impl DigestRound {
         loop {
             match &mut self.stage {
                 RoundStage::Logs => {
-                    if !self.apply_next(node) {
-                        return Progress::More;
-                    }
+                    done!(self.apply_next(node));
                     if self.left.is_empty() && self.current.is_none() {
                         release_blocks(&mut node.store, &node.sessions);
                         if is_sweep_due {
@@ -108,9 +105,7 @@ impl DigestRound {
                     }
                 }
                 RoundStage::Decide => {
-                    if !decide_some(node) {
-                        return Progress::More;
-                    }
+                    done!(decide_next(node));
                     self.stage = RoundStage::Ends;
                     return Progress::Done(RoundStep::RemoveEnded);
                 }
@@ -128,10 +123,10 @@ impl DigestRound {
         }
     }
 
-    /// Applies a batch of the next due log; returns `false` if other requests may be served first.
-    fn apply_next(&mut self, node: &mut NodeCore) -> bool {
+    /// Applies a batch of the next due log.
+    fn apply_next(&mut self, node: &mut NodeCore) -> Progress<()> {
         let Some(turn) = &mut self.current else {
-            let Some(id) = self.left.pop() else { return true };
+            let Some(id) = self.left.pop() else { return Progress::Done(()) };
             let mut is_busy = false;
             let (applied, now) = (node.store.applied(id), node.now.since_boot);
             let session = node.sessions.get_mut(&id);
@@ -148,16 +143,14 @@ impl DigestRound {
                     node.effects.push(NodeEffect::WakeDigests);
                 }
             }
-            return true;
+            return Progress::Done(());
         };
         if !turn.decides {
             turn.is_last = apply_log(node, turn.id, turn.settled, Slice::Batch);
             turn.batches += 1;
             turn.decides = true;
         }
-        if !decide_some(node) {
-            return false;
-        }
+        done!(decide_next(node));
         turn.decides = false;
         if is_commit_due_after(node, turn.id) {
             node.request_commit();
@@ -170,7 +163,7 @@ impl DigestRound {
             }
             self.current = None;
         }
-        is_over
+        if is_over { Progress::Done(()) } else { Progress::More }
     }
 
     fn end(&self, node: &mut NodeCore) -> RoundStep {

@@ -3,10 +3,9 @@
 use ashlar_types::{Errno, QuotaKey, QuotaLimits, SessionId};
 use ashlar_wire::{Credit, CreditKind, QuotaRequest, Reply};
 
-use crate::leases::decisions::decide_some;
 use crate::node_core::NodeCore;
 use crate::pending::progress::{Progress, done, ok};
-use crate::pending::steps::{ApplyLogs, CommitAll, ReclaimStep, SweepOrphans};
+use crate::pending::steps::{ApplyLogs, CommitAll, ReclaimStep, SweepOrphans, decide_next};
 use crate::sessions::session::ServedSession;
 use crate::sessions::session_table::SessionTable;
 use crate::space::credit::{ATTEMPTS, holdable, take_blocks_if_of_use, try_grant};
@@ -73,9 +72,7 @@ impl CreditTask {
                     self.stage = CreditStage::DecideOwn;
                 }
                 CreditStage::DecideOwn => {
-                    if !decide_some(node) {
-                        return Progress::More;
-                    }
+                    done!(decide_next(node));
                     self.stage = CreditStage::TryExact;
                 }
                 CreditStage::TryExact => {
@@ -101,9 +98,7 @@ impl CreditTask {
                     }
                 }
                 CreditStage::DecideAll => {
-                    if !decide_some(node) {
-                        return Progress::More;
-                    }
+                    done!(decide_next(node));
                     self.stage = CreditStage::TakeBlocks;
                 }
                 CreditStage::TakeBlocks => {
@@ -169,9 +164,7 @@ impl QuotaTask {
                     self.stage = QuotaStage::Decide;
                 }
                 QuotaStage::Decide => {
-                    if !decide_some(node) {
-                        return Progress::More;
-                    }
+                    done!(decide_next(node));
                     // No other request was served in between: this answer is exact.
                     ok!(node.live(id).ok_or(Errno::EIO));
                     return Progress::Done(match grant_quota(&node.store, &mut node.sessions, id, &self.wants) {
@@ -218,9 +211,7 @@ impl LimitsTask {
                     self.stage = LimitsStage::Decide;
                 }
                 LimitsStage::Decide => {
-                    if !decide_some(node) {
-                        return Progress::More;
-                    }
+                    done!(decide_next(node));
                     self.stage = LimitsStage::Commit(CommitAll::default());
                 }
                 LimitsStage::Commit(commit) => return commit.advance(node),

@@ -7,7 +7,7 @@ use ashlar_types::{Errno, JournalPosition, LogPosition, SessionId};
 use crate::digest::commit::is_commit_due_after;
 use crate::digest::freed_blocks::release_blocks;
 use crate::digest::orphans::{closed_orphans, free_orphan, is_open};
-use crate::leases::decisions::decide_some;
+use crate::leases::decisions::{Decided, decide_with_room};
 use crate::leases::grant::ENDING;
 use crate::node_core::NodeCore;
 use crate::pending::progress::{Progress, WaitFor, done, ok};
@@ -17,6 +17,21 @@ use crate::sessions::session_table::SessionTable;
 
 /// How long a request that waits for room in the journal pauses before it tries again.
 const JOURNAL_PAUSE: Duration = Duration::from_millis(2);
+
+/// Waits for the commit that makes room in the journal.
+pub fn wait_for_room<T>(node: &mut NodeCore) -> Progress<T> {
+    node.request_commit();
+    Progress::Wait(WaitFor::Digests, Some(node.now.since_boot + JOURNAL_PAUSE))
+}
+
+/// Performs the lease manager's decisions, with at most one batch of the logs that they seal.
+pub fn decide_next(node: &mut NodeCore) -> Progress<()> {
+    match decide_with_room(node) {
+        Decided::All => Progress::Done(()),
+        Decided::Partly => Progress::More,
+        Decided::LacksRoom => wait_for_room(node),
+    }
+}
 
 /// Applies logs up to the ends that are settled when their turn comes, one batch in each step.
 #[derive(Debug, Default)]
@@ -49,9 +64,7 @@ impl ApplyLogs {
     pub fn advance(&mut self, node: &mut NodeCore) -> Progress<()> {
         loop {
             if self.decides {
-                if !decide_some(node) {
-                    return Progress::More;
-                }
+                done!(decide_next(node));
                 self.decides = false;
             }
             let (id, settled) = match self.current {
@@ -72,12 +85,10 @@ impl ApplyLogs {
             }
             if !is_last {
                 if node.is_journal_short() {
-                    // The next batch waits for a commit.
-                    return Progress::Wait(WaitFor::Digests, Some(node.now.since_boot + JOURNAL_PAUSE));
+                    return wait_for_room(node);
                 }
-                if decide_some(node) {
-                    self.decides = false;
-                }
+                done!(decide_next(node));
+                self.decides = false;
                 return Progress::More;
             }
         }
@@ -230,9 +241,7 @@ impl SweepOrphans {
                     }
                     self.stage = SweepStage::Decide;
                 }
-                SweepStage::Decide => {
-                    return if decide_some(node) { Progress::Done(()) } else { Progress::More };
-                }
+                SweepStage::Decide => return decide_next(node),
             }
         }
     }

@@ -11,7 +11,6 @@ use crate::records::validate::Violation;
 /// Applies a batch of the first sealed log; `None` if there is none, else whether that log is applied as a whole.
 pub fn apply_sealed(state: &mut NodeCore) -> Option<bool> {
     let (id, end) = *state.sealed.front()?;
-    // A lease move waits for no room in the journal: the caller lets no commit make any meanwhile.
     let is_over = apply_log(state, id, end, Slice::BatchThrough(end));
     if is_over {
         state.sealed.pop_front();

@@ -200,8 +200,7 @@ impl ReplicaService {
     ) -> Result<(), ReplicaError> {
         link.follower.handle_message(now(), &PeerMessage::Frames { durable, bytes: &[] });
         let mut copy = self.copy.lock();
-        // The writer's position lets frames be committed that take the room now.
-        copy.take_frames(&[], durable)?;
+        copy.handle_durable(durable);
         let until = Instant::now() + ROOM_PATIENCE;
         while copy.room() < bytes.len() as u64 {
             self.changed.notify_all();
@@ -211,7 +210,7 @@ impl ReplicaService {
                 return Ok(());
             }
         }
-        match copy.take_frames(bytes, durable) {
+        match copy.take_frames(bytes) {
             Ok(()) => {}
             Err(ReplayError::Copy(error)) => {
                 drop(copy);

@@ -1,5 +1,6 @@
 //! The replica or the link fails under load, and comes back.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -54,7 +55,7 @@ impl Fault {
             Self::Kill => cluster.kill(1).map(drop),
             Self::Freeze => cluster.dev(&["freeze", "1"])?.success().map(drop),
             Self::Cut => cluster.dev(&["cut"])?.success().map(drop),
-            Self::FullDisk => cluster.fill_replica_disk(),
+            Self::FullDisk => cluster.fill_replica_disk().and_then(|()| add_names(&cluster.point(0))),
         }
     }
 
@@ -65,6 +66,16 @@ impl Fault {
             Self::FullDisk => cluster.free_replica_disk(),
         }
     }
+}
+
+/// Adds so many names that each arena grows: a full disk stops no replica that needs no more of it.
+fn add_names(point: &Path) -> Outcome {
+    let mut fresh = (0..).map(|number| point.join(format!("names-{number}"))).filter(|directory| !directory.exists());
+    let directory = fresh.next().ok_or("no number is free")?;
+    std::fs::create_dir(&directory).map_err(tried("making a directory"))?;
+    (0..4000).try_for_each(|number| {
+        std::fs::File::create(directory.join(format!("{number:0>200}"))).map(drop).map_err(tried("making a file"))
+    })
 }
 
 /// With one copy, the writer goes on alone, and is in sync again when the fault is over.
