@@ -6,6 +6,7 @@ use ashlar_libfs::{Allocation, AttributeChange, FoundInode, NewInode, OpenAction
 use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, QuotaId};
 
 use super::{Served, descriptor};
+use crate::entry::arch::system_call;
 use crate::files::descriptors::{self, OpenFileRef, TMPFILE};
 use crate::files::materialise;
 use crate::files::path::{self, FinalLink, PathIntent, PathPurpose, PathStart, ResolvedPath, WalkOutcome};
@@ -15,6 +16,7 @@ use crate::files::unnamed_files;
 use crate::memory::program_memory::{self, PathBuffer};
 use crate::memory::segment_mapping;
 use crate::memory::snapshot_mapping;
+use crate::sessions::deferred_session;
 use crate::sessions::session::{self, MountSession};
 
 /// Flags that an open file keeps and that `F_GETFL` shows.
@@ -37,6 +39,10 @@ const KEPT_FLAGS: i32 = libc::O_ACCMODE
 ///
 /// Then the kernel opens it.
 const OPENING_TRIES: u32 = 8;
+
+/// How often a path is tried again that the kernel finds stale, and the pause before that.
+const STALE_TRIES: u32 = 30_000;
+static STALE_PAUSE: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// Returns whether a call opens a file by its path.
 pub(super) fn is_opening(number: i64) -> bool {
@@ -136,10 +142,18 @@ pub(super) fn open(number: i64, a: &[u64; 6]) -> Served {
             Ok(_) if place.found.as_ref().is_some_and(is_mapped) => {
                 return open_by_kernel(number, directory, a).map(Some);
             }
+            Ok(_) if place.found.as_ref().is_some_and(is_plain) && !deferred_session::is_active() => {
+                return open_by_kernel(number, directory, a).map(Some);
+            }
             Ok(_) => return Ok(None),
         }
     }
     Ok(None)
+}
+
+/// Returns whether opening a file waits for nobody: it is no pipe or device.
+fn is_plain(found: &FoundInode) -> bool {
+    matches!(found.inode.kind, FileKind::Regular | FileKind::Directory)
 }
 
 /// Returns whether the kernel must check these flags.
@@ -192,11 +206,22 @@ fn stale_to_missing(errno: Errno) -> Errno {
 /// Lets the kernel open a path, and records the descriptor.
 ///
 /// A LibFS directory that the path begins at stays with LibFS.
+///
+/// This session may have moved a directory of the path. The kernel learns of it at its next look-up, and refuses that
+/// with `ESTALE` while a rename through the mount is under way, which may wait for a replica. So this waits, too.
 fn open_by_kernel(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errno> {
     recycled_descriptor::close_recycled();
     let open = |arguments: [u64; 6]| {
-        // SAFETY: the program's own call, but for the number of the directory.
-        unsafe { crate::entry::arch::system_call(number as u64, arguments) }
+        for _ in 0..STALE_TRIES {
+            // SAFETY: the program's own call, but for the number of the directory.
+            let opened = unsafe { system_call(number as u64, arguments) };
+            if opened != -i64::from(libc::ESTALE) {
+                return opened;
+            }
+            // SAFETY: the time is a constant.
+            unsafe { system_call(libc::SYS_nanosleep as u64, [(&raw const STALE_PAUSE) as u64, 0, 0, 0, 0, 0]) };
+        }
+        -i64::from(libc::ESTALE)
     };
     // The kernel resolves a descriptor that the path names.
     let address = if number == libc::SYS_openat { a[1] } else { a[0] };

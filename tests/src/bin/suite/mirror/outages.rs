@@ -11,7 +11,7 @@ use ashlar_tests::ledger::checker::Bound;
 use ashlar_tests::random::Random;
 use ashlar_tests::{Outcome, ensure, loops, number, tried};
 
-use super::load::{LedgerLoad, LedgerTotals, MIXED, ONE_SESSION};
+use super::load::{LedgerLoad, LedgerTotals, MIXED};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
@@ -114,9 +114,7 @@ fn run_rounds(fault: Fault, copies: u8, outage: impl Fn(&TestCluster, &mut Ledge
     let cluster = TestCluster::up(fault.options(copies))?;
     cluster.mount(0, 0)?;
     let seed = random.draw();
-    // A program under `ashlar run` got ESTALE now and then while a full disk stopped two copies (docs/limits.md).
-    let fronts = if fault == Fault::FullDisk && copies == 2 { ONE_SESSION } else { MIXED };
-    let mut load = LedgerLoad::start(&cluster, 0, fronts, seed)?;
+    let mut load = LedgerLoad::start(&cluster, 0, MIXED, seed)?;
     for round in 0..rounds {
         outage(&cluster, &mut load)
             .and_then(|()| load.expect_at_work())
