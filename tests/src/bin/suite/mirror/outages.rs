@@ -1,11 +1,10 @@
 //! The replica or the link fails under load, and comes back.
 
-use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ashlar_tests::cluster::{ClusterOptions, PATIENCE, TestCluster};
-use ashlar_tests::command::wait_for;
+use ashlar_tests::command::{eventually, wait_for};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
 use ashlar_tests::ledger::checker::Bound;
 use ashlar_tests::random::Random;
@@ -32,6 +31,9 @@ pub const TESTS: &[Test] = &[
     Test { name: "mirror/fsync_fails_after_long_outage_then_succeeds", run: || when_mountable(long_outage) },
 ];
 
+/// A replica whose disk is full fails within this time of an update that needs room.
+const FAILURE_SHOWS: Duration = Duration::from_millis(1500);
+
 /// A fault of the replica or of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -55,7 +57,7 @@ impl Fault {
             Self::Kill => cluster.kill(1).map(drop),
             Self::Freeze => cluster.dev(&["freeze", "1"])?.success().map(drop),
             Self::Cut => cluster.dev(&["cut"])?.success().map(drop),
-            Self::FullDisk => cluster.fill_replica_disk().and_then(|()| add_names(&cluster.point(0))),
+            Self::FullDisk => cluster.fill_replica_disk().and_then(|()| grow_arenas(cluster)),
         }
     }
 
@@ -68,14 +70,23 @@ impl Fault {
     }
 }
 
-/// Adds so many names that each arena grows: a full disk stops no replica that needs no more of it.
-fn add_names(point: &Path) -> Outcome {
-    let mut fresh = (0..).map(|number| point.join(format!("names-{number}"))).filter(|directory| !directory.exists());
-    let directory = fresh.next().ok_or("no number is free")?;
-    std::fs::create_dir(&directory).map_err(tried("making a directory"))?;
-    (0..4000).try_for_each(|number| {
-        std::fs::File::create(directory.join(format!("{number:0>200}"))).map(drop).map_err(tried("making a file"))
-    })
+/// Adds names until the replica fails: a full disk stops none whose arena has room left.
+fn grow_arenas(cluster: &TestCluster) -> Outcome {
+    let point = cluster.point(0);
+    let mut directories = (0..).map(|number| point.join(format!("names-{number}"))).filter(|place| !place.exists());
+    for _ in 0..20 {
+        let directory = directories.next().ok_or("no number is free")?;
+        std::fs::create_dir(&directory).map_err(tried("making a directory"))?;
+        for number in 0..2000 {
+            let file = directory.join(format!("{number:0>200}"));
+            std::fs::File::create(file).map_err(tried("making a file"))?;
+        }
+        // The replica starts again and again, and has a link for some moments.
+        if eventually("", FAILURE_SHOWS, || cluster.state(0).is_ok_and(|state| state["is_linked"] == false)).is_ok() {
+            return Ok(());
+        }
+    }
+    Err("the replica's arena does not grow".into())
 }
 
 /// With one copy, the writer goes on alone, and is in sync again when the fault is over.
