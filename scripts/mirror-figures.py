@@ -16,7 +16,7 @@ import tempfile
 
 ASHLAR = os.path.join(os.environ.get("CARGO_TARGET_DIR", "target"), "release", "ashlar")
 SIZES = {"128 B": 128, "4 KB": 4096, "64 KB": 65536}
-# What a program does: its own times in microseconds, or megabytes a second.
+# The measured program. It prints microseconds (fsync), or megabytes a second.
 JOB = r"""
 import os, statistics, sys, time
 root, kind, size, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

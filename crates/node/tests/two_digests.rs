@@ -541,7 +541,7 @@ fn session_ends_while_the_journal_is_short() {
 
 /// A lease move or a session's end may need more room than there is. Neither may take what the node's own acts need.
 #[test]
-fn session_end_waits_for_a_commit_while_the_journal_is_nearly_full() {
+fn session_end_waits_while_the_journal_is_nearly_full() {
     let Pair { mut node, link, .. } = Pair::start();
     let mut link = link.restart(&mut node);
     let mut files = Files { files: Vec::new(), next: 0 };

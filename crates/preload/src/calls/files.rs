@@ -151,7 +151,7 @@ pub(super) fn open(number: i64, a: &[u64; 6]) -> Served {
     Ok(None)
 }
 
-/// Returns whether opening a file waits for nobody: it is no pipe or device.
+/// Returns whether an opening waits for no other program: the file is no pipe or device.
 fn is_plain(found: &FoundInode) -> bool {
     matches!(found.inode.kind, FileKind::Regular | FileKind::Directory)
 }
