@@ -10,6 +10,7 @@ all work of an fsync at the writer, and no link. Times are medians over the roun
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -92,6 +93,7 @@ def main():
     finally:
         for name in arenas:
             subprocess.run([ASHLAR, "umount", os.path.join(place, name)], capture_output=True)
+        shutil.rmtree(place, ignore_errors=True)
         for name in clusters:
             subprocess.run([ASHLAR, "dev", "down", "--name", f"figures-{name}"], capture_output=True)
 

@@ -7,6 +7,7 @@ use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, QuotaId
 
 use super::{Served, descriptor};
 use crate::entry::arch::system_call;
+use crate::entry::hook;
 use crate::files::descriptors::{self, OpenFileRef, TMPFILE};
 use crate::files::materialise;
 use crate::files::path::{self, FinalLink, PathIntent, PathPurpose, PathStart, ResolvedPath, WalkOutcome};
@@ -211,6 +212,7 @@ fn stale_to_missing(errno: Errno) -> Errno {
 /// with `ESTALE` while a rename through the mount is under way, which may wait for a replica. So this waits, too.
 fn open_by_kernel(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errno> {
     recycled_descriptor::close_recycled();
+    hook::record_kernel_served();
     let open = |arguments: [u64; 6]| {
         for _ in 0..STALE_TRIES {
             // SAFETY: the program's own call, but for the number of the directory.
