@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures a mirror of two nodes on this machine, beside the floor of the same run.
 
-    scripts/mirror-figures.py [ROUNDS]        # as root, after make build; some 40 s a round
+    scripts/mirror-figures.py [ROUNDS]        # as root, after make build; some 30 s a round
 
 In each round take turns: the floor of 'ashlar bench fabric', a file system without a cluster, a mirror without TLS, a
 mirror with TLS, and a mirror whose writer goes on alone ('min_replicas = 1', its replica was killed). The last one has

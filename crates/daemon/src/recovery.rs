@@ -24,7 +24,8 @@ use ashlar_member::Membership;
 use ashlar_node::blame::{self, Blame};
 use ashlar_node::leases::grant_cache::GrantPublisher;
 use ashlar_node::leases::kernel_notifier::KernelNotifier;
-use ashlar_node::pending::NodeRequest;
+use ashlar_node::pending::progress::Progress;
+use ashlar_node::pending::{NodeRequest, RequestTerms};
 use ashlar_node::recovery::settling::SessionSettling;
 use ashlar_node::recovery::take_up::{self, FoundSession, SoundSession};
 use ashlar_node::recovery::{RecoveryFailure, recover_logs as recover_logs_of};
@@ -313,12 +314,29 @@ fn settle_sessions(shared: &SharedState) -> Result<(), DaemonError> {
     sessions::remove_ended(shared, &mut state);
     // Inodes that recovery has kept count as used until they are freed. A session that goes on may just have closed a
     // file to which its log still writes; the sweep checks that.
-    // It fails only when SharedFS ends.
-    let _ = state.perform(NodeRequest::SweepOrphans);
+    sweep_orphans(shared, &mut state)?;
     if !settled.ended.is_empty() {
         tracing::info!(sessions = settled.ended.len(), "the logs of sessions that are gone were digested");
     }
     Ok(shared.commit(&mut state)?)
+}
+
+/// Frees orphans, before any thread commits.
+fn sweep_orphans(shared: &SharedState, state: &mut Node) -> Result<(), StoreError> {
+    let sweep = state.begin_request(NodeRequest::SweepOrphans, RequestTerms::OWN);
+    loop {
+        match state.advance(sweep) {
+            // It has no error of its own.
+            Progress::Done(_) => return Ok(()),
+            Progress::More => {}
+            Progress::Wait(..) if state.store.is_dirty() => shared.commit(state)?,
+            // A later sweep frees them.
+            Progress::Wait(..) => {
+                state.cancel_request(sweep);
+                return Ok(());
+            }
+        }
+    }
 }
 
 #[cfg(test)]

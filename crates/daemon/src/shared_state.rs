@@ -13,7 +13,7 @@ use ashlar_helper::Helper;
 use ashlar_member::Membership;
 use ashlar_node::blame::CountedLock;
 use ashlar_node::digest::commit::commit_with;
-use ashlar_node::leases::grant::{LATER, Patience};
+use ashlar_node::leases::grant::{ENDING, LATER, Patience};
 use ashlar_node::pending::progress::{Progress, WaitFor};
 use ashlar_node::pending::{NodeAnswer, NodeRequest, RequestTerms, RequestTicket};
 use ashlar_node::{Node, NodeCore, NodeEffect};
@@ -296,6 +296,11 @@ impl StateGuard<'_> {
             };
             if patience == Patience::None && self.cancel_request(ticket) {
                 return Err(LATER);
+            }
+            // No commit need come any more.
+            let is_over = self.ending || self.failure.is_some();
+            if event == WaitFor::Digests && is_over && self.cancel_request(ticket) {
+                return Err(if self.ending { ENDING } else { Errno::EIO });
             }
             let condition = match event {
                 WaitFor::Grants => &shared.grants_changed,

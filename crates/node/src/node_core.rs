@@ -174,9 +174,12 @@ impl NodeCore {
     }
 
     /// Returns whether lease moves and session ends must wait, too.
+    ///
+    /// At the end of SharedFS no commit need come any more. They take the last room then.
     #[must_use]
     pub fn is_journal_nearly_full(&self) -> bool {
-        self.journal.as_ref().is_some_and(NodeJournal::is_nearly_full)
+        let can_wait = !self.ending && self.failure.is_none();
+        can_wait && self.journal.as_ref().is_some_and(NodeJournal::is_nearly_full)
     }
 
     /// Asks for a commit.

@@ -44,6 +44,8 @@ impl EndSessions {
                 if !apply_log(node, id, sealed, Slice::BatchThrough(sealed)) {
                     return Progress::More;
                 }
+                // Its end decides all that is left at once.
+                done!(decide_next(node));
                 self.current = None;
                 node.sessions.entry(id).and_modify(|session| session.enders -= 1);
                 end_holdings(node, id);

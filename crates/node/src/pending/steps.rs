@@ -16,7 +16,7 @@ use crate::records::logs::find_settled;
 use crate::sessions::session_table::SessionTable;
 
 /// How long a request that waits for room in the journal pauses before it tries again.
-const JOURNAL_PAUSE: Duration = Duration::from_millis(2);
+pub const JOURNAL_PAUSE: Duration = Duration::from_millis(2);
 
 /// Waits for the commit that makes room in the journal.
 pub fn wait_for_room<T>(node: &mut NodeCore) -> Progress<T> {

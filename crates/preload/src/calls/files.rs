@@ -138,15 +138,13 @@ pub(super) fn open(number: i64, a: &[u64; 6]) -> Served {
             // Another process created, removed or replaced the file first: resolve the path again.
             Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => {}
             Err(Errno::ESTALE) => {}
-            Err(errno) => return Err(errno),
+            Err(errno) if errno != Errno::RESERVED => return Err(errno),
             // Closing the descriptor ends locks of the session, so the library must see it.
-            Ok(_) if place.found.as_ref().is_some_and(is_mapped) => {
-                return open_by_kernel(number, directory, a).map(Some);
+            Ok(_) if place.found.as_ref().is_some_and(is_mapped) => return open_inside_by_kernel(number, directory, a),
+            _ if place.found.as_ref().is_some_and(is_plain) && !deferred_session::is_active() => {
+                return open_inside_by_kernel(number, directory, a);
             }
-            Ok(_) if place.found.as_ref().is_some_and(is_plain) && !deferred_session::is_active() => {
-                return open_by_kernel(number, directory, a).map(Some);
-            }
-            Ok(_) => return Ok(None),
+            _ => return Ok(None),
         }
     }
     Ok(None)
@@ -207,23 +205,12 @@ fn stale_to_missing(errno: Errno) -> Errno {
 /// Lets the kernel open a path, and records the descriptor.
 ///
 /// A LibFS directory that the path begins at stays with LibFS.
-///
-/// This session may have moved a directory of the path. The kernel learns of it at its next look-up, and refuses that
-/// with `ESTALE` while a rename through the mount is under way, which may wait for a replica. So this waits, too.
 fn open_by_kernel(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errno> {
     recycled_descriptor::close_recycled();
     hook::record_kernel_served();
     let open = |arguments: [u64; 6]| {
-        for _ in 0..STALE_TRIES {
-            // SAFETY: the program's own call, but for the number of the directory.
-            let opened = unsafe { system_call(number as u64, arguments) };
-            if opened != -i64::from(libc::ESTALE) {
-                return opened;
-            }
-            // SAFETY: the time is a constant.
-            unsafe { system_call(libc::SYS_nanosleep as u64, [(&raw const STALE_PAUSE) as u64, 0, 0, 0, 0, 0]) };
-        }
-        -i64::from(libc::ESTALE)
+        // SAFETY: the program's own call, but for the number of the directory.
+        unsafe { system_call(number as u64, arguments) }
     };
     // The kernel resolves a descriptor that the path names.
     let address = if number == libc::SYS_openat { a[1] } else { a[0] };
@@ -240,6 +227,26 @@ fn open_by_kernel(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errn
         descriptors::record_path_base(opened as i32);
     }
     Ok(opened)
+}
+
+/// Opens a file of a mount by the kernel, as [`open_by_kernel`].
+///
+/// This session may have moved a directory of the path. The kernel learns of it at its next look-up, and refuses that
+/// with `ESTALE` while a rename through the mount is under way, which may wait for a replica. So this waits, too.
+fn open_inside_by_kernel(number: i64, directory: i32, a: &[u64; 6]) -> Served {
+    let mut opened = open_by_kernel(number, directory, a)?;
+    for _ in 0..STALE_TRIES {
+        if opened != -i64::from(libc::ESTALE) {
+            break;
+        }
+        if hook::has_pending_signal() && !hook::restarts_call() {
+            return Err(Errno::EINTR);
+        }
+        // SAFETY: the time is a constant.
+        unsafe { system_call(libc::SYS_nanosleep as u64, [(&raw const STALE_PAUSE) as u64, 0, 0, 0, 0, 0]) };
+        opened = open_by_kernel(number, directory, a)?;
+    }
+    Ok(Some(opened))
 }
 
 /// Opens the file that a path leads to; `None` if the kernel must.

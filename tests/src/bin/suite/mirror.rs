@@ -2,6 +2,7 @@
 //!
 //! The nodes are real processes on this machine (`ashlar dev`), as root in network namespaces of their own.
 
+mod copies;
 mod development;
 mod load;
 mod outages;
@@ -11,4 +12,4 @@ mod refusals;
 use ashlar_tests::harness::Test;
 
 /// The groups of tests here.
-pub const GROUPS: &[&[Test]] = &[promotion::TESTS, outages::TESTS, refusals::TESTS, development::TESTS];
+pub const GROUPS: &[&[Test]] = &[promotion::TESTS, outages::TESTS, copies::TESTS, refusals::TESTS, development::TESTS];

@@ -1,10 +1,14 @@
 //! Refusals of nodes, and the words that help.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 
 use ashlar_tests::cluster::{ClusterOptions, TestCluster};
+use ashlar_tests::command::run;
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
+use ashlar_tests::mount::ashlar;
 use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.
@@ -12,7 +16,11 @@ pub const TESTS: &[Test] = &[
     Test { name: "mirror/replica_names_serving_node_to_mounts", run: || when_mountable(replica_refuses) },
     Test { name: "mirror/promotion_refused_while_writer_answers", run: || when_mountable(promotion_refused) },
     Test { name: "mirror/foreign_certificate_is_refused", run: || when_mountable(foreign_certificate) },
+    Test { name: "mirror/ordinary_user_changes_no_cluster", run: || when_mountable(ordinary_user) },
 ];
+
+/// A user that owns nothing of the cluster.
+const USER: u32 = 65_534;
 
 fn replica_refuses() -> Outcome<Verdict> {
     let cluster = TestCluster::up(ClusterOptions::default())?;
@@ -80,6 +88,33 @@ fn foreign_certificate() -> Outcome<Verdict> {
     cluster.umount(0)?;
     cluster.compare_at_rest(0)?;
     Ok(Verdict::Passed(words))
+}
+
+/// Neither node takes a command of an ordinary user that can reach its socket.
+fn ordinary_user() -> Outcome<Verdict> {
+    let cluster = TestCluster::up(ClusterOptions::default())?;
+    cluster.mount(0, 0)?;
+    let arenas = cluster.arena(0);
+    let arenas = arenas.parent().ok_or("the arenas lie nowhere")?;
+    fs::set_permissions(arenas, fs::Permissions::from_mode(0o755)).map_err(tried("opening a directory to all"))?;
+    let before = (documents(&cluster)?, cluster.state(0)?["epoch"].clone());
+    let invitation = cluster.outside().join("invitation").display().to_string();
+    let commands: [(usize, &[&str]); 4] = [
+        (0, &["node", "force"]),
+        (0, &["node", "add", "192.0.2.2:7900", "--replace", "--invitation", &invitation]),
+        (1, &["node", "promote"]),
+        (1, &["node", "promote", "--force"]),
+    ];
+    for (node, words) in commands {
+        let done = run(ashlar(words).arg("--arena").arg(cluster.arena(node)).uid(USER).gid(USER))?;
+        done.failure(1, &["run it as root"])?;
+    }
+    let after = (documents(&cluster)?, cluster.state(0)?["epoch"].clone());
+    ensure!(before == after, "an ordinary user has changed the cluster");
+    // The same command changes it, by root.
+    cluster.kill(0)?;
+    cluster.promote_in_time(1, true)?;
+    passed()
 }
 
 /// Exchanges the arenas of two clusters' replicas.
