@@ -1,17 +1,23 @@
-//! The replica's arena is lost under load. A new one gets a full copy.
+//! A replica gets a full copy under load: it is new, or its arena was lost.
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
-use ashlar_tests::cluster::{ClusterOptions, TestCluster};
+use ashlar_tests::cluster::{ClusterOptions, PATIENCE, TestCluster};
+use ashlar_tests::command::{eventually, run, signal, wait_for};
 use ashlar_tests::harness::{Test, Verdict, when_mountable};
 use ashlar_tests::ledger::checker::Bound;
+use ashlar_tests::mount::{Medium, TestArena, ashlar};
 use ashlar_tests::random::Random;
 use ashlar_tests::{Outcome, loops, number, tried};
+use rustix::process::Signal;
 
 use super::load::{LedgerLoad, LedgerTotals, MIXED};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
+    Test { name: "mirror/replica_is_added_while_programs_work", run: || when_mountable(added) },
     Test {
         name: "mirror/deleted_replica_arena_is_replaced_under_load",
         run: || when_mountable(|| lost(Remedy::Replace)),
@@ -21,6 +27,49 @@ pub const TESTS: &[Test] = &[
         run: || when_mountable(|| lost(Remedy::Join)),
     },
 ];
+
+/// A writer without a replica gets one while programs work.
+fn added() -> Outcome<Verdict> {
+    let (one, two) = (TestArena::new(Medium::Memory, "64M")?, TestArena::new(Medium::Memory, "64M")?);
+    let ports = [free_port()?, free_port()?];
+    let addresses = ports.each_ref().map(|port| port.local_addr().map(|address| address.to_string()));
+    drop(ports);
+    let [first, second] = addresses.map(|address| address.map_err(tried("reading a port")));
+    let invitation = one.outside().join("invitation").display().to_string();
+    one.ashlar(&["cluster", "init", "--address", &first?, "--size", "64M"])?.success()?;
+    one.mount(0)?;
+    let seed = number("ASHLAR_SEED", 1);
+    let mut load = LedgerLoad::start_in(&one.point(0), one.outside(), MIXED, seed)?;
+    one.ashlar(&["node", "add", &second?, "--invitation", &invitation])?.success()?;
+    load.wait_for_syncs()?;
+    two.ashlar(&["node", "join", &invitation, "--size", "64M"])?.success()?;
+    // The drop of its arena ends it, at the latest.
+    let mut replica = ashlar(&["daemon", "--arena"]);
+    let replica = replica.arg(two.arena()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut replica = replica.spawn().map_err(tried("starting a daemon"))?;
+    let progress = |arena: &TestArena| arena.status().map(|status| status["daemon"]["cluster"].clone());
+    eventually("the replica is in sync", PATIENCE, || {
+        progress(&one).is_ok_and(|state| state["in_sync"] == true && state["is_alone"] == false)
+    })?;
+    load.wait_for_syncs().and_then(|()| load.expect_at_work())?;
+    load.kill()?;
+    let LedgerTotals { acknowledged, survived } = load.check_at(&one.point(0), Bound::Acknowledged)?;
+    one.umount(0)?;
+    eventually("the replica has applied all", PATIENCE, || {
+        let (Ok(writer), Ok(copy)) = (progress(&one), progress(&two)) else { return false };
+        copy["replication"]["applied"] == writer["journal_end"]
+    })?;
+    signal(one.daemon()?, Signal::TERM)?;
+    eventually("the writer's daemon ends", PATIENCE, || !one.is_named())?;
+    signal(two.daemon()?, Signal::TERM)?;
+    wait_for(&mut replica, PATIENCE)?.ok_or("the replica's daemon does not end")?;
+    run(ashlar(&["fsck", "--compare"]).args([one.arena(), two.arena()]))?.success()?;
+    Ok(Verdict::Passed(format!("{acknowledged} acknowledged updates, {survived} in both arenas")))
+}
+
+fn free_port() -> Outcome<TcpListener> {
+    TcpListener::bind("127.0.0.1:0").map_err(tried("finding a free port"))
+}
 
 /// How a replica is made anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

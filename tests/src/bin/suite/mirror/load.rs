@@ -41,13 +41,18 @@ pub struct LedgerTotals {
 impl LedgerLoad {
     /// Starts writers in new directories of mount `number`, and waits until they are at work.
     pub fn start(cluster: &TestCluster, number: usize, fronts: [Front; 2], seed: u64) -> Outcome<Self> {
-        let mut load = Self { writers: Vec::new(), place: cluster.point(number) };
+        Self::start_in(&cluster.point(number), cluster.outside(), fronts, seed)
+    }
+
+    /// Starts writers in new directories of a mount, and waits until they are at work. `outside` takes their journals.
+    pub fn start_in(mount: &Path, outside: &Path, fronts: [Front; 2], seed: u64) -> Outcome<Self> {
+        let mut load = Self { writers: Vec::new(), place: mount.to_owned() };
         for (index, front) in fronts.into_iter().enumerate() {
             let directory = load.place.join(name_of(index));
             fs::create_dir(&directory).map_err(tried("making a directory"))?;
             // The directories themselves are not part of the ledgers.
             fs::File::open(&load.place).and_then(|root| root.sync_all()).map_err(tried("syncing"))?;
-            let journal = cluster.outside().join(format!("journal-{index}-{seed}"));
+            let journal = outside.join(format!("journal-{index}-{seed}"));
             load.writers.push(Writer::start(front, &directory, &journal, seed.wrapping_add(index as u64))?);
         }
         load.wait("the writers are at work", |load| load.sizes().iter().all(|size| *size > BYTES_AT_WORK))?;
@@ -105,9 +110,14 @@ impl LedgerLoad {
 
     /// Checks that mount `number` of the cluster shows a prefix of each ledger, with all that `bound` requires.
     pub fn check(&self, cluster: &TestCluster, number: usize, bound: Bound) -> Outcome<LedgerTotals> {
+        self.check_at(&cluster.point(number), bound)
+    }
+
+    /// Does the same at any mount.
+    pub fn check_at(&self, mount: &Path, bound: Bound) -> Outcome<LedgerTotals> {
         let mut totals = LedgerTotals::default();
         for (index, writer) in self.writers.iter().enumerate() {
-            let root = cluster.point(number).join(name_of(index));
+            let root = mount.join(name_of(index));
             let verdict = check(&root, &writer.journal, &Tree::new(), writer.seed, bound);
             let verdict = verdict.map_err(|error| format!("writer {index}, seed {}: {error}", writer.seed))?;
             totals.acknowledged += verdict.acknowledged;
