@@ -35,8 +35,7 @@ pub fn digest_thread(shared: &SharedState) {
                     break next;
                 }
                 Progress::More => state.bump(),
-                // No commit need come any more.
-                Progress::Wait(..) if state.ending || state.failure.is_some() => break NextRound::Now,
+                Progress::Wait(..) if state.is_over() => break NextRound::Now,
                 Progress::Wait(_, until) => state.wait_until(&shared.progress, until),
             }
         };

@@ -96,7 +96,7 @@ fn follow(shared: &SharedState, shadow: &Mutex<Shadow>) -> Result<(), StoreError
             drop(locked);
             state.wait(&shared.journal_grew);
         }
-        if state.ending || state.failure.is_some() {
+        if state.is_over() {
             return Ok(());
         }
     }

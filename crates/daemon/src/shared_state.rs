@@ -172,7 +172,7 @@ impl StateGuard<'_> {
             return shared.await_shadow(self, upto);
         }
         while !self.journal.as_ref().is_none_or(|journal| journal.is_acknowledged(upto)) {
-            if self.ending || self.failure.is_some() {
+            if self.is_over() {
                 return Err(StoreError::CommitUnderWay);
             }
             self.wait_for(&shared.replicated, END_CHECK_INTERVAL);
@@ -297,9 +297,7 @@ impl StateGuard<'_> {
             if patience == Patience::None && self.cancel_request(ticket) {
                 return Err(LATER);
             }
-            // No commit need come any more.
-            let is_over = self.ending || self.failure.is_some();
-            if event == WaitFor::Digests && is_over && self.cancel_request(ticket) {
+            if event == WaitFor::Digests && self.is_over() && self.cancel_request(ticket) {
                 return Err(if self.ending { ENDING } else { Errno::EIO });
             }
             let condition = match event {

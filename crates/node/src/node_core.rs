@@ -175,11 +175,16 @@ impl NodeCore {
 
     /// Returns whether lease moves and session ends must wait, too.
     ///
-    /// At the end of SharedFS no commit need come any more. They take the last room then.
+    /// When SharedFS is over, they take the last room.
     #[must_use]
     pub fn is_journal_nearly_full(&self) -> bool {
-        let can_wait = !self.ending && self.failure.is_none();
-        can_wait && self.journal.as_ref().is_some_and(NodeJournal::is_nearly_full)
+        !self.is_over() && self.journal.as_ref().is_some_and(NodeJournal::is_nearly_full)
+    }
+
+    /// Returns whether SharedFS ends, or has failed: no commit need come any more.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.ending || self.failure.is_some()
     }
 
     /// Asks for a commit.

@@ -506,15 +506,21 @@ fn each_planted_fault_of_a_replica_is_found() {
     }
 }
 
+/// Starts a pair, with the creation of one file in the writer's log. Returns where that ends.
+fn start_with_file() -> (Pair, LogPosition) {
+    let mut pair = Pair::start();
+    let at = Timestamp { seconds: 1000, nanoseconds: 0 };
+    Files { files: Vec::new(), next: 0 }
+        .create(b"file".to_vec(), 0o644, at, &mut |update| assert!(append(&pair.node, WRITER, update)));
+    let settled = pair.node.settled(WRITER).expect("settled");
+    (pair, settled)
+}
+
 /// A start connects the replica, and may commit before the first frame is sent.
 #[test]
 fn commit_waits_for_a_replica_that_has_just_connected() {
-    let Pair { mut node, link, .. } = Pair::start();
+    let (Pair { mut node, link, .. }, settled) = start_with_file();
     let mut link = link.restart(&mut node);
-    let mut files = Files { files: Vec::new(), next: 0 };
-    let at = Timestamp { seconds: 1000, nanoseconds: 0 };
-    files.create(b"file".to_vec(), 0o644, at, &mut |update| assert!(append(&node, WRITER, update)));
-    let settled = node.settled(WRITER).expect("settled");
     while !node.apply(WRITER, settled, Slice::Batch) {}
     assert!(matches!(commit_with(&mut node, &mut await_no_copy), Err(StoreError::CommitUnderWay)));
     commit(&mut node, &mut link);
@@ -524,15 +530,11 @@ fn commit_waits_for_a_replica_that_has_just_connected() {
 /// Only a commit makes room, and it may need the very thread that ends a session.
 #[test]
 fn session_ends_while_the_journal_is_short() {
-    let Pair { mut node, .. } = Pair::start();
-    let mut files = Files { files: Vec::new(), next: 0 };
-    let at = Timestamp { seconds: 1000, nanoseconds: 0 };
-    files.create(b"file".to_vec(), 0o644, at, &mut |update| assert!(append(&node, WRITER, update)));
+    let (Pair { mut node, .. }, settled) = start_with_file();
     let body = vec![0; 200 << 10];
     while !node.is_journal_short() {
         journal_act(&mut node, OwnAct::Update { kind: 1, body: &body });
     }
-    let settled = node.settled(WRITER).expect("settled");
     assert!(!node.apply(WRITER, settled, Slice::Batch), "a digest waits for room");
     let ticket = node.begin_request(NodeRequest::EndSessions(vec![WRITER]), RequestTerms::OWN);
     let is_over = (0..100).any(|_| matches!(node.advance(ticket), Progress::Done(_)));
@@ -542,15 +544,11 @@ fn session_ends_while_the_journal_is_short() {
 /// A lease move or a session's end may need more room than there is. Neither may take what the node's own acts need.
 #[test]
 fn session_end_waits_while_the_journal_is_nearly_full() {
-    let Pair { mut node, link, .. } = Pair::start();
+    let (Pair { mut node, link, .. }, settled) = start_with_file();
     let mut link = link.restart(&mut node);
-    let mut files = Files { files: Vec::new(), next: 0 };
-    let at = Timestamp { seconds: 1000, nanoseconds: 0 };
-    files.create(b"file".to_vec(), 0o644, at, &mut |update| assert!(append(&node, WRITER, update)));
     while !node.is_journal_nearly_full() {
         journal_act(&mut node, OwnAct::Inodes { session: WRITER, first: InodeId(1 << 20), count: 1 });
     }
-    let settled = node.settled(WRITER).expect("settled");
     let ticket = node.begin_request(NodeRequest::EndSessions(vec![WRITER]), RequestTerms::OWN);
     for _ in 0..100 {
         assert!(matches!(node.advance(ticket), Progress::Wait(WaitFor::Digests, Some(_))), "it takes the last room");
@@ -559,4 +557,20 @@ fn session_end_waits_while_the_journal_is_nearly_full() {
     commit(&mut node, &mut link);
     let is_over = (0..100).any(|_| matches!(node.advance(ticket), Progress::Done(_)));
     assert!(is_over && node.store.applied(WRITER) == settled);
+}
+
+/// Frames that are kept for a replica alone leave room after a start, too: no commit need come that would free them.
+#[test]
+fn kept_frames_leave_room_after_a_start() {
+    let Pair { mut machine, mut node, mut link } = Pair::start();
+    let body = vec![0; 200 << 10];
+    while !node.is_journal_short() {
+        journal_act(&mut node, OwnAct::Update { kind: 1, body: &body });
+    }
+    commit(&mut node, &mut link);
+    assert!(!node.is_journal_short());
+    let ring = node.journal.as_ref().expect("it has one").ring();
+    assert!(ring.used() > ring.capacity() / 2, "too little is kept");
+    (node, _) = machine.restart(node, link);
+    assert!(!node.is_journal_short());
 }

@@ -106,7 +106,8 @@ impl NodeJournal {
         let number = ring.lineage().last().epoch.number + 1;
         ring.begin_epoch(Epoch { number, node })?;
         let JournalMark { position: frozen, order } = store.journal_mark(node).unwrap_or_default();
-        let reusable = ring.head();
+        // All up to the store's last commit, as at its end: if nothing else is to be committed, no commit comes.
+        let reusable = ring.head().max(frozen.min(ring.flushed()));
         Ok(Self {
             node,
             ring,

@@ -29,22 +29,13 @@ pub enum Decided {
 
 /// Performs the lease manager's commands, and applies one batch of the logs that they seal.
 ///
-/// It leaves room in the journal to those that can't wait.
-pub fn decide_with_room(state: &mut NodeCore) -> Decided {
-    decide_while(state, |state| !state.is_journal_nearly_full())
-}
-
-/// Does as [`decide_with_room`], whatever room is left; returns whether all is performed.
-fn decide_some(state: &mut NodeCore) -> bool {
-    decide_while(state, |_| true) == Decided::All
-}
-
-fn decide_while(state: &mut NodeCore, has_room: impl Fn(&NodeCore) -> bool) -> Decided {
+/// With `leaves_room`, it leaves room in the journal to those that can't wait.
+pub fn decide_batch(state: &mut NodeCore, leaves_room: bool) -> Decided {
     loop {
         if perform_commands(state) {
             state.effects.push(NodeEffect::WakeGrants);
         }
-        if !state.sealed.is_empty() && !has_room(state) {
+        if leaves_room && !state.sealed.is_empty() && state.is_journal_nearly_full() {
             return Decided::LacksRoom;
         }
         match apply_sealed(state) {
@@ -64,7 +55,7 @@ fn decide_while(state: &mut NodeCore, has_room: impl Fn(&NodeCore) -> bool) -> D
 
 /// Performs all of the lease manager's commands, and applies all logs that they seal. It waits for no room.
 pub fn decide_all(state: &mut NodeCore) {
-    while !decide_some(state) {}
+    while decide_batch(state, false) != Decided::All {}
 }
 
 /// Performs the lease manager's commands until there is none; returns whether requests were answered.

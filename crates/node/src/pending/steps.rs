@@ -7,7 +7,7 @@ use ashlar_types::{Errno, JournalPosition, LogPosition, SessionId};
 use crate::digest::commit::is_commit_due_after;
 use crate::digest::freed_blocks::release_blocks;
 use crate::digest::orphans::{closed_orphans, free_orphan, is_open};
-use crate::leases::decisions::{Decided, decide_with_room};
+use crate::leases::decisions::{Decided, decide_batch};
 use crate::leases::grant::ENDING;
 use crate::node_core::NodeCore;
 use crate::pending::progress::{Progress, WaitFor, done, ok};
@@ -26,7 +26,7 @@ pub fn wait_for_room<T>(node: &mut NodeCore) -> Progress<T> {
 
 /// Performs the lease manager's decisions, with at most one batch of the logs that they seal.
 pub fn decide_next(node: &mut NodeCore) -> Progress<()> {
-    match decide_with_room(node) {
+    match decide_batch(node, true) {
         Decided::All => Progress::Done(()),
         Decided::Partly => Progress::More,
         Decided::LacksRoom => wait_for_room(node),
