@@ -9,11 +9,10 @@ use ashlar_tests::command::{eventually, run, signal, wait_for};
 use ashlar_tests::harness::{Test, Verdict, when_mountable};
 use ashlar_tests::ledger::checker::Bound;
 use ashlar_tests::mount::{Medium, TestArena, ashlar};
-use ashlar_tests::random::Random;
 use ashlar_tests::{Outcome, loops, number, tried};
 use rustix::process::Signal;
 
-use super::load::{LedgerLoad, LedgerTotals, MIXED};
+use super::load::{LedgerLoad, LedgerTotals, MIXED, run_rounds};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
@@ -81,25 +80,12 @@ enum Remedy {
 }
 
 fn lost(remedy: Remedy) -> Outcome<Verdict> {
-    let rounds = loops(1);
-    let mut random = Random::new(number("ASHLAR_SEED", 1));
-    let cluster = TestCluster::up(ClusterOptions { size: "256M", ..ClusterOptions::default() })?;
-    cluster.mount(0, 0)?;
-    let seed = random.draw();
-    let mut load = LedgerLoad::start(&cluster, 0, MIXED, seed)?;
+    let options = ClusterOptions { size: "256M", ..ClusterOptions::default() };
     let mut invitation = None;
-    for round in 0..rounds {
-        lose_arena(&cluster, remedy, &mut invitation)
-            .and_then(|()| load.wait_for_syncs())
-            .and_then(|()| load.expect_at_work())
-            .and_then(|()| cluster.expect_no_fence(0))
-            .map_err(|error| format!("round {round}, seed {seed}: {error}"))?;
-    }
-    load.kill()?;
-    let LedgerTotals { acknowledged, survived } = load.check(&cluster, 0, Bound::Acknowledged)?;
-    cluster.umount(0)?;
-    cluster.compare_at_rest(0)?;
-    Ok(Verdict::Passed(format!("{rounds} arenas lost, {acknowledged} acknowledged updates, {survived} in both arenas")))
+    run_rounds("arenas lost", loops(1), options, |cluster, load| {
+        lose_arena(cluster, remedy, &mut invitation)?;
+        load.wait_for_syncs()
+    })
 }
 
 /// Deletes the replica's arena, and waits until a new one is in sync.

@@ -4,12 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ashlar_tests::cluster::{PATIENCE, TestCluster};
+use ashlar_tests::cluster::{ClusterOptions, PATIENCE, TestCluster};
 use ashlar_tests::command::{eventually, was_killed};
+use ashlar_tests::harness::Verdict;
 use ashlar_tests::ledger::checker::{Bound, check};
 use ashlar_tests::mount::Front;
+use ashlar_tests::random::Random;
 use ashlar_tests::tree::Tree;
-use ashlar_tests::{Outcome, ensure, tried};
+use ashlar_tests::{Outcome, ensure, number, tried};
 
 use crate::crashes::kill_loops::{Writer, forget_failure};
 
@@ -159,6 +161,32 @@ impl Drop for LedgerLoad {
             let _ = writer.child.wait();
         }
     }
+}
+
+/// Does something to a cluster under load in each of some rounds, none of which may fence a session or end a writer.
+///
+/// Afterwards both arenas must hold the same tree, with all that was acknowledged. `what` names the rounds.
+pub fn run_rounds(
+    what: &str,
+    rounds: u64,
+    options: ClusterOptions,
+    mut act: impl FnMut(&TestCluster, &mut LedgerLoad) -> Outcome,
+) -> Outcome<Verdict> {
+    let cluster = TestCluster::up(options)?;
+    cluster.mount(0, 0)?;
+    let seed = Random::new(number("ASHLAR_SEED", 1)).draw();
+    let mut load = LedgerLoad::start(&cluster, 0, MIXED, seed)?;
+    for round in 0..rounds {
+        act(&cluster, &mut load)
+            .and_then(|()| load.expect_at_work())
+            .and_then(|()| cluster.expect_no_fence(0))
+            .map_err(|error| format!("round {round}, seed {seed}: {error}"))?;
+    }
+    load.kill()?;
+    let LedgerTotals { acknowledged, survived } = load.check(&cluster, 0, Bound::Acknowledged)?;
+    cluster.umount(0)?;
+    cluster.compare_at_rest(0)?;
+    Ok(Verdict::Passed(format!("{rounds} {what}, {acknowledged} acknowledged updates, {survived} in both arenas")))
 }
 
 fn name_of(index: usize) -> String {

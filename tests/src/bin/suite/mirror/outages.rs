@@ -6,11 +6,9 @@ use std::time::{Duration, Instant};
 use ashlar_tests::cluster::{ClusterOptions, PATIENCE, TestCluster};
 use ashlar_tests::command::{eventually, wait_for};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
-use ashlar_tests::ledger::checker::Bound;
-use ashlar_tests::random::Random;
-use ashlar_tests::{Outcome, ensure, loops, number, tried};
+use ashlar_tests::{Outcome, ensure, loops, tried};
 
-use super::load::{LedgerLoad, LedgerTotals, MIXED};
+use super::load::run_rounds;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
@@ -91,7 +89,7 @@ fn grow_arenas(cluster: &TestCluster) -> Outcome {
 
 /// With one copy, the writer goes on alone, and is in sync again when the fault is over.
 fn alone(fault: Fault) -> Outcome<Verdict> {
-    run_rounds(fault, 1, |cluster, load| {
+    run_rounds("outages", loops(2), fault.options(1), |cluster, load| {
         fault.begin(cluster)?;
         cluster.wait_for(0, "it goes on alone", |state| state["is_alone"] == true)?;
         // Twice: the first one may have begun before.
@@ -105,7 +103,7 @@ fn alone(fault: Fault) -> Outcome<Verdict> {
 
 /// With two copies, fsync waits, and returns when the fault is over.
 fn waiting(fault: Fault) -> Outcome<Verdict> {
-    run_rounds(fault, 2, |cluster, load| {
+    run_rounds("outages", loops(2), fault.options(2), |cluster, load| {
         fault.begin(cluster)?;
         cluster.wait_for(0, "its replica is away", |state| state["is_linked"] == false)?;
         load.wait_until_held()?;
@@ -116,27 +114,6 @@ fn waiting(fault: Fault) -> Outcome<Verdict> {
         cluster.wait_in_sync(0)?;
         load.wait_for_syncs()
     })
-}
-
-/// Runs outages under load. Afterwards both arenas must hold the same tree, with all that was acknowledged.
-fn run_rounds(fault: Fault, copies: u8, outage: impl Fn(&TestCluster, &mut LedgerLoad) -> Outcome) -> Outcome<Verdict> {
-    let rounds = loops(2);
-    let mut random = Random::new(number("ASHLAR_SEED", 1));
-    let cluster = TestCluster::up(fault.options(copies))?;
-    cluster.mount(0, 0)?;
-    let seed = random.draw();
-    let mut load = LedgerLoad::start(&cluster, 0, MIXED, seed)?;
-    for round in 0..rounds {
-        outage(&cluster, &mut load)
-            .and_then(|()| load.expect_at_work())
-            .and_then(|()| cluster.expect_no_fence(0))
-            .map_err(|error| format!("round {round}, seed {seed}: {error}"))?;
-    }
-    load.kill()?;
-    let LedgerTotals { acknowledged, survived } = load.check(&cluster, 0, Bound::Acknowledged)?;
-    cluster.umount(0)?;
-    cluster.compare_at_rest(0)?;
-    Ok(Verdict::Passed(format!("{rounds} outages, {acknowledged} acknowledged updates, {survived} in both arenas")))
 }
 
 /// An fsync that gets no second copy fails in the end. The next one, when the replica is back, succeeds.
