@@ -11,6 +11,7 @@ all work of an fsync at the writer, and no link. Times are medians over the roun
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -69,11 +70,6 @@ def journal_end(arena):
     return json.loads(call("status", "--json", "--arena", arena))["arenas"][0]["daemon"]["cluster"]["journal_end"]
 
 
-def median(values):
-    values = sorted(values)
-    return values[len(values) // 2]
-
-
 def main():
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     place = tempfile.mkdtemp(prefix="ashlar-figures-")
@@ -94,6 +90,7 @@ def main():
         for name in arenas:
             subprocess.run([ASHLAR, "umount", os.path.join(place, name)], capture_output=True)
         shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(arenas["single"], ignore_errors=True)
         for name in clusters:
             subprocess.run([ASHLAR, "dev", "down", "--name", f"figures-{name}"], capture_output=True)
 
@@ -124,7 +121,7 @@ def report(rounds, points, arenas):
             add("wire", way, (after[0][index] - before[0][index]) / 3000)
         add("wire", "journal", (after[1] - before[1]) / 3000)
     for key in sorted(figures):
-        print(f"{', '.join(key):28} {median(figures[key]):10.1f}   {' '.join(f'{value:.1f}' for value in figures[key])}")
+        print(f"{', '.join(key):28} {statistics.median(figures[key]):10.1f}   {' '.join(f'{value:.1f}' for value in figures[key])}")
 
 
 if __name__ == "__main__":

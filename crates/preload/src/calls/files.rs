@@ -234,19 +234,19 @@ fn open_by_kernel(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errn
 /// This session may have moved a directory of the path. The kernel learns of it at its next look-up, and refuses that
 /// with `ESTALE` while a rename through the mount is under way, which may wait for a replica. So this waits, too.
 fn open_inside_by_kernel(number: i64, directory: i32, a: &[u64; 6]) -> Served {
-    let mut opened = open_by_kernel(number, directory, a)?;
-    for _ in 0..STALE_TRIES {
-        if opened != -i64::from(libc::ESTALE) {
-            break;
+    let mut tries = 0;
+    loop {
+        let opened = open_by_kernel(number, directory, a)?;
+        if opened != -i64::from(libc::ESTALE) || tries == STALE_TRIES {
+            return Ok(Some(opened));
         }
+        tries += 1;
         if hook::has_pending_signal() && !hook::restarts_call() {
             return Err(Errno::EINTR);
         }
         // SAFETY: the time is a constant.
         unsafe { system_call(libc::SYS_nanosleep as u64, [(&raw const STALE_PAUSE) as u64, 0, 0, 0, 0, 0]) };
-        opened = open_by_kernel(number, directory, a)?;
     }
-    Ok(Some(opened))
 }
 
 /// Opens the file that a path leads to; `None` if the kernel must.
@@ -501,7 +501,7 @@ pub(super) fn stat_file_system(descriptor: i32, to: u64) -> Served {
     let ask = |descriptor: i32| {
         let arguments = [descriptor as u64, to, 0, 0, 0, 0];
         // SAFETY: the program's own call, but for the number of the descriptor.
-        Ok(Some(unsafe { crate::entry::arch::system_call(libc::SYS_fstatfs as u64, arguments) }))
+        Ok(Some(unsafe { system_call(libc::SYS_fstatfs as u64, arguments) }))
     };
     if session.fs.attributes(file.inode())?.inode.quota == QuotaId::NONE {
         return ask(session.root().as_raw_fd());
@@ -528,7 +528,7 @@ pub(super) fn map_file(a: &[u64; 6]) -> Served {
     }
     if a[3] & libc::MAP_ANONYMOUS as u64 != 0 {
         // SAFETY: the program's own call, which names no file.
-        return Ok(Some(unsafe { crate::entry::arch::system_call(libc::SYS_mmap as u64, *a) }));
+        return Ok(Some(unsafe { system_call(libc::SYS_mmap as u64, *a) }));
     }
     let Some(file) = descriptors::file(a[4] as i32) else { return Ok(None) };
     if a[3] & libc::MAP_TYPE as u64 == libc::MAP_PRIVATE as u64
@@ -542,13 +542,13 @@ pub(super) fn map_file(a: &[u64; 6]) -> Served {
     if a[3] & libc::MAP_TYPE as u64 != libc::MAP_PRIVATE as u64 {
         materialise::hand_over_mapped(&file)?;
         // SAFETY: the program's own call.
-        let mapped = unsafe { crate::entry::arch::system_call(libc::SYS_mmap as u64, *a) };
+        let mapped = unsafe { system_call(libc::SYS_mmap as u64, *a) };
         materialise::refresh_size(a[4] as i32, &file);
         return Ok(Some(mapped));
     }
     crate::files::record_locks::with_real_file(&file, false, |real| {
         let arguments = [a[0], a[1], a[2], a[3], real as u64, a[5]];
         // SAFETY: the program's own call, but for the number of the descriptor.
-        Ok(Some(unsafe { crate::entry::arch::system_call(libc::SYS_mmap as u64, arguments) }))
+        Ok(Some(unsafe { system_call(libc::SYS_mmap as u64, arguments) }))
     })
 }
