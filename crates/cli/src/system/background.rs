@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ashlar_pmem::{Arena, ArenaError, PrivateDirectory};
-use ashlar_wire::{Connection, Reply, Request, StatusReply, WireError};
+use ashlar_wire::{Connection, NodeStanding, Reply, Request, StatusReply, WireError};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -20,6 +20,8 @@ use crate::system::arena::{ArenaLocation, DAEMON_LOG, MOUNT_LOG, program_of};
 pub const LINGER_SECONDS: u64 = 10;
 /// How long to wait for a daemon that is just ending, or for a process that checks the arena.
 const HANDOVER: Duration = Duration::from_secs(15);
+/// How long a writer that has just started may wait for its replica: both machines may have started just now.
+const REPLICA_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a daemon may take to answer a request for its status.
 const SILENCE: Duration = Duration::from_secs(10);
 /// A starting daemon that dies so often will not come up. Its supervisor alone would try on for ever.
@@ -123,6 +125,25 @@ pub fn ensure_daemon(place: &ArenaLocation) -> Result<(StatusReply, bool), CliEr
     };
     spinner.finish_and_clear();
     result
+}
+
+/// Waits a while if the daemon is a writer's that waits for its replica. Returns the last status.
+///
+/// It may wait still: then a new session gets its reason.
+pub fn await_replica(place: &ArenaLocation, mut status: StatusReply) -> StatusReply {
+    let is_waiting =
+        |status: &StatusReply| status.cluster.as_ref().is_some_and(|cluster| cluster.standing == NodeStanding::Waiting);
+    if is_waiting(&status) {
+        let spinner = progress::spinner("waiting for the replica");
+        let deadline = Instant::now() + REPLICA_PATIENCE;
+        while is_waiting(&status) && Instant::now() < deadline {
+            std::thread::sleep(PAUSE * 10);
+            // No answer: it has just got its replica, and opens its socket anew.
+            status = daemon_status(place).ok().flatten().unwrap_or(status);
+        }
+        spinner.finish_and_clear();
+    }
+    status
 }
 
 /// Whether the obstacle is a daemon that starts or ends, or a check: it gets time to end, or to answer. A process that

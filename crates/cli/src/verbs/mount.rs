@@ -13,7 +13,7 @@ use crate::error::CliError;
 use crate::output::size::Size;
 use crate::system::admission::{describe_terms, resolve_admission};
 use crate::system::arena::{ArenaLocation, PreparedArena, survives};
-use crate::system::background::{ensure_daemon, start_reporting, this_program};
+use crate::system::background::{await_replica, ensure_daemon, start_reporting, this_program};
 use crate::system::mounts;
 use crate::verbs::mount_process;
 
@@ -36,6 +36,7 @@ pub fn run(arguments: &MountArguments) -> Result<ExitCode, CliError> {
     // The directory may exist only now, and may have been named through a symbolic link.
     let place = ArenaLocation::at(place.directory().to_owned())?;
     let (daemon, started) = ensure_daemon(&place)?;
+    let daemon = await_replica(&place, daemon);
     let process = MountProcessArguments {
         directory: directory.clone(),
         arena: place.directory().to_owned(),

@@ -4,16 +4,17 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use ashlar_tests::cluster::{ClusterOptions, TestCluster};
-use ashlar_tests::command::run;
+use ashlar_tests::command::{ashlar, run};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
-use ashlar_tests::mount::ashlar;
 use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
     Test { name: "mirror/replica_names_serving_node_to_mounts", run: || when_mountable(replica_refuses) },
+    Test { name: "mirror/mount_waits_a_while_for_the_replica", run: || when_mountable(mount_waits) },
     Test { name: "mirror/promotion_refused_while_writer_answers", run: || when_mountable(promotion_refused) },
     Test { name: "mirror/foreign_certificate_is_refused", run: || when_mountable(foreign_certificate) },
     Test { name: "mirror/ordinary_user_changes_no_cluster", run: || when_mountable(ordinary_user) },
@@ -31,6 +32,26 @@ fn replica_refuses() -> Outcome<Verdict> {
     ensure!(status.output.contains("following"), "the status does not say that it follows: {}", status.output);
     // Nothing was begun that must be ended.
     cluster.mount(0, 0)?;
+    cluster.umount(0)?;
+    cluster.compare_at_rest(0)?;
+    passed()
+}
+
+/// Both machines may start at the same time.
+fn mount_waits() -> Outcome<Verdict> {
+    let cluster = TestCluster::up(ClusterOptions::default())?;
+    cluster.stop(0)?;
+    cluster.stop(1)?;
+    cluster.start(0)?;
+    cluster.wait_for(0, "it waits for its replica", |state| state["standing"] == "waiting")?;
+    cluster.try_mount(0, 0)?.failure(1, &["node 0 serves no sessions yet", "ashlar node force"])?;
+    std::thread::scope(|scope| {
+        let mount = scope.spawn(|| cluster.mount(0, 0));
+        std::thread::sleep(Duration::from_secs(1));
+        ensure!(!mount.is_finished(), "the mount does not wait: {:?}", mount.join());
+        cluster.start(1)?;
+        mount.join().map_err(|_| "a panic")?
+    })?;
     cluster.umount(0)?;
     cluster.compare_at_rest(0)?;
     passed()
