@@ -30,7 +30,10 @@ soak:    ## the kill loops, the fuzzers and the pairs of mounts at full length (
 	@scripts/soak.sh
 
 shadow:  ## most of the suite, with a replica of each file system that must end with the same tree (half an hour)
-	@scripts/shadow.sh
+	@scripts/copies.sh --shadow
+
+mirror:  ## most of the suite on the writer of two nodes, which must end with the same tree (half an hour)
+	@scripts/copies.sh --mirror
 
 check:   ## formatting, lints, dependency rules, documentation; changes nothing
 	@scripts/check.sh
@@ -43,4 +46,4 @@ fix:     ## formats, and applies what the lints propose
 bench:   ## against pass-through FUSE file systems over tmpfs, in one run
 	@scripts/bench.sh
 
-.PHONY: help build install demo test soak shadow check fix bench
+.PHONY: help build install demo test soak shadow mirror check fix bench

@@ -1,5 +1,6 @@
 //! Clusters of two nodes on this machine, by `ashlar dev`.
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,8 +9,8 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::command::{Done, call, eventually, run};
-use crate::mount::{ashlar, keep_complaints, prefix};
+use crate::command::{Done, ashlar, call, eventually, run};
+use crate::mount::{keep_complaints, prefix};
 use crate::reference::unmount;
 use crate::{Outcome, ensure, open_directory, tried};
 
@@ -190,9 +191,7 @@ impl TestCluster {
 
     /// Waits until the replica is in sync with the writer.
     pub fn wait_in_sync(&self, writer: usize) -> Outcome {
-        self.wait_for(writer, "the replica is in sync", |state| {
-            state["is_linked"] == true && state["in_sync"] == true && state["is_alone"] == false
-        })
+        self.wait_for(writer, "the replica is in sync", is_in_sync)
     }
 
     /// Waits until the replica has applied the whole journal. No process may write meanwhile.
@@ -264,6 +263,20 @@ impl Drop for TestCluster {
             unmount(&self.arena(1));
         }
     }
+}
+
+/// Whether a writer, by its own state, has a replica in sync.
+#[must_use]
+pub fn is_in_sync(state: &Value) -> bool {
+    state["is_linked"] == true && state["in_sync"] == true && state["is_alone"] == false
+}
+
+/// Two free addresses of this machine.
+pub fn free_addresses() -> Outcome<[String; 2]> {
+    let port = || TcpListener::bind("127.0.0.1:0").map_err(tried("finding a free port"));
+    let address = |port: TcpListener| port.local_addr().map_err(tried("reading a port")).map(|at| at.to_string());
+    let (one, two) = (port()?, port()?);
+    Ok([address(one)?, address(two)?])
 }
 
 /// The beginning of the names of clusters that process `pid` makes.

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,9 @@ use crate::{Outcome, tried};
 
 /// The longest time a command of a test may take, on two slow cores.
 const LIMIT: Duration = Duration::from_secs(600);
+
+/// The longest time that killed processes may take to end.
+const KILL_LIMIT: Duration = Duration::from_secs(60);
 
 /// The result of a command.
 #[derive(Debug)]
@@ -173,6 +176,51 @@ pub fn is_alive(pid: u32) -> bool {
 #[must_use]
 pub fn was_killed(status: ExitStatus) -> bool {
     status.signal() == Some(Signal::KILL.as_raw())
+}
+
+/// The `ashlar` command: `ASHLAR` in the environment, or the one beside this program.
+#[must_use]
+pub fn program() -> PathBuf {
+    if let Some(path) = std::env::var_os("ASHLAR") {
+        return path.into();
+    }
+    let beside = std::env::current_exe().ok().and_then(|path| path.parent().map(|directory| directory.join("ashlar")));
+    beside.unwrap_or_else(|| "ashlar".into())
+}
+
+/// `ashlar` with arguments, not yet run, and without the caller's `ASHLAR_ARENA`.
+pub fn ashlar<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
+    let mut command = Command::new(program());
+    command.args(arguments).env_remove("ASHLAR_ARENA");
+    command
+}
+
+/// The processes whose command line contains a text.
+pub fn processes_naming(text: &str) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|process| {
+        let words = std::fs::read(process.path().join("cmdline")).ok()?;
+        let is_it = String::from_utf8_lossy(&words).contains(text);
+        is_it.then(|| process.file_name().to_str()?.parse().ok()).flatten()
+    });
+    processes.collect()
+}
+
+/// Kills processes by their numbers, and waits until they are gone.
+pub fn kill_all(processes: &[u32]) -> Outcome {
+    for &pid in processes {
+        // A process that is gone already needs no kill.
+        let _ = kill(pid);
+    }
+    eventually("the killed processes are gone", KILL_LIMIT, || !processes.iter().any(|&pid| is_alive(pid)))
+}
+
+/// A process's parent, unless that is process 1 (or a reaper of a container, which has no ashlar in its name).
+#[must_use]
+pub fn parent(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let parent: u32 = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+    let name = std::fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
+    (name.trim() == "ashlar").then_some(parent)
 }
 
 fn line_of(command: &Command) -> String {

@@ -13,8 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::command::wait;
-use crate::mount::ashlar;
+use crate::command::{ashlar, wait};
 use crate::{Outcome, ensure, tried};
 
 mod exceptions;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use ashlar_types::RING_SWITCH;
 
 use crate::cluster::clear_clusters_behind;
+use crate::mirrors::MIRRORS;
 use crate::mount::{clear_behind, obstacle, take_complaints};
 use crate::shadows::{Comparisons, SHADOWS, take_comparisons};
 use crate::{Outcome, command, number, tried};
@@ -46,10 +47,12 @@ const ONE_TEST: &str = "--one-test";
 /// The exit status of a test that can't run here, as in automake.
 const SKIPPED: i32 = 77;
 
-/// The argument that gives each daemon a shadow, with which it is compared at the end of a test.
-const WITH_SHADOWS: &str = "--shadow";
+/// The arguments that give each arena a copy, with which it is compared at the end of a test, and their variables.
+const COPIES: [(&str, &str); 2] = [("--shadow", SHADOWS), ("--mirror", MIRRORS)];
+/// The groups whose tests choose their copies themselves.
+const OWN_COPIES: [&str; 2] = ["shadow/", "mirror/"];
 
-/// The main function of a program of tests: `[--list] [--shadow] [WORD…]`.
+/// The main function of a program of tests: `[--list] [--shadow|--mirror] [WORD…]`.
 ///
 /// Runs the tests whose names contain one of the words. If the kernel has FUSE over io_uring, tests whose names begin
 /// with one of `io_uring_groups` run with that, too.
@@ -61,8 +64,10 @@ pub fn main(tests: &[Test], io_uring_groups: &[&str]) -> ExitCode {
             ExitCode::SUCCESS
         }
         [ONE_TEST, name] => tests.iter().find(|test| test.name == name).map_or(ExitCode::from(2), run_here),
-        [WITH_SHADOWS, ..] => run(tests, io_uring_groups, &words[1..], true),
-        _ => run(tests, io_uring_groups, &words, false),
+        [first, ..] if let Some((_, variable)) = COPIES.iter().find(|(argument, _)| *argument == first) => {
+            run(tests, io_uring_groups, &words[1..], Some(variable))
+        }
+        _ => run(tests, io_uring_groups, &words, None),
     }
 }
 
@@ -78,7 +83,7 @@ fn run_here(test: &Test) -> ExitCode {
         Ok(Verdict::Passed(words)) => {
             print!("{words}");
             if equal > 0 {
-                print!("{}{equal} equal shadows", if words.is_empty() { "" } else { "; " });
+                print!("{}{equal} equal copies", if words.is_empty() { "" } else { "; " });
             }
             ExitCode::SUCCESS
         }
@@ -98,12 +103,11 @@ fn run_here(test: &Test) -> ExitCode {
 }
 
 /// Runs a test in a process of its own, so that one that hangs in the kernel does not delay the others.
-fn run_in_process(test: &Test, has_shadows: bool) -> Outcome<Verdict> {
+fn run_in_process(test: &Test, copies: Option<&str>) -> Outcome<Verdict> {
     let program = std::env::current_exe().map_err(tried("finding this program"))?;
     let mut command = Command::new(program);
-    // Tests of the shadow choose its place.
-    if has_shadows && !test.name.starts_with("shadow/") {
-        command.env(SHADOWS, "1");
+    if let Some(copies) = copies.filter(|_| !OWN_COPIES.iter().any(|group| test.name.starts_with(group))) {
+        command.env(copies, "1");
     }
     let child = command.args([ONE_TEST, test.name]).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
     let mut child = child.map_err(tried("starting the test"))?;
@@ -167,11 +171,11 @@ struct Results {
 
 impl Results {
     /// Runs a test, and prints its result. `how` names the way that requests take, if there are several.
-    fn add(&mut self, test: &Test, how: &str, has_shadows: bool) {
+    fn add(&mut self, test: &Test, how: &str, copies: Option<&str>) {
         let strict = std::env::var_os("CI").is_some_and(|value| !value.is_empty());
         let name = format!("{}{how}", test.name);
         let start = Instant::now();
-        let outcome = run_in_process(test, has_shadows);
+        let outcome = run_in_process(test, copies);
         let seconds = start.elapsed().as_secs_f64();
         match outcome {
             Ok(Verdict::Passed(words)) => {
@@ -195,18 +199,14 @@ impl Results {
 
 /// Runs the selected tests with requests from the device. If the kernel has FUSE over io_uring, then runs those tests
 /// with that whose names begin with one of `io_uring_groups`.
-fn run(tests: &[Test], io_uring_groups: &[&str], filters: &[String], has_shadows: bool) -> ExitCode {
+fn run(tests: &[Test], io_uring_groups: &[&str], filters: &[String], copies: Option<&str>) -> ExitCode {
     let wanted = |test: &&Test| filters.is_empty() || filters.iter().any(|filter| test.name.contains(filter.as_str()));
     let mut results = Results::default();
     let switch = RingSwitch::find();
-    tests.iter().filter(wanted).for_each(|test| results.add(test, "", has_shadows));
+    tests.iter().filter(wanted).for_each(|test| results.add(test, "", copies));
     if switch.as_ref().is_some_and(RingSwitch::turn_on) {
         let is_selected = |test: &&Test| io_uring_groups.iter().any(|begin| test.name.starts_with(begin));
-        tests
-            .iter()
-            .filter(wanted)
-            .filter(is_selected)
-            .for_each(|test| results.add(test, " (over io_uring)", has_shadows));
+        tests.iter().filter(wanted).filter(is_selected).for_each(|test| results.add(test, " (over io_uring)", copies));
     }
     let Results { passed, skipped, failed } = results;
     if !failed.is_empty() {

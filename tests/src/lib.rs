@@ -19,6 +19,7 @@ pub mod differ;
 pub mod harness;
 pub mod ledger;
 pub mod linear;
+pub mod mirrors;
 pub mod mount;
 pub mod random;
 pub mod ranges;

@@ -7,12 +7,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::command::{Done, eventually, is_alive, kill, run};
+use crate::command::{Done, ashlar, eventually, kill, kill_all, parent, processes_naming, run, signal};
+use crate::mirrors::Mirror;
 use crate::reference::unmount;
-use crate::shadows::{SHADOWS, compare_with_shadow};
+use crate::shadows::{SHADOWS, compare_with_shadow, note_comparison};
 use crate::{Outcome, ensure, open_directory, tried};
 
 /// The longest time that a background process may take to start or to end.
@@ -20,23 +22,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The most mounts that a test makes of one arena.
 const MOUNTS_MAX: usize = 4;
-
-/// The `ashlar` command: `ASHLAR` in the environment, or the one beside this program.
-#[must_use]
-pub fn program() -> PathBuf {
-    if let Some(path) = std::env::var_os("ASHLAR") {
-        return path.into();
-    }
-    let beside = std::env::current_exe().ok().and_then(|path| path.parent().map(|directory| directory.join("ashlar")));
-    beside.unwrap_or_else(|| "ashlar".into())
-}
-
-/// `ashlar` with arguments, not yet run, and without the caller's `ASHLAR_ARENA`.
-pub fn ashlar<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
-    let mut command = Command::new(program());
-    command.args(arguments).env_remove("ASHLAR_ARENA");
-    command
-}
 
 /// How a program reaches the files of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,16 +69,6 @@ pub fn prefix(pid: u32) -> String {
     format!("ashlar-test-{pid}-")
 }
 
-/// The processes whose command line contains a text.
-fn processes_naming(text: &str) -> Vec<u32> {
-    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|process| {
-        let words = std::fs::read(process.path().join("cmdline")).ok()?;
-        let is_it = String::from_utf8_lossy(&words).contains(text);
-        is_it.then(|| process.file_name().to_str()?.parse().ok()).flatten()
-    });
-    processes.collect()
-}
-
 /// Removes the leftovers of a killed test: its processes, mounts and directories have its prefix in their names.
 pub fn clear_behind(pid: u32) {
     let prefix = prefix(pid);
@@ -128,7 +103,10 @@ pub struct TestArena {
     size: &'static str,
     /// The test has damaged it, so that its tree can't be read.
     is_damaged: AtomicBool,
-    has_shadow: bool,
+    /// The tests' copies, shadow or replica, are for this arena too.
+    has_copy: bool,
+    /// Its replica, if tests have mirrors.
+    mirror: Mutex<Option<Mirror>>,
 }
 
 impl TestArena {
@@ -143,7 +121,15 @@ impl TestArena {
             ),
         };
         let arena = memory.as_ref().unwrap_or(&directory).path().join("arena");
-        Ok(Self { directory, arena, _memory: memory, size, is_damaged: AtomicBool::new(false), has_shadow: true })
+        Ok(Self {
+            directory,
+            arena,
+            _memory: memory,
+            size,
+            is_damaged: AtomicBool::new(false),
+            has_copy: true,
+            mirror: Mutex::default(),
+        })
     }
 
     /// A test arena in a directory of the caller's.
@@ -155,11 +141,12 @@ impl TestArena {
             _memory: None,
             size,
             is_damaged: AtomicBool::new(false),
-            has_shadow: true,
+            has_copy: true,
+            mirror: Mutex::default(),
         })
     }
 
-    /// Leaves the arena out of the comparison with its shadow: the test is about to damage it.
+    /// Leaves the arena out of the comparison with its copy: the test is about to damage it.
     pub fn expect_damage(&self) {
         self.is_damaged.store(true, Ordering::Relaxed);
     }
@@ -189,17 +176,17 @@ impl TestArena {
         self.directory.path().join(format!("mount{number}"))
     }
 
-    /// Never has a shadow: its disk has no room for one.
+    /// Never has a copy: its disk has no room for one.
     #[must_use]
-    pub fn without_shadow(mut self) -> Self {
-        self.has_shadow = false;
+    pub fn without_copy(mut self) -> Self {
+        self.has_copy = false;
         self
     }
 
     /// `ashlar` with arguments and this arena.
     pub fn ashlar(&self, arguments: &[&str]) -> Outcome<Done> {
         let mut command = ashlar(arguments);
-        if !self.has_shadow {
+        if !self.has_copy {
             command.env_remove(SHADOWS);
         }
         run(command.arg("--arena").arg(&self.arena))
@@ -214,13 +201,31 @@ impl TestArena {
             }
             _ => {}
         }
+        self.start_mirror()?;
         // Most tests with ordinary users are about their sessions.
         self.ashlar(&["mount", "--sessions", "all", "--size", self.size, &point.display().to_string()])?.success()
+    }
+
+    /// Gives an arena that is not there yet a replica, if arenas are to have one.
+    fn start_mirror(&self) -> Outcome {
+        if Mirror::is_wanted() && self.has_copy && !self.arena.exists() {
+            let mut mirror = self.mirror.lock().map_err(|_| "a thread of the test panicked")?;
+            *mirror = Some(Mirror::start(&self.arena, self.size)?);
+        }
+        Ok(())
     }
 
     /// Unmounts directory `number`.
     pub fn umount(&self, number: usize) -> Outcome<Done> {
         run(ashlar(&["umount"]).arg(self.point(number)))?.success()
+    }
+
+    /// Waits until no process of the arena is left. The daemon of a cluster's node stays without mounts, and is ended.
+    pub fn await_end(&self, patience: Duration) -> Outcome {
+        if self.mirror.lock().is_ok_and(|mirror| mirror.is_some()) {
+            signal(self.daemon()?, Signal::TERM)?;
+        }
+        eventually("all processes end", patience, || !self.is_named())
     }
 
     /// Whether any process has the arena on its command line.
@@ -260,7 +265,7 @@ impl TestArena {
     }
 
     /// The processes behind the mounts by their own records, whether or not a daemon answers.
-    fn recorded(&self) -> Vec<u32> {
+    pub(crate) fn recorded(&self) -> Vec<u32> {
         let records = std::fs::read_dir("/run/ashlar").into_iter().flatten().flatten();
         let records =
             records.filter_map(|file| serde_json::from_slice::<Value>(&std::fs::read(file.path()).ok()?).ok());
@@ -359,6 +364,9 @@ impl Drop for TestArena {
         keep_complaints(&self.arena);
         if !self.is_damaged.load(Ordering::Relaxed) {
             compare_with_shadow(&self.arena);
+            if let Some(mirror) = self.mirror.get_mut().ok().and_then(Option::take) {
+                note_comparison(mirror.compare(self));
+            }
         }
         // A failed test may leave anything behind: mounts that hang, daemons that run. Processes end first, by their
         // numbers. The following tests report leftovers that can't be ended, when they find them.
@@ -375,21 +383,4 @@ fn is_dead(error: &std::io::Error) -> bool {
 fn is_mount_point(path: &Path) -> bool {
     let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     table.lines().any(|line| line.split(' ').nth(4).is_some_and(|point| Path::new(point) == path))
-}
-
-fn kill_all(processes: &[u32]) -> Outcome {
-    for &pid in processes {
-        // A process that is gone already needs no kill.
-        let _ = kill(pid);
-    }
-    eventually("the killed processes are gone", PATIENCE, || !processes.iter().any(|&pid| is_alive(pid)))
-}
-
-/// A process's parent, unless that is process 1 (or a reaper of a container, which has no ashlar in its name).
-#[must_use]
-pub fn parent(pid: u32) -> Option<u32> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let parent: u32 = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
-    let name = std::fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
-    (name.trim() == "ashlar").then_some(parent)
 }

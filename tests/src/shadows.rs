@@ -7,8 +7,7 @@ use std::process::Stdio;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::command::{eventually, run};
-use crate::mount::ashlar;
+use crate::command::{ashlar, eventually, run};
 use crate::{Outcome, tried};
 
 /// The variable that gives each daemon a shadow, if it is not empty.
@@ -37,7 +36,11 @@ pub fn take_comparisons() -> Comparisons {
 /// Compares an arena with its shadow, if it has one, and keeps the result.
 pub fn compare_with_shadow(arena: &Path) {
     let Some(shadow) = shadow_of(arena) else { return };
-    let result = compare(arena, &shadow);
+    note_comparison(compare(arena, &shadow));
+}
+
+/// Keeps the result of a comparison.
+pub fn note_comparison(result: Outcome) {
     let Ok(mut found) = FOUND.lock() else { return };
     match result {
         Ok(()) => found.equal += 1,
@@ -52,17 +55,22 @@ fn shadow_of(arena: &Path) -> Option<PathBuf> {
 }
 
 fn compare(arena: &Path, shadow: &Path) -> Outcome {
+    ensure_served(arena)?;
+    let done = run(ashlar(&["fsck", "--compare"]).arg(arena).arg(shadow))?;
+    done.success().map(drop).map_err(|problem| format!("the shadow is not equal: {problem}"))
+}
+
+/// Starts a daemon unless one serves the arena: the test may have ended it, and logs are left.
+pub fn ensure_served(arena: &Path) -> Outcome {
     let is_served = || {
         let status = run(ashlar(&["status", "--json", "--arena"]).arg(arena));
         status.is_ok_and(|done| done.output.contains("\"uptime_seconds\""))
     };
     if !is_served() {
-        // The test has ended SharedFS: the next one applies what is left in the logs.
         let mut daemon = ashlar(&["daemon", "--linger-seconds", "60", "--arena"]);
         let daemon = daemon.arg(arena).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         daemon.spawn().map_err(tried("starting a daemon for the comparison"))?;
         eventually("a daemon serves the comparison", PATIENCE, is_served)?;
     }
-    let done = run(ashlar(&["fsck", "--compare"]).arg(arena).arg(shadow))?;
-    done.success().map(drop).map_err(|problem| format!("the shadow is not equal: {problem}"))
+    Ok(())
 }

@@ -13,7 +13,8 @@ mod two_nodes;
 use std::process::ExitCode;
 
 use ashlar_tests::Outcome;
-use ashlar_tests::mount::{clear_behind, obstacle, program};
+use ashlar_tests::command::program;
+use ashlar_tests::mount::{clear_behind, obstacle};
 
 /// Tells a story, and fails if anything in it is not as promised.
 type Telling = fn() -> Outcome;

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use ashlar_tests::command::{Done, eventually, kill, run, signal, wait};
-use ashlar_tests::mount::{Medium, TestArena, ashlar};
+use ashlar_tests::command::{Done, ashlar, eventually, kill, run, signal, wait};
+use ashlar_tests::mount::{Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -34,7 +34,7 @@ impl Node {
         let ports = [free_port()?, free_port()?];
         let make = |name, port: &TcpListener| -> Outcome<Self> {
             let address = port.local_addr().map_err(tried("finding a free port"))?.to_string();
-            Ok(Self { name, address, site: TestArena::new(Medium::Memory, SIZE)?.without_shadow(), daemon: None })
+            Ok(Self { name, address, site: TestArena::new(Medium::Memory, SIZE)?.without_copy(), daemon: None })
         };
         Ok([make("A", &ports[0])?, make("B", &ports[1])?])
     }

@@ -7,8 +7,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ashlar_tests::command::eventually;
-use ashlar_tests::mount::program;
+use ashlar_tests::command::{eventually, program};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::process::{Pid, Signal, kill_process_group};
 

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ashlar_libfs::{DescriptorPolicy, LibFs, NewInode, Options, RenameFlags, WriteAt};
-use ashlar_tests::command::{eventually, run};
+use ashlar_tests::command::{ashlar, eventually, program, run};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
-use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, program};
+use ashlar_tests::mount::{Front, Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, number, tried};
 use ashlar_types::{Credentials, Errno, FileKind, InodeId};
 use ashlar_wire::{DEFER_VARIABLE, SessionKind};
@@ -615,7 +615,7 @@ fn renamed(site: &TestArena, names: &[PathBuf]) -> Outcome<Duration> {
 fn grows() -> Outcome<Verdict> {
     let disk = tempfile::tempdir().map_err(tried("making a directory"))?;
     run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=112M", "none"]).arg(disk.path()))?.success()?;
-    let site = TestArena::within(disk.path(), "64M")?.without_shadow();
+    let site = TestArena::within(disk.path(), "64M")?.without_copy();
     site.mount(0)?;
     let filler = disk.path().join("filler");
     let mut command = Front::RunAtOnce.command("python3");

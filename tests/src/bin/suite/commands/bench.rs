@@ -7,9 +7,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use ashlar_tests::command::{Done, eventually, finish, run, signal};
+use ashlar_tests::command::{Done, ashlar, eventually, finish, run, signal};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
-use ashlar_tests::mount::{Medium, TestArena, ashlar};
+use ashlar_tests::mount::{Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -193,7 +193,7 @@ fn refusals() -> Outcome<Verdict> {
     let file = site.point(0).join("file");
     fs::write(&file, "x").map_err(tried("writing"))?;
     bench(&[&file.display().to_string()])?.failure(1, &["not a directory"])?;
-    let program = ashlar_tests::mount::program().display().to_string();
+    let program = ashlar_tests::command::program().display().to_string();
     let under = run(ashlar(&["run", "--"]).args([&program, "bench", &point]))?;
     under.failure(1, &["without 'ashlar run'"])?;
     ensure!(list_names(&site.point(0))? == ["file"], "it has left something: {:?}", list_names(&site.point(0))?);

@@ -3,9 +3,9 @@
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use ashlar_tests::command::{Done, kill, run, shell, signal};
+use ashlar_tests::command::{Done, ashlar, kill, parent, run, shell, signal};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
-use ashlar_tests::mount::{Medium, TestArena, ashlar, parent};
+use ashlar_tests::mount::{Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::process::Signal;
 use serde_json::Value;

@@ -5,9 +5,9 @@ use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 use std::thread;
 
-use ashlar_tests::command::{run, shell};
+use ashlar_tests::command::{ashlar, program, run, shell};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
-use ashlar_tests::mount::{Medium, TestArena, ashlar, program};
+use ashlar_tests::mount::{Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_wire::socket_of;
 use rustix::fs::{FlockOperation, flock};

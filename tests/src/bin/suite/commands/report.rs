@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use ashlar_tests::command::{is_alive, run, signal, wait, was_killed};
+use ashlar_tests::command::{ashlar, is_alive, run, signal, wait, was_killed};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
-use ashlar_tests::mount::{Medium, TestArena, ashlar};
+use ashlar_tests::mount::{Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -456,7 +456,7 @@ fn ends() -> Outcome<Verdict> {
     // The program ignores the signals that this process ignores.
     let mut nohup = Command::new("nohup");
     let report = place.report.display().to_string();
-    nohup.arg(ashlar_tests::mount::program()).args([
+    nohup.arg(ashlar_tests::command::program()).args([
         "run",
         "--report-to",
         &report,

@@ -6,9 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ashlar_tests::command::{Done, run};
+use ashlar_tests::command::{Done, program, run};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
-use ashlar_tests::mount::{Medium, TestArena, program};
+use ashlar_tests::mount::{Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_wire::DEFER_VARIABLE;
 

@@ -6,9 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use ashlar_tests::command::{eventually, wait};
+use ashlar_tests::command::{ashlar, eventually, wait};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, obstacle};
+use ashlar_tests::mount::{Front, Medium, TestArena, obstacle};
 use ashlar_tests::{Outcome, ensure, tried};
 use serde_json::Value;
 

@@ -6,9 +6,9 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use ashlar_tests::command::{Done, run};
+use ashlar_tests::command::{Done, ashlar, program, run};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
-use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, program};
+use ashlar_tests::mount::{Front, Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.

@@ -36,7 +36,7 @@ fn when_mountable(variable: &str, default: u64, test: fn(&TestArena, u64) -> Out
     fs::write(site.point(0).join("file"), vec![0; 64 << 10]).map_err(tried("writing a file"))?;
     test(&site, kills)?;
     site.umount(0)?;
-    eventually("all processes end", SOON, || !site.is_named())?;
+    site.await_end(SOON)?;
     site.check()?;
     Ok(Verdict::Passed(format!("{kills} kills")))
 }

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use ashlar_tests::command::{Done, eventually, run, wait};
+use ashlar_tests::command::{Done, ashlar, eventually, run, wait};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
-use ashlar_tests::mount::{Medium, TestArena, ashlar};
+use ashlar_tests::mount::{Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::process::{Pid, Signal, kill_process};
 

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ashlar_tests::command::{Done, eventually, is_alive, kill, run, signal, wait};
+use ashlar_tests::command::{Done, ashlar, eventually, is_alive, kill, parent, program, run, signal, wait};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
-use ashlar_tests::mount::{Front, Medium, TestArena, ashlar, parent, program};
+use ashlar_tests::mount::{Front, Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_types::VersionRange;
 use ashlar_wire::{

@@ -800,7 +800,7 @@ fn reported(site: &TestArena, program: &Path) -> Outcome<Verdict> {
     let script = "printf 'open bc file\\nset 3 w s 0 1\\nset 3 w s 5 1\\nget 3 w s 0 0\\nclose 3\\n' | \"$0\"
         printf 'open bc file\\nmap 3\\nset 3 w s 0 1\\nset 3 u s 0 0\\nget 3 w s 0 0\\nset 3 w s 0 1\\nexit\\n' | \"$0\"";
     let report_path = report.display().to_string();
-    let mut command = ashlar_tests::mount::ashlar(&[
+    let mut command = ashlar_tests::command::ashlar(&[
         "run",
         "--report-json",
         "--report-to",

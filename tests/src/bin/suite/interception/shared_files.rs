@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use ashlar_tests::command::run;
+use ashlar_tests::command::{ashlar, run};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
-use ashlar_tests::mount::{Front, Medium, TestArena, ashlar};
+use ashlar_tests::mount::{Front, Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, tried};
 use ashlar_wire::DEFER_VARIABLE;
 use serde_json::Value;

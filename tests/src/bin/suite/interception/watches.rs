@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ashlar_tests::command::{eventually, run, wait};
+use ashlar_tests::command::{eventually, program, run, wait};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
-use ashlar_tests::mount::{Front, Medium, TestArena, program};
+use ashlar_tests::mount::{Front, Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.

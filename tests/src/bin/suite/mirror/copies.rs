@@ -1,14 +1,13 @@
 //! A replica gets a full copy under load: it is new, or its arena was lost.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use ashlar_tests::cluster::{ClusterOptions, PATIENCE, TestCluster};
-use ashlar_tests::command::{eventually, run, signal, wait_for};
+use ashlar_tests::cluster::{ClusterOptions, PATIENCE, TestCluster, free_addresses, is_in_sync};
+use ashlar_tests::command::{ashlar, eventually, run, signal, wait_for};
 use ashlar_tests::harness::{Test, Verdict, when_mountable};
 use ashlar_tests::ledger::checker::Bound;
-use ashlar_tests::mount::{Medium, TestArena, ashlar};
+use ashlar_tests::mount::{Medium, TestArena};
 use ashlar_tests::{Outcome, loops, number, tried};
 use rustix::process::Signal;
 
@@ -30,16 +29,13 @@ pub const TESTS: &[Test] = &[
 /// A writer without a replica gets one while programs work.
 fn added() -> Outcome<Verdict> {
     let (one, two) = (TestArena::new(Medium::Memory, "64M")?, TestArena::new(Medium::Memory, "64M")?);
-    let ports = [free_port()?, free_port()?];
-    let addresses = ports.each_ref().map(|port| port.local_addr().map(|address| address.to_string()));
-    drop(ports);
-    let [first, second] = addresses.map(|address| address.map_err(tried("reading a port")));
+    let [first, second] = free_addresses()?;
     let invitation = one.outside().join("invitation").display().to_string();
-    one.ashlar(&["cluster", "init", "--address", &first?, "--size", "64M"])?.success()?;
+    one.ashlar(&["cluster", "init", "--address", &first, "--size", "64M"])?.success()?;
     one.mount(0)?;
     let seed = number("ASHLAR_SEED", 1);
     let mut load = LedgerLoad::start_in(&one.point(0), one.outside(), MIXED, seed)?;
-    one.ashlar(&["node", "add", &second?, "--invitation", &invitation])?.success()?;
+    one.ashlar(&["node", "add", &second, "--invitation", &invitation])?.success()?;
     load.wait_for_syncs()?;
     two.ashlar(&["node", "join", &invitation, "--size", "64M"])?.success()?;
     // The drop of its arena ends it, at the latest.
@@ -47,9 +43,7 @@ fn added() -> Outcome<Verdict> {
     let replica = replica.arg(two.arena()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut replica = replica.spawn().map_err(tried("starting a daemon"))?;
     let progress = |arena: &TestArena| arena.status().map(|status| status["daemon"]["cluster"].clone());
-    eventually("the replica is in sync", PATIENCE, || {
-        progress(&one).is_ok_and(|state| state["in_sync"] == true && state["is_alone"] == false)
-    })?;
+    eventually("the replica is in sync", PATIENCE, || progress(&one).is_ok_and(|state| is_in_sync(&state)))?;
     load.wait_for_syncs().and_then(|()| load.expect_at_work())?;
     load.kill()?;
     let LedgerTotals { acknowledged, survived } = load.check_at(&one.point(0), Bound::Acknowledged)?;
@@ -64,10 +58,6 @@ fn added() -> Outcome<Verdict> {
     wait_for(&mut replica, PATIENCE)?.ok_or("the replica's daemon does not end")?;
     run(ashlar(&["fsck", "--compare"]).args([one.arena(), two.arena()]))?.success()?;
     Ok(Verdict::Passed(format!("{acknowledged} acknowledged updates, {survived} in both arenas")))
-}
-
-fn free_port() -> Outcome<TcpListener> {
-    TcpListener::bind("127.0.0.1:0").map_err(tried("finding a free port"))
 }
 
 /// How a replica is made anew.

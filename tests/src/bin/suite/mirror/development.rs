@@ -4,9 +4,9 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use ashlar_tests::command::{call, run};
+use ashlar_tests::command::{ashlar, call, run};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
-use ashlar_tests::mount::{ashlar, prefix};
+use ashlar_tests::mount::prefix;
 use ashlar_tests::random::Random;
 use ashlar_tests::{Outcome, ensure, loops, number, tried};
 use tempfile::TempDir;

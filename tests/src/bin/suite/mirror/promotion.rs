@@ -7,10 +7,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use ashlar_tests::cluster::{ClusterOptions, PATIENCE, TestCluster};
-use ashlar_tests::command::{eventually, kill, wait_for};
+use ashlar_tests::command::{eventually, kill, parent, wait_for};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
 use ashlar_tests::ledger::checker::Bound;
-use ashlar_tests::mount::{Front, parent, take_complaints};
+use ashlar_tests::mount::{Front, take_complaints};
 use ashlar_tests::random::Random;
 use ashlar_tests::{Outcome, ensure, loops, number, tried};
 

@@ -8,9 +8,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Barrier;
 use std::time::Duration;
 
-use ashlar_tests::command::{eventually, finish, is_alive, kill, run, shell, signal, wait};
+use ashlar_tests::command::{ashlar, eventually, finish, is_alive, kill, parent, run, shell, signal, wait};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
-use ashlar_tests::mount::{Medium, TestArena, ashlar, parent};
+use ashlar_tests::mount::{Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::process::Signal;

@@ -8,9 +8,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use ashlar_tests::command::{Done, run, shell};
+use ashlar_tests::command::{Done, ashlar, run, shell};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, TestArena, ashlar, obstacle};
+use ashlar_tests::mount::{Medium, TestArena, obstacle};
 use ashlar_tests::{Outcome, ensure, number, tried};
 use serde_json::Value;
 
