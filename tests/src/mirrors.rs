@@ -92,7 +92,7 @@ impl Drop for Mirror {
     }
 }
 
-/// What an arena's daemon says of itself; `None` if none answers.
+/// The status of an arena's daemon; `None` if none answers.
 fn status_of(arena: &Path) -> Option<serde_json::Value> {
     let status = run(ashlar(&["status", "--json", "--arena"]).arg(arena)).ok()?;
     let mut report: serde_json::Value = serde_json::from_str(&status.output).ok()?;
