@@ -195,6 +195,14 @@ pub fn ashlar<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     command
 }
 
+/// Starts the daemon of an arena, without output.
+pub fn start_daemon(arena: &Path, options: &[&str]) -> Outcome<Child> {
+    let mut daemon = ashlar(&["daemon"]);
+    daemon.args(options).arg("--arena").arg(arena);
+    daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    daemon.spawn().map_err(tried("starting a daemon"))
+}
+
 /// The processes whose command line contains a text.
 pub fn processes_naming(text: &str) -> Vec<u32> {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|process| {

@@ -4,16 +4,18 @@
 //! `ashlar-suite --mirror` runs tests so. The process of a test learns it from the environment.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::time::Duration;
 
 use rustix::process::Signal;
 
+use crate::Outcome;
 use crate::cluster::{PATIENCE, free_addresses, is_in_sync};
-use crate::command::{ashlar, eventually, is_alive, kill_all, parent, processes_naming, run, signal, wait_for};
+use crate::command::{
+    ashlar, eventually, is_alive, kill_all, parent, processes_naming, run, signal, start_daemon, wait_for,
+};
 use crate::mount::TestArena;
 use crate::shadows::ensure_served;
-use crate::{Outcome, tried};
 
 /// The variable that gives each arena of a test a replica, if it is not empty.
 pub const MIRRORS: &str = "ASHLAR_MIRRORS";
@@ -44,9 +46,7 @@ impl Mirror {
         at(&["cluster", "init", "--address", &first, "--size", size], writer)?;
         at(&["node", "add", &second, "--invitation", &invitation], writer)?;
         at(&["node", "join", &invitation, "--size", size], &arena)?;
-        let mut daemon = ashlar(&["daemon", "--arena"]);
-        daemon.arg(&arena).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let daemon = daemon.spawn().map_err(tried("starting a replica's daemon"))?;
+        let daemon = start_daemon(&arena, &[])?;
         Ok(Self { arena, daemon })
     }
 

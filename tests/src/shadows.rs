@@ -3,12 +3,11 @@
 //! `ashlar-suite --shadow` runs tests so. Daemons learn it from the environment.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::command::{ashlar, eventually, run};
-use crate::{Outcome, tried};
+use crate::Outcome;
+use crate::command::{ashlar, eventually, run, start_daemon};
 
 /// The variable that gives each daemon a shadow, if it is not empty.
 pub const SHADOWS: &str = "ASHLAR_SHADOWS";
@@ -67,9 +66,7 @@ pub fn ensure_served(arena: &Path) -> Outcome {
         status.is_ok_and(|done| done.output.contains("\"uptime_seconds\""))
     };
     if !is_served() {
-        let mut daemon = ashlar(&["daemon", "--linger-seconds", "60", "--arena"]);
-        let daemon = daemon.arg(arena).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        daemon.spawn().map_err(tried("starting a daemon for the comparison"))?;
+        start_daemon(arena, &["--linger-seconds", "60"])?;
         eventually("a daemon serves the comparison", PATIENCE, is_served)?;
     }
     Ok(())

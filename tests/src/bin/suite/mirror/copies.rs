@@ -1,10 +1,9 @@
 //! A replica gets a full copy under load: it is new, or its arena was lost.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use ashlar_tests::cluster::{ClusterOptions, PATIENCE, TestCluster, free_addresses, is_in_sync};
-use ashlar_tests::command::{ashlar, eventually, run, signal, wait_for};
+use ashlar_tests::command::{ashlar, eventually, run, signal, start_daemon, wait_for};
 use ashlar_tests::harness::{Test, Verdict, when_mountable};
 use ashlar_tests::ledger::checker::Bound;
 use ashlar_tests::mount::{Medium, TestArena};
@@ -39,9 +38,7 @@ fn added() -> Outcome<Verdict> {
     load.wait_for_syncs()?;
     two.ashlar(&["node", "join", &invitation, "--size", "64M"])?.success()?;
     // The drop of its arena ends it, at the latest.
-    let mut replica = ashlar(&["daemon", "--arena"]);
-    let replica = replica.arg(two.arena()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut replica = replica.spawn().map_err(tried("starting a daemon"))?;
+    let mut replica = start_daemon(two.arena(), &[])?;
     let progress = |arena: &TestArena| arena.status().map(|status| status["daemon"]["cluster"].clone());
     eventually("the replica is in sync", PATIENCE, || progress(&one).is_ok_and(|state| is_in_sync(&state)))?;
     load.wait_for_syncs().and_then(|()| load.expect_at_work())?;
