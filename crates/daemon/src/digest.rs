@@ -101,7 +101,7 @@ pub fn digest_all(shared: &SharedState) -> Result<(), StoreError> {
     if let Some(error) = state.failure.take() {
         return Err(error);
     }
-    apply_all(shared, &mut state)?;
+    apply_all(&mut state);
     match (shared.commit(&mut state), &shared.leading) {
         // All is in the logs and in the journal. The next start commits it, once the replica has it.
         (Err(StoreError::CommitUnderWay), Some(_)) => tracing::warn!("the replica is away; not all is committed"),
@@ -114,20 +114,13 @@ pub fn digest_all(shared: &SharedState) -> Result<(), StoreError> {
 }
 
 /// Applies all logs.
-///
-/// # Errors
-/// Those of the commits that make room in the journal.
-pub fn apply_all(shared: &SharedState, state: &mut Node) -> Result<(), StoreError> {
+pub fn apply_all(state: &mut Node) {
     for id in state.live_ids() {
-        let Some(settled) = state.settled(id) else { continue };
-        while !state.apply(id, settled, Slice::Batch) {
-            if state.is_journal_short() {
-                shared.commit(state)?;
-            }
+        if let Some(settled) = state.settled(id) {
+            state.apply(id, settled, Slice::All);
         }
     }
     state.decide_all();
-    Ok(())
 }
 
 /// Starts the digest and commit threads, and the one that makes huge pages.

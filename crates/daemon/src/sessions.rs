@@ -282,14 +282,7 @@ fn to_errno(error: &io::Error) -> Errno {
 ///
 /// All that they logged is digested, and all that they held is free. One commit serves all of them.
 pub fn end_sessions(shared: &SharedState, ids: &[SessionId]) {
-    end_where(shared, ids, |_, _| true);
-}
-
-/// Does as [`end_sessions`], but only for sessions that `is_meant` accepts.
-///
-/// While the lock is free, a session's number may pass to another process at any time.
-fn end_where(shared: &SharedState, ids: &[SessionId], is_meant: impl Fn(SessionId, &ServedSession) -> bool) {
-    let mut state = begin_end(shared, ids, is_meant);
+    let mut state = begin_end(shared, ids, |_, _| true);
     if state.perform(NodeRequest::Commit).is_err() {
         tracing::warn!("ended sessions stay until their logs can be committed");
     }
@@ -304,7 +297,14 @@ fn end_where(shared: &SharedState, ids: &[SessionId], is_meant: impl Fn(SessionI
 ///
 /// It is committed and removed in the background. Other sessions see its updates on return.
 pub fn leave_session(shared: &SharedState, id: SessionId) {
-    let mut state = begin_end(shared, &[id], |_, _| true);
+    leave_where(shared, &[id], |_, _| true);
+}
+
+/// Does as [`leave_session`] for the sessions that `is_meant` accepts.
+///
+/// While the lock is free, a session's number may pass to another process at any time.
+fn leave_where(shared: &SharedState, ids: &[SessionId], is_meant: impl Fn(SessionId, &ServedSession) -> bool) {
+    let mut state = begin_end(shared, ids, is_meant);
     state.request_commit();
     state.request_digest();
 }
@@ -374,7 +374,7 @@ fn cut_off_mounts(shared: &SharedState, ids: &[SessionId]) {
 
 /// Runs the thread that ends sessions whose processes have died.
 ///
-/// One commit serves all that have died by then.
+/// It waits for no commit: that may take until a replica is back, and what other dead sessions hold must become free.
 pub fn end_thread(shared: &SharedState, died: &Receiver<Vec<SessionId>>) {
     while let Ok(mut ids) = died.recv() {
         ids.extend(died.try_iter().flatten());
@@ -384,7 +384,7 @@ pub fn end_thread(shared: &SharedState, died: &Receiver<Vec<SessionId>>) {
             ids.iter().filter_map(|id| Some((*id, state.sessions.get(id)?.identity.process))).collect()
         };
         gone.retain(|(_, process)| open_process(process).is_none());
-        end_where(shared, &ids, |id, session| gone.contains(&(id, session.identity.process)));
+        leave_where(shared, &ids, |id, session| gone.contains(&(id, session.identity.process)));
     }
 }
 

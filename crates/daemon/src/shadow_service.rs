@@ -28,7 +28,7 @@ pub fn compare_trees(shared: &SharedState, directory: &Path) -> Result<Box<Compa
     }
     // A commit may be under way, which needs the lock to end.
     state.perform(NodeRequest::Commit)?;
-    apply_all(shared, &mut state).map_err(failed)?;
+    apply_all(&mut state);
     // No frame may follow: the lock is held until both trees are read.
     shared.commit(&mut state).map_err(failed)?;
     let mut shadow = shadow.lock();

@@ -400,8 +400,15 @@ impl LibFs {
     }
 
     /// Ends the session in order: SharedFS digests its log and takes back its leases and locks.
+    ///
+    /// On a writing node it waits for no commit, which may wait until the replica is back.
     pub fn close_session(&self) {
-        if self.make_room().and_then(|()| self.call(&Request::Goodbye).map(drop)).is_err() {
+        let closed = if self.is_replicated {
+            self.call(&Request::Leave)
+        } else {
+            self.make_room().and_then(|()| self.call(&Request::Goodbye))
+        };
+        if closed.is_err() {
             tracing::warn!("the daemon is away; it will digest the session's log when it is back");
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use ashlar_pmem::{Crc32c, Persistent};
 use ashlar_types::{LogPosition, SealCount};
 
-use crate::layout::HEAD_AT;
+use crate::layout::{HEAD_AT, LIMIT_AT};
 use crate::pins::Pin;
 use crate::record::{
     HEADER_BYTES, POSITION_MAX, PREFIX_BYTES, PREFIX_CRC_AT, PREFIX_OWN_AT, SlotVerdict, UNIT_BYTES, place, units_for,
@@ -130,15 +130,17 @@ impl<M: Persistent> Log<M> {
             }
             let missing = self.missing(end, pin)?;
             let is_unready = end.0 > self.ready.load(Ordering::Acquire);
-            if missing > 0 || is_unready {
+            // SharedFS lowers it before it seals, so under the newest seal count it is the newest one.
+            let is_limited = end.0 > self.memory.load_u64(LIMIT_AT)?.wrapping_sub(1);
+            if missing > 0 || is_unready || is_limited {
                 // A start that was read too late may be too large; it counts only if the tail did not move.
                 if self.load_tail()? != tail {
                     continue;
                 }
-                return Err(if is_unready {
-                    AppendError::Unready { upto: end }
-                } else {
-                    AppendError::Full { needed: missing }
+                return Err(match (is_limited, is_unready) {
+                    (true, _) => AppendError::Limited { upto: end },
+                    (_, true) => AppendError::Unready { upto: end },
+                    _ => AppendError::Full { needed: missing },
                 });
             }
             let slot = LogSlot { number: tail.number, state: SlotState::Reserved, units };

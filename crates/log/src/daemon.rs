@@ -5,7 +5,7 @@ use std::sync::{MutexGuard, PoisonError};
 use ashlar_pmem::Persistent;
 use ashlar_types::{LogPosition, SealCount};
 
-use crate::layout::{FENCED_AT, SLOTS};
+use crate::layout::{FENCED_AT, LIMIT_AT, SLOTS};
 use crate::slots::{LogSlot, SlotState, TRIES_MAX, Undecided};
 use crate::{Damaged, Log};
 
@@ -75,6 +75,15 @@ impl<M: Persistent> Log<M> {
         let _guard = self.lock_daemon();
         // Memory that was mapped whole cannot be too short, and a head that is not stored only keeps space from reuse.
         let _ = self.store_head(head);
+    }
+
+    /// Lets appends go up to a position, or sets no limit.
+    ///
+    /// A limit holds for all appends at once if it is raised, and after the next seal if it is lowered.
+    pub fn set_limit(&self, upto: Option<LogPosition>) {
+        // As for the head. A session that overwrites it is found out by the end of its log.
+        let _ = self.memory.store_u64(LIMIT_AT, upto.map_or(0, |upto| upto.0.saturating_add(1)));
+        self.memory.fence();
     }
 
     /// Ends all appends, for good.

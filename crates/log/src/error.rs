@@ -24,6 +24,12 @@ pub enum AppendError {
         /// The position up to which it must be ready.
         upto: LogPosition,
     },
+    /// SharedFS allows no append so far ([`crate::Log::set_limit`]).
+    #[error("the log is limited, and appends up to {upto} must be allowed")]
+    Limited {
+        /// The position up to which appends must be allowed.
+        upto: LogPosition,
+    },
     /// No log of this size can ever hold such a record.
     #[error("a record of this length does not fit this log")]
     TooLong,

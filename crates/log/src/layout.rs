@@ -12,6 +12,7 @@
 //!    128    16  incarnation, of odd generation
 //!    192     8  tail: number of the next slot (upper half), seal count (lower half)
 //!    256     8  head: position up to which SharedFS has committed
+//!    264     8  limit: position behind which no append goes, and 1; 0: there is none
 //!    320     8  1 if the log is fenced
 //!   4096  4096  slot table: 256 slots of 16 bytes (see `slots`)
 //!   8192     …  ring: the byte at position p stands at 8192 + p mod (bytes of the ring)
@@ -41,6 +42,8 @@ const CRC_AT: u64 = 32;
 const INCARNATIONS_AT: [u64; 2] = [64, 128];
 pub(crate) const TAIL_AT: u64 = 192;
 pub(crate) const HEAD_AT: u64 = 256;
+/// In the line of the head: an append reads both, and both change seldom.
+pub(crate) const LIMIT_AT: u64 = 264;
 pub(crate) const FENCED_AT: u64 = 320;
 pub(crate) const SLOTS_AT: u64 = 4096;
 pub(crate) const RING_AT: u64 = 8192;

@@ -124,6 +124,7 @@ impl<M: Persistent> Log<M> {
         header.write(&memory)?;
         let log = Self::over(memory, header, LogPosition(0));
         log.memory.store_u64(FENCED_AT, 0)?;
+        log.set_limit(None);
         log.store_head(LogPosition(0))?;
         log.reset_slots(Tail { number: 0, seal: SealCount(0) }, LogPosition(0))
             .map_err(|_| LogOpenError::DamagedHeader)?;

@@ -167,20 +167,6 @@ impl NodeCore {
         self.effects.poll()
     }
 
-    /// Returns whether batches must wait until a commit frees a part of the journal.
-    #[must_use]
-    pub fn is_journal_short(&self) -> bool {
-        self.journal.as_ref().is_some_and(NodeJournal::is_short)
-    }
-
-    /// Returns whether lease moves and session ends must wait, too.
-    ///
-    /// When SharedFS is over, they take the last room.
-    #[must_use]
-    pub fn is_journal_nearly_full(&self) -> bool {
-        !self.is_over() && self.journal.as_ref().is_some_and(NodeJournal::is_nearly_full)
-    }
-
     /// Returns whether SharedFS ends, or has failed: no commit need come any more.
     #[must_use]
     pub fn is_over(&self) -> bool {

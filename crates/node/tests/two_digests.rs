@@ -9,16 +9,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_journal::{FrameBody, JournalIdentity, JournalRing, OwnAct};
-use ashlar_log::Log;
+use ashlar_log::{AppendError, Log};
 use ashlar_node::digest::commit::{await_no_copy, commit_with};
 use ashlar_node::journal::acts::journal_act;
+use ashlar_node::journal::log_limits::recall_room;
 use ashlar_node::journal::{CopySender, NodeJournal, Replica, ReplicaFault};
-use ashlar_node::pending::progress::{Progress, WaitFor};
-use ashlar_node::pending::{NodeRequest, RequestTerms};
+use ashlar_node::pending::progress::Progress;
+use ashlar_node::pending::{NodeRequest, RequestTerms, RequestTicket};
 use ashlar_node::records::apply::Slice;
 use ashlar_node::recovery::recover_logs;
 use ashlar_node::recovery::take_up::{FoundSession, SoundSession, take_up_sessions};
-use ashlar_node::sessions::beginning::begin_session;
+use ashlar_node::sessions::admission::Refused;
+use ashlar_node::sessions::beginning::{BegunSession, begin_session};
 use ashlar_node::sessions::identity::{Process, ProcessTable, SessionIdentity};
 use ashlar_node::sessions::session::{LogRoom, ServedSession, SessionMemory};
 use ashlar_node::sessions::session_page::SessionPage;
@@ -109,6 +111,10 @@ impl Machine {
     }
 
     fn add_session(&mut self, node: &mut Node, id: SessionId, uid: u32) {
+        self.begin(node, id, uid).expect("begun");
+    }
+
+    fn begin(&mut self, node: &mut Node, id: SessionId, uid: u32) -> Result<BegunSession, Refused> {
         let memory = SessionMemory::in_twins(CrashMedium::Words, id, 1, 64 << 10).expect("long enough");
         let (log, page) = (Arc::clone(&memory.log_memory), Arc::clone(memory.page.memory()));
         self.sessions.push(KeptMemory { id, log, control: Arc::clone(memory.control.memory()), page });
@@ -118,7 +124,7 @@ impl Machine {
         let mut session = ServedSession::new(id, owner, 1, memory, self.now.since_boot).expect("long enough");
         session.grant_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 50 }, CreditKind::Common);
         session.ranges.add(&session.page, InodeId(1000 * id.0), 900);
-        begin_session(node, session, false).expect("begun");
+        begin_session(node, session, false)
     }
 
     /// SharedFS dies, and starts again.
@@ -527,50 +533,96 @@ fn commit_waits_for_a_replica_that_has_just_connected() {
     assert_eq!(node.store.committed(WRITER), settled);
 }
 
-/// Only a commit makes room, and it may need the very thread that ends a session.
-#[test]
-fn session_ends_while_the_journal_is_short() {
-    let (Pair { mut node, .. }, settled) = start_with_file();
-    let body = vec![0; 200 << 10];
-    while !node.is_journal_short() {
-        journal_act(&mut node, OwnAct::Update { kind: 1, body: &body });
+/// Fills the journal up to so many bytes, with acts that no commit has made reusable.
+fn fill_journal(node: &mut Node, bytes: u64) {
+    while node.journal.as_ref().expect("it has one").needed_bytes() < bytes {
+        journal_act(node, OwnAct::Inodes { session: WRITER, first: InodeId(1 << 20), count: 1 });
     }
-    assert!(!node.apply(WRITER, settled, Slice::Batch), "a digest waits for room");
-    let ticket = node.begin_request(NodeRequest::EndSessions(vec![WRITER]), RequestTerms::OWN);
-    let is_over = (0..100).any(|_| matches!(node.advance(ticket), Progress::Done(_)));
-    assert!(is_over && node.store.applied(WRITER) == settled);
 }
 
-/// A lease move or a session's end may need more room than there is. Neither may take what the node's own acts need.
+/// Goes on with a request, at most a hundred times; returns whether it has ended.
+fn is_over(node: &mut Node, ticket: RequestTicket) -> bool {
+    (0..100).any(|_| matches!(node.advance(ticket), Progress::Done(_)))
+}
+
+/// While the replica is away, the journal fills. Then appends wait. What was appended is applied, and sessions end.
 #[test]
-fn session_end_waits_while_the_journal_is_nearly_full() {
-    let (Pair { mut node, link, .. }, settled) = start_with_file();
+fn appends_alone_wait_while_the_journal_is_full() {
+    let (Pair { mut node, link, .. }, _) = start_with_file();
     let mut link = link.restart(&mut node);
-    while !node.is_journal_nearly_full() {
-        journal_act(&mut node, OwnAct::Inodes { session: WRITER, first: InodeId(1 << 20), count: 1 });
+    fill_journal(&mut node, RING_BYTES / 4 * 3 - (12 << 10));
+    let accessed = Update::Accessed { inode: InodeId(1000), at: Timestamp { seconds: 1001, nanoseconds: 0 } };
+    assert!(append(&node, HOLDER, &accessed));
+    recall_room(&mut node, READER);
+    let mut appended = 0;
+    let waiting = loop {
+        let log = Arc::clone(&node.sessions[&WRITER].log);
+        match log.append(log.seal_count(), accessed.kind() as u8, &accessed.encode().parts()) {
+            Ok(_) => appended += 1,
+            Err(AppendError::Limited { upto }) => {
+                let request = NodeRequest::Session(WRITER, Request::LogLimit { upto });
+                let ticket = node.begin_request(request, RequestTerms::OWN);
+                if !is_over(&mut node, ticket) {
+                    break ticket;
+                }
+            }
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert!(appended > 100, "the room that was left is not used: {appended} appends");
+    for id in [WRITER, HOLDER] {
+        let settled = node.settled(id).expect("settled");
+        assert!(node.apply(id, settled, Slice::All), "{id} is not applied");
     }
-    let ticket = node.begin_request(NodeRequest::EndSessions(vec![WRITER]), RequestTerms::OWN);
-    for _ in 0..100 {
-        assert!(matches!(node.advance(ticket), Progress::Wait(WaitFor::Digests, Some(_))), "it takes the last room");
-    }
-    assert_eq!(node.store.applied(WRITER), LogPosition(0));
+    let ticket = node.begin_request(NodeRequest::EndSessions(vec![HOLDER]), RequestTerms::OWN);
+    assert!(is_over(&mut node, ticket), "the end of a session waits");
+    assert!(node.failure.is_none() && node.sessions[&WRITER].fenced.is_none());
+    assert!(!is_over(&mut node, waiting), "there is no room");
     commit(&mut node, &mut link);
-    let is_over = (0..100).any(|_| matches!(node.advance(ticket), Progress::Done(_)));
-    assert!(is_over && node.store.applied(WRITER) == settled);
+    assert!(is_over(&mut node, waiting), "a commit makes room");
+}
+
+/// The log's word that limits appends is the session's to change.
+#[test]
+fn session_that_passes_its_limit_is_fenced() {
+    let (Pair { mut node, .. }, _) = start_with_file();
+    fill_journal(&mut node, RING_BYTES / 16 * 13);
+    recall_room(&mut node, READER);
+    let log = Arc::clone(&node.sessions[&WRITER].log);
+    log.set_limit(None);
+    let accessed = Update::Accessed { inode: InodeId(1000), at: Timestamp { seconds: 1001, nanoseconds: 0 } };
+    assert!(append(&node, WRITER, &accessed));
+    let settled = node.settled(WRITER).expect("settled");
+    node.apply(WRITER, settled, Slice::All);
+    let reason = node.sessions[&WRITER].fenced.as_ref().expect("fenced");
+    assert!(reason.contains("beyond its limit"), "{reason}");
+}
+
+/// Each session that begins takes room for its end.
+#[test]
+fn no_session_begins_while_the_journal_is_nearly_full() {
+    let Pair { mut machine, mut node, link } = Pair::start();
+    let mut link = link.restart(&mut node);
+    fill_journal(&mut node, RING_BYTES / 16 * 15);
+    let refused = machine.begin(&mut node, SessionId(4), 0).err();
+    assert!(
+        matches!(&refused, Some(Refused::Because(reason)) if reason.contains("the journal is full")),
+        "{refused:?}"
+    );
+    commit(&mut node, &mut link);
+    machine.begin(&mut node, SessionId(5), 0).expect("begun");
 }
 
 /// Frames that are kept for a replica alone leave room after a start, too: no commit need come that would free them.
 #[test]
 fn kept_frames_leave_room_after_a_start() {
     let Pair { mut machine, mut node, mut link } = Pair::start();
-    let body = vec![0; 200 << 10];
-    while !node.is_journal_short() {
-        journal_act(&mut node, OwnAct::Update { kind: 1, body: &body });
-    }
+    fill_journal(&mut node, RING_BYTES / 16 * 9);
     commit(&mut node, &mut link);
-    assert!(!node.is_journal_short());
+    let needed = |node: &Node| node.journal.as_ref().expect("it has one").needed_bytes();
+    assert_eq!(needed(&node), 0);
     let ring = node.journal.as_ref().expect("it has one").ring();
-    assert!(ring.used() > ring.capacity() / 2, "too little is kept");
+    assert!(ring.used() > ring.capacity() / 4, "too little is kept");
     (node, _) = machine.restart(node, link);
-    assert!(!node.is_journal_short());
+    assert!(needed(&node) < 1000, "{} bytes are needed", needed(&node));
 }

@@ -512,6 +512,13 @@ pub enum Request {
         /// The flags of open(2): the access mode, and flags that neither create nor truncate.
         flags: u32,
     },
+    /// Asks that appends to the session's log may go up to this position; the reply comes when they may.
+    ///
+    /// Only a node with a journal limits them: what a log holds must have room in the journal.
+    LogLimit {
+        /// The position.
+        upto: LogPosition,
+    },
 }
 
 /// The flag with which a helper opens a file that it sends to a session: `O_NONBLOCK`.

@@ -44,6 +44,11 @@ pub(crate) enum Stop {
         /// That position.
         upto: LogPosition,
     },
+    /// SharedFS must let appends go up to a position.
+    Limited {
+        /// That position.
+        upto: LogPosition,
+    },
     /// The table of open handles must get room.
     Handles,
     /// Credit has run out, for an update that replaces existing blocks or for another one.
@@ -331,6 +336,7 @@ impl LibFs {
             Stop::Sealed | Stop::Changed => Ok(()),
             Stop::Full { needed } => self.make_log_room(needed),
             Stop::Unready { upto } => self.make_ready(upto),
+            Stop::Limited { upto } => self.raise_limit(upto),
             Stop::Handles => self.call(&Request::HandleSpace).map(drop),
             Stop::Credit { want, replaces } => self.request_credit(want, replaces),
             Stop::Quota(wants) => self.request_quota(wants),

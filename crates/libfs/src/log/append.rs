@@ -53,6 +53,7 @@ impl LockedNodes<'_> {
                     AppendError::Sealed => Stop::Sealed,
                     AppendError::Full { needed } => Stop::Full { needed },
                     AppendError::Unready { upto } => Stop::Unready { upto },
+                    AppendError::Limited { upto } => Stop::Limited { upto },
                     AppendError::TooLong => Stop::Errno(Errno::EFBIG),
                     _ => Stop::Errno(Errno::EIO),
                 });
@@ -141,6 +142,7 @@ impl LibFs {
                 Err(AppendError::Sealed) => {}
                 Err(AppendError::Full { needed }) => self.make_log_room(needed)?,
                 Err(AppendError::Unready { upto }) => self.make_ready(upto)?,
+                Err(AppendError::Limited { upto }) => self.raise_limit(upto)?,
                 Err(_) => return Err(Errno::EIO),
             }
         }
@@ -219,6 +221,16 @@ impl LibFs {
         let is_all = ready.0 - self.log_began.0 >= self.log.capacity();
         self.log.record_ready(if is_all { LogPosition(u64::MAX) } else { ready });
         Ok(())
+    }
+
+    /// Waits until SharedFS lets appends go up to a position. The caller has locked no node.
+    ///
+    /// It waits for the replica if the journal is full.
+    ///
+    /// # Errors
+    /// `EIO` if SharedFS is away.
+    pub(crate) fn raise_limit(&self, upto: LogPosition) -> Outcome<()> {
+        self.call(&Request::LogLimit { upto }).map(drop)
     }
 
     /// Requests credit for an update.

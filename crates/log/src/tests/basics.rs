@@ -243,3 +243,21 @@ fn append_writes_nothing_beyond_the_ready_position() {
     log.record_ready(upto);
     assert_eq!(large().unwrap().end, upto);
 }
+
+#[test]
+fn append_goes_no_further_than_the_limit() {
+    let log = log(1024);
+    let append = || log.append(log.seal_count(), 1, &[&[1; 176]]);
+    log.set_limit(Some(LogPosition(400)));
+    assert_eq!(append().unwrap().end, LogPosition(200));
+    assert_eq!(append().unwrap().end, LogPosition(400));
+    let tail = log.tail();
+    assert_eq!(append(), Err(AppendError::Limited { upto: LogPosition(600) }));
+    assert_eq!(log.tail(), tail, "nothing was taken");
+    log.set_limit(Some(LogPosition(599)));
+    assert_eq!(append(), Err(AppendError::Limited { upto: LogPosition(600) }));
+    log.set_limit(Some(LogPosition(600)));
+    assert_eq!(append().unwrap().end, LogPosition(600));
+    log.set_limit(None);
+    assert_eq!(append().unwrap().end, LogPosition(800));
+}

@@ -211,3 +211,42 @@ fn stopped_appender_delays_neither_settled_end_nor_seal() {
     assert_eq!(outcome, Ok(None));
     assert_eq!(session.append(seal, 1, &[b"late"]), Err(AppendError::Sealed));
 }
+
+/// Once a log is sealed under a lower limit, no append goes behind both, whatever appends were under way.
+#[test]
+fn lowered_limit_holds_from_the_next_seal_on() {
+    let [session, daemon] = mappings(16 << 10, Medium::MEMORY);
+    let session = Log::format(session, GENERATION).unwrap();
+    let daemon = Log::open(daemon).unwrap();
+    let is_over = AtomicBool::new(false);
+    let limited = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    match session.append(session.seal_count(), 1, &[&[7; 40]]) {
+                        Ok(appended) => session.release(appended.end),
+                        Err(AppendError::Limited { .. }) => _ = limited.fetch_add(1, Ordering::Relaxed),
+                        Err(AppendError::Sealed | AppendError::Full { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+        }
+        for round in 0..2000 {
+            let limit = daemon.tail().plus(64 * (round % 3));
+            daemon.set_limit(Some(limit));
+            let (_, sealed) = daemon.seal().unwrap();
+            let bound = limit.max(sealed);
+            for _ in 0..50 {
+                assert!(daemon.tail() <= bound, "an append went behind {bound}");
+                std::hint::spin_loop();
+            }
+            daemon.set_head(daemon.settled().unwrap());
+            daemon.set_limit(Some(bound.plus(2000)));
+            std::thread::yield_now();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert!(limited.load(Ordering::Relaxed) > 0, "no append was limited, so nothing was shown");
+}

@@ -12,12 +12,15 @@ use ashlar_types::{JournalPosition, LogPosition, SessionId};
 use crate::digest::commit_state::CommitState;
 use crate::effects::NodeEffect;
 use crate::invariants::check_sessions;
+use crate::journal::NodeJournal;
 use crate::node_core::NodeCore;
 use crate::sessions::session::ServedSession;
 use crate::sessions::session_table::SessionTable;
 
 /// The part of a log that may wait before the log is digested.
 const UNAPPLIED_PART: u64 = 4;
+/// The part of what a session may append that may wait, where appends are limited.
+const LIMITED_PART: u64 = 2;
 /// How long a log may be idle with waiting records before it is digested.
 const IDLE: Duration = Duration::from_millis(300);
 /// The part of a log that may wait for a commit before one begins.
@@ -37,7 +40,9 @@ pub fn is_due(session: &mut ServedSession, applied: LogPosition, now: Duration, 
         *is_busy = true;
     }
     let waiting = tail.0.saturating_sub(applied.0);
-    if waiting > session.log.capacity() / UNAPPLIED_PART || waiting > 0 && now > session.moved.1 + IDLE {
+    let limited = session.append_limit.map(|limit| limit.0.saturating_sub(applied.0) / LIMITED_PART);
+    let most = limited.unwrap_or(u64::MAX).min(session.log.capacity() / UNAPPLIED_PART);
+    if waiting > most || waiting > 0 && now > session.moved.1 + IDLE {
         session.due = tail;
     }
     session.due.max(session.wanted) > applied
@@ -46,12 +51,19 @@ pub fn is_due(session: &mut ServedSession, applied: LogPosition, now: Duration, 
 /// Returns whether it's time for a commit.
 pub fn is_commit_due(state: &NodeCore) -> bool {
     let is_old = || state.commits.oldest_uncommitted.is_none_or(|oldest| state.now.since_boot > oldest + COMMIT_AGE);
-    can_commit(&state.store, &state.commits) && (is_old() || is_much_uncommitted(&state.store, state.sessions.values()))
+    let is_much = || is_much_uncommitted(&state.store, state.sessions.values()) || is_journal_filling(state);
+    can_commit(&state.store, &state.commits) && (is_old() || is_much())
 }
 
 /// Returns whether a commit is due, now that more of this session's log is applied.
 pub fn is_commit_due_after(state: &NodeCore, id: SessionId) -> bool {
-    can_commit(&state.store, &state.commits) && is_much_uncommitted(&state.store, state.sessions.get(&id))
+    let is_much = || is_much_uncommitted(&state.store, state.sessions.get(&id)) || is_journal_filling(state);
+    can_commit(&state.store, &state.commits) && is_much()
+}
+
+/// Returns whether much of the journal can be reused only after a commit.
+fn is_journal_filling(state: &NodeCore) -> bool {
+    state.journal.as_ref().is_some_and(NodeJournal::is_filling)
 }
 
 /// Returns whether there is anything to commit, and no commit is under way.

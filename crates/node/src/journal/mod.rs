@@ -11,6 +11,7 @@
 pub mod acts;
 pub mod applier;
 pub mod copy;
+pub mod log_limits;
 pub mod replica;
 pub mod writer;
 

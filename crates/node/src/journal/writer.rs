@@ -17,12 +17,12 @@ use ashlar_wire::Credit;
 
 use crate::journal::applier::{FrameApplier, ReplayError};
 
-/// The part of the ring that may be used before digests wait for a commit; the rest is for all else.
-const FULL_PART: (u64, u64) = (1, 2);
-/// The part of the ring that may be used before lease moves and session ends wait for one too.
-///
-/// The rest is for SharedFS's own acts, and for what must not be interrupted.
-const NEARLY_FULL_PART: (u64, u64) = (3, 4);
+/// The part of the ring that may be needed before a commit is due.
+const FILLING_PART: (u64, u64) = (1, 4);
+/// The part that may be needed before a recovery commits in its middle.
+const SHORT_PART: (u64, u64) = (1, 2);
+/// The part that may be needed before no session begins any more; the rest is for those that there are.
+const NEARLY_FULL_PART: (u64, u64) = (7, 8);
 
 /// Decisions that were made while a batch was applied, and that a replica must know.
 #[derive(Debug, Default)]
@@ -159,20 +159,32 @@ impl NodeJournal {
         JournalMark { position: self.ring.end(), order: self.order }
     }
 
-    /// Returns whether so much of the ring is in use that digests wait for a commit.
+    /// Returns whether so much of the ring is needed that a commit is due.
+    #[must_use]
+    pub fn is_filling(&self) -> bool {
+        self.is_needed_beyond(FILLING_PART)
+    }
+
+    /// Returns whether so much of the ring is needed that a recovery must commit first.
     #[must_use]
     pub fn is_short(&self) -> bool {
-        self.is_used_beyond(FULL_PART)
+        self.is_needed_beyond(SHORT_PART)
     }
 
-    /// Returns whether so much of the ring is in use that lease moves and session ends wait for a commit too.
+    /// Returns whether so much of the ring is needed that no session may begin.
     #[must_use]
     pub fn is_nearly_full(&self) -> bool {
-        self.is_used_beyond(NEARLY_FULL_PART)
+        self.is_needed_beyond(NEARLY_FULL_PART)
     }
 
-    fn is_used_beyond(&self, part: (u64, u64)) -> bool {
-        self.ring.end().0 - self.reusable.0 > self.ring.capacity() * part.0 / part.1
+    /// Returns the bytes of the ring that can't be reused.
+    #[must_use]
+    pub fn needed_bytes(&self) -> u64 {
+        self.ring.end().0 - self.reusable.0
+    }
+
+    fn is_needed_beyond(&self, part: (u64, u64)) -> bool {
+        self.needed_bytes() > self.ring.capacity() * part.0 / part.1
     }
 
     /// Returns the next verdict on a session's batch; it refuses nothing, and counts nothing.

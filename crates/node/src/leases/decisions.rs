@@ -14,34 +14,18 @@ use crate::node_core::NodeCore;
 use crate::records::logs::seal_log;
 use crate::records::sealed_logs::apply_sealed;
 
-/// How far the lease manager's decisions are performed.
-///
-/// Nothing may rely on the leases before they are performed as a whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decided {
-    /// As a whole.
-    All,
-    /// Further batches of sealed logs are to be applied.
-    Partly,
-    /// The next batch must wait for a commit, which makes room in the journal.
-    LacksRoom,
-}
-
 /// Performs the lease manager's commands, and applies one batch of the logs that they seal.
 ///
-/// With `leaves_room`, it leaves room in the journal to those that can't wait.
-pub fn decide_batch(state: &mut NodeCore, leaves_room: bool) -> Decided {
+/// Returns whether they are performed as a whole. Nothing may rely on the leases before.
+pub fn decide_batch(state: &mut NodeCore) -> bool {
     loop {
         if perform_commands(state) {
             state.effects.push(NodeEffect::WakeGrants);
         }
-        if leaves_room && !state.sealed.is_empty() && state.is_journal_nearly_full() {
-            return Decided::LacksRoom;
-        }
         match apply_sealed(state) {
             None => break,
             Some(true) => {}
-            Some(false) => return Decided::Partly,
+            Some(false) => return false,
         }
     }
     for session in state.sessions.values() {
@@ -50,12 +34,12 @@ pub fn decide_batch(state: &mut NodeCore, leaves_room: bool) -> Decided {
         }
     }
     check_decision(state);
-    Decided::All
+    true
 }
 
-/// Performs all of the lease manager's commands, and applies all logs that they seal. It waits for no room.
+/// Performs all of the lease manager's commands, and applies all logs that they seal.
 pub fn decide_all(state: &mut NodeCore) {
-    while decide_batch(state, false) != Decided::All {}
+    while !decide_batch(state) {}
 }
 
 /// Performs the lease manager's commands until there is none; returns whether requests were answered.

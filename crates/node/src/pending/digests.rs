@@ -1,6 +1,7 @@
 //! Requests that apply logs and wait for commits.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use ashlar_pmem::MediumKind;
 use ashlar_store::{MapBlocks, MappedRun, StoreError};
@@ -10,10 +11,11 @@ use ashlar_wire::{LEASE_SLOTS, Reply};
 use crate::digest::durability::{find_writers, is_uncommitted};
 use crate::journal::NodeJournal;
 use crate::journal::acts::journal_inodes;
-use crate::leases::grant::{LATER, Patience, report_store_error};
+use crate::journal::log_limits::{raise_limit, recall_room};
+use crate::leases::grant::{ENDING, LATER, Patience, report_store_error};
 use crate::leases::leasing::Ancestors;
 use crate::node_core::NodeCore;
-use crate::pending::progress::{Progress, done, ok};
+use crate::pending::progress::{Progress, WaitFor, done, ok};
 use crate::pending::steps::{ApplyLogs, CommitAll, DigestWait, ReplicationWait};
 use crate::records::logs::find_settled;
 use crate::sessions::mapped_table::NUMBER_MAX;
@@ -59,6 +61,64 @@ impl DigestTask {
                     *self = Self::Commit(DigestWait::for_commit(id, target));
                 }
                 Self::Commit(wait) => return Progress::Done(done!(wait.advance(node)).map(Reply::Committed)),
+            }
+        }
+    }
+}
+
+/// How long a session that may not append further pauses before it is tried again.
+const LIMIT_PAUSE: Duration = Duration::from_millis(20);
+
+/// A session asks that appends to its log may go up to a position.
+#[derive(Debug)]
+pub struct LimitTask {
+    upto: LogPosition,
+    stage: LimitStage,
+}
+
+#[derive(Debug)]
+enum LimitStage {
+    Begin,
+    /// Its own log is applied: frames need less room than what may be appended.
+    Apply(ApplyLogs),
+    /// Other sessions have given back what they don't use. Only commits make room now.
+    Wait,
+}
+
+impl LimitTask {
+    /// Lets appends go up to a position.
+    pub fn new(upto: LogPosition) -> Self {
+        Self { upto, stage: LimitStage::Begin }
+    }
+
+    /// Goes on. The result is `EINVAL` for a position that no append needs, `EIO` if the shared area has failed, or
+    /// [`ENDING`].
+    pub fn advance(&mut self, node: &mut NodeCore, id: SessionId) -> Progress<Result<Reply, Errno>> {
+        loop {
+            let session = ok!(node.live(id).ok_or(Errno::EIO));
+            if self.upto > session.log.tail().plus(session.log.capacity()) {
+                return Progress::Done(Err(Errno::EINVAL));
+            }
+            if raise_limit(node, id, self.upto) {
+                return Progress::Done(Ok(Reply::Done));
+            }
+            if node.failure.is_some() {
+                return Progress::Done(Err(Errno::EIO));
+            }
+            if node.ending {
+                return Progress::Done(Err(ENDING));
+            }
+            match &mut self.stage {
+                LimitStage::Begin => self.stage = LimitStage::Apply(ApplyLogs::of(id)),
+                LimitStage::Apply(apply) => {
+                    done!(apply.advance(node));
+                    recall_room(node, id);
+                    self.stage = LimitStage::Wait;
+                }
+                LimitStage::Wait => {
+                    node.request_commit();
+                    return Progress::Wait(WaitFor::Digests, Some(node.now.since_boot + LIMIT_PAUSE));
+                }
             }
         }
     }

@@ -5,7 +5,7 @@ use ashlar_types::{LogPosition, SessionId};
 use crate::effects::NodeEffect;
 use crate::node_core::NodeCore;
 use crate::pending::progress::{Progress, done};
-use crate::pending::steps::{decide_next, wait_for_room};
+use crate::pending::steps::decide_next;
 use crate::records::apply::{Slice, apply_log};
 use crate::sessions::ending::{begin_session_end, end_holdings};
 
@@ -38,10 +38,7 @@ impl EndSessions {
     pub fn advance(&mut self, node: &mut NodeCore) -> Progress<()> {
         loop {
             if let Some((id, sealed)) = self.current {
-                if node.is_journal_nearly_full() {
-                    return wait_for_room(node);
-                }
-                if !apply_log(node, id, sealed, Slice::BatchThrough(sealed)) {
+                if !apply_log(node, id, sealed, Slice::Batch) {
                     return Progress::More;
                 }
                 // Its end decides all that is left at once.

@@ -7,7 +7,7 @@ use ashlar_update::Entry;
 use ashlar_wire::{DirectoryEntry, LeaseRequest, Need, Reply, ReserveReason};
 
 use crate::access::tree_view::TreeView;
-use crate::leases::decisions::{Decided, decide_batch, end_leases};
+use crate::leases::decisions::{decide_batch, end_leases};
 use crate::leases::grant::{ENDING, GrantAnswer, LATER, Patience, report_store_error};
 use crate::leases::leasing::WantedLeases;
 use crate::leases::read_ahead::add_read_ahead;
@@ -152,7 +152,7 @@ impl GrantRequest {
             node.leasing.wanted.remove(&request);
             node.leasing.answers.remove(&request);
             node.leasing.manager.handle_cancel(request);
-            if decide_batch(node, true) != Decided::All {
+            if !decide_batch(node) {
                 // It goes on with the rest.
                 node.request_digest();
             }

@@ -9,7 +9,7 @@ use crate::digest::freed_blocks::release_blocks;
 use crate::effects::NodeEffect;
 use crate::node_core::NodeCore;
 use crate::pending::progress::{Progress, done};
-use crate::pending::steps::{JOURNAL_PAUSE, SweepOrphans, decide_next};
+use crate::pending::steps::{SweepOrphans, decide_next};
 use crate::records::apply::{Slice, apply_log};
 use crate::records::logs::find_settled;
 
@@ -155,7 +155,7 @@ impl DigestRound {
         if is_commit_due_after(node, turn.id) {
             node.request_commit();
         }
-        let is_over = turn.is_last || turn.batches == BATCHES_IN_TURN || node.is_journal_short();
+        let is_over = turn.is_last || turn.batches == BATCHES_IN_TURN;
         if is_over {
             self.has_more |= !turn.is_last;
             if node.live(turn.id).is_none() {
@@ -171,9 +171,7 @@ impl DigestRound {
             node.request_commit();
         }
         let is_quiet = node.now.since_boot >= self.pace.moved + 2 * CHECK_INTERVAL_IDLE;
-        let next = if self.has_more && node.is_journal_short() && !node.ending {
-            NextRound::After(JOURNAL_PAUSE)
-        } else if node.ending || node.digest_wanted || self.has_more {
+        let next = if node.ending || node.digest_wanted || self.has_more {
             NextRound::Now
         } else if node.sessions.is_empty() && !node.store.is_dirty() && node.orphans.is_empty() {
             NextRound::WhenAsked

@@ -7,7 +7,7 @@ use ashlar_types::{Errno, JournalPosition, LogPosition, SessionId};
 use crate::digest::commit::is_commit_due_after;
 use crate::digest::freed_blocks::release_blocks;
 use crate::digest::orphans::{closed_orphans, free_orphan, is_open};
-use crate::leases::decisions::{Decided, decide_batch};
+use crate::leases::decisions::decide_batch;
 use crate::leases::grant::ENDING;
 use crate::node_core::NodeCore;
 use crate::pending::progress::{Progress, WaitFor, done, ok};
@@ -15,22 +15,9 @@ use crate::records::apply::{Slice, apply_log};
 use crate::records::logs::find_settled;
 use crate::sessions::session_table::SessionTable;
 
-/// How long a request that waits for room in the journal pauses before it tries again.
-pub const JOURNAL_PAUSE: Duration = Duration::from_millis(2);
-
-/// Waits for the commit that makes room in the journal.
-pub fn wait_for_room<T>(node: &mut NodeCore) -> Progress<T> {
-    node.request_commit();
-    Progress::Wait(WaitFor::Digests, Some(node.now.since_boot + JOURNAL_PAUSE))
-}
-
 /// Performs the lease manager's decisions, with at most one batch of the logs that they seal.
 pub fn decide_next(node: &mut NodeCore) -> Progress<()> {
-    match decide_batch(node, true) {
-        Decided::All => Progress::Done(()),
-        Decided::Partly => Progress::More,
-        Decided::LacksRoom => wait_for_room(node),
-    }
+    if decide_batch(node) { Progress::Done(()) } else { Progress::More }
 }
 
 /// Applies logs up to the ends that are settled when their turn comes, one batch in each step.
@@ -84,9 +71,6 @@ impl ApplyLogs {
                 node.request_commit();
             }
             if !is_last {
-                if node.is_journal_short() {
-                    return wait_for_room(node);
-                }
                 done!(decide_next(node));
                 self.decides = false;
                 return Progress::More;

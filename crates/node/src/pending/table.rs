@@ -11,7 +11,7 @@ use crate::invariants::check_session;
 use crate::leases::grant::report_store_error;
 use crate::leases::wants;
 use crate::node_core::NodeCore;
-use crate::pending::digests::{DigestTask, MapTask, RangeTask, ShowTask, SyncTask, WantedMapping};
+use crate::pending::digests::{DigestTask, LimitTask, MapTask, RangeTask, ShowTask, SyncTask, WantedMapping};
 use crate::pending::ends::EndSessions;
 use crate::pending::grants::{AcquireTask, LookupTarget, LookupTask, ReserveTask, TakeFromAll};
 use crate::pending::locks::LockTask;
@@ -140,6 +140,7 @@ enum Task {
     Space(QuotaId, ApplyLogs),
     Digest(DigestTask),
     MakeRoom(DigestWait),
+    Limit(LimitTask),
     Sync(SyncTask),
     Map(MapTask),
     Show(ShowTask),
@@ -180,6 +181,7 @@ impl PendingRow {
             }
             Task::Digest(digest) => replied(done!(digest.advance(node, id))),
             Task::MakeRoom(wait) => replied(done!(wait.advance(node)).map(Reply::Committed)),
+            Task::Limit(limit) => replied(done!(limit.advance(node, id))),
             Task::Sync(sync) => ended(done!(sync.advance(node, id))),
             Task::Map(map) => replied(done!(map.advance(node, id, terms.patience))),
             Task::Show(show) => ended(done!(show.advance(node, id))),
@@ -234,6 +236,7 @@ fn begin_session_request(
             let settled = find_settled(state, id).ok_or(Errno::EIO)?;
             Task::MakeRoom(DigestWait::for_digest(id, upto.min(settled)))
         }
+        Request::LogLimit { upto } => Task::Limit(LimitTask::new(upto)),
         Request::SyncDependencies(positions) => Task::Sync(SyncTask::Positions(positions)),
         Request::SyncInode { inode, dependencies } => Task::Sync(SyncTask::of_inode(state, id, inode, dependencies)),
         Request::SyncAll => Task::Sync(SyncTask::All(ApplyLogs::of_all(&state.sessions))),

@@ -16,6 +16,7 @@ use crate::access::open_handles::note_own_handle;
 use crate::blame::{self, Blame};
 use crate::effects::NodeEffect;
 use crate::journal::acts::journal_batch;
+use crate::journal::log_limits::raise_limit;
 use crate::leases::leasing::Leasing;
 use crate::node_core::NodeCore;
 use crate::records::batch::for_each_stretch;
@@ -42,12 +43,11 @@ const CLOCK_SLACK_SECONDS: i64 = 1;
 /// How much of a log is applied while the lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slice {
-    /// One batch, so that other threads get the lock after it; none while the journal is short of room.
+    /// One batch, so that other threads get the lock after it.
     Batch,
     /// All of the log: a lease can't move before its holder's log is applied.
     All,
-    /// One batch that ends behind this position, whatever room the journal has: lease moves and the ends of sessions
-    /// wait for none, and at recovery another log may depend on that much.
+    /// One batch that ends behind this position: at recovery another log may depend on that much.
     BatchThrough(LogPosition),
 }
 
@@ -143,28 +143,22 @@ fn weight(update: &Update<'_>) -> usize {
 pub fn apply_log(state: &mut NodeCore, id: SessionId, to: LogPosition, slice: Slice) -> bool {
     let enough = if let Slice::BatchThrough(enough) = slice { enough } else { to };
     loop {
-        let reached = apply_batch(state, id, to, enough, slice == Slice::Batch);
+        let reached = apply_batch(state, id, to, enough);
         if reached || slice != Slice::All {
             return reached;
         }
     }
 }
 
-fn apply_batch(
-    state: &mut NodeCore,
-    id: SessionId,
-    to: LogPosition,
-    enough: LogPosition,
-    waits_for_room: bool,
-) -> bool {
+fn apply_batch(state: &mut NodeCore, id: SessionId, to: LogPosition, enough: LogPosition) -> bool {
     let Some(session) = state.live(id).filter(|session| !session.is_cut) else { return true };
     let (log, from) = (Arc::clone(&session.log), state.store.applied(id));
     if from >= to {
         return true;
     }
-    if waits_for_room && state.is_journal_short() {
-        state.request_commit();
-        return false;
+    if session.append_limit.is_some_and(|limit| to > limit) {
+        fence_session(state, id, &Violation::Log("it goes beyond its limit".into()));
+        return true;
     }
     let _blame = Blame::for_records(session, from);
     // After a loss of power, a log may be cut before a record whose grant is lost. No record before the cut may be
@@ -199,6 +193,7 @@ fn apply_batch(
     let applied = state.store.applied(id);
     record_applied(state, id, from, batch.records.partition_point(|record| record.end <= applied) as u64);
     state.lease_tables().end_attaching(&attaching);
+    raise_limit(state, id, applied);
     match refusal {
         None => is_last,
         Some(_) if is_skipped => false,

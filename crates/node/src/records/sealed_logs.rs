@@ -11,7 +11,7 @@ use crate::records::validate::Violation;
 /// Applies a batch of the first sealed log; `None` if there is none, else whether that log is applied as a whole.
 pub fn apply_sealed(state: &mut NodeCore) -> Option<bool> {
     let (id, end) = *state.sealed.front()?;
-    let is_over = apply_log(state, id, end, Slice::BatchThrough(end));
+    let is_over = apply_log(state, id, end, Slice::Batch);
     if is_over {
         state.sealed.pop_front();
         let position = state.store.applied(id);

@@ -20,6 +20,7 @@ use crate::digest::commit::{AwaitCopy, commit_with};
 use crate::digest::freed_blocks::{release_blocks, take_unreleased_blocks};
 use crate::digest::orphans::free_orphans;
 use crate::invariants::check_sessions;
+use crate::journal::NodeJournal;
 use crate::node_core::NodeCore;
 use crate::records::apply::{Slice, apply_log};
 use crate::records::logs::{cut_log, fence_session, find_settled};
@@ -84,11 +85,19 @@ pub fn recover_logs(state: &mut NodeCore, await_copy: &mut AwaitCopy<'_>) -> Res
 /// living process checks its leases before that, as before all later appends. SharedFS may have been killed between
 /// taking a lease and sealing the log. A process that had checked before that could still append.
 fn seal_log(state: &mut NodeCore, id: SessionId) -> Option<LogPosition> {
-    let sealed = state.live(id)?.log.seal();
+    let has_journal = state.journal.is_some();
+    let session = state.sessions.get_mut(&id).filter(|session| session.fenced.is_none())?;
+    // An earlier SharedFS had promised room in its journal, or had none.
+    let sealed = if has_journal {
+        session.lower_limit()
+    } else {
+        session.log.set_limit(None);
+        session.log.seal().map(|(_, end)| end)
+    };
     state.counters.seals += 1;
     match sealed {
         // Whether the log is truncated, or goes backwards.
-        Ok((_, end)) => find_settled(state, id).map(|_| end),
+        Ok(end) => find_settled(state, id).map(|_| end),
         Err(damaged) => {
             fence_session(state, id, &Violation::Log(damaged.to_string()));
             None
@@ -175,7 +184,7 @@ fn apply_through(
     await_copy: &mut AwaitCopy<'_>,
 ) -> Result<(), RecoveryFailure> {
     loop {
-        if state.is_journal_short() {
+        if state.journal.as_ref().is_some_and(NodeJournal::is_short) {
             commit_with(state, await_copy)?;
         }
         let is_over = guard_session(id, || apply_log(state, id, end, Slice::BatchThrough(enough)))?;

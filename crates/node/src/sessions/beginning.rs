@@ -5,7 +5,9 @@ use std::sync::Arc;
 use ashlar_types::{Errno, InodeId, LogPosition};
 use ashlar_wire::{CreditKind, Peer, SessionKind};
 
+use crate::journal::NodeJournal;
 use crate::journal::acts::{journal_inodes, journal_session};
+use crate::journal::log_limits::raise_limit;
 use crate::node_core::NodeCore;
 use crate::pending::FIRST_RANGE;
 use crate::sessions::admission::{Refused, admit_to_reserved, admit_user, check_room, find_session, user_of};
@@ -26,13 +28,16 @@ pub struct BegunSession {
 /// `yields_to_kernel` says whether the kernel serves its process what SharedFS refuses.
 ///
 /// # Errors
-/// [`Refused`] if its user may have no more sessions. Then nothing has changed.
+/// [`Refused`] if its user may have no more sessions, or if the journal is full. Then nothing has changed.
 pub fn begin_session(
     state: &mut NodeCore,
     mut session: ServedSession,
     yields_to_kernel: bool,
 ) -> Result<BegunSession, Refused> {
     check_room(state.sessions.values().map(user_of), session.identity.uid)?;
+    if state.journal.as_ref().is_some_and(NodeJournal::is_nearly_full) {
+        return Err(Refused::Because("the journal is full; the replica is away or slow".into()));
+    }
     let id = session.id;
     if state.store.has_quota_limits() {
         session.raise_quota_version(true);
@@ -52,7 +57,9 @@ pub fn begin_session(
     }
     state.leasing.take_up(&session);
     admit_to_reserved(state, id, yields_to_kernel);
+    let tail = session.log.tail();
     state.sessions.insert(id, ServedSession { is_connected: true, ..session });
+    raise_limit(state, id, tail);
     Ok(BegunSession { inodes, disturbed: state.publish_sharing() })
 }
 

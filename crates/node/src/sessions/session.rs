@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ashlar_log::Log;
+use ashlar_log::{Damaged, Log};
 use ashlar_pmem::{CrashMedium, CrashTwin, HUGE_PAGE_BYTES, HugePages, OutOfBounds, SharedMemory};
 use ashlar_store::{Move, Store};
 use ashlar_types::{Access, Credentials, Errno, InodeId, LogGeneration, LogPosition, QuotaVersion, SessionId};
@@ -169,6 +169,10 @@ pub struct ServedSession {
     pub leases_granted: u64,
     /// Lease words revoked, narrowed or renewed since then.
     pub leases_revoked: u64,
+    /// No append goes behind this position; `None` on a machine without a journal.
+    ///
+    /// The session can change the word in its log, so records behind this are forged.
+    pub append_limit: Option<LogPosition>,
     /// A request waits until its log is digested up to here.
     pub wanted: LogPosition,
     /// The log is to be applied up to here, which was its tail when it was last due.
@@ -264,6 +268,7 @@ impl ServedSession {
             digested_bytes: 0,
             leases_granted: 0,
             leases_revoked: 0,
+            append_limit: None,
             wanted: LogPosition(0),
             due: LogPosition(0),
             moved: (tail, now),
@@ -411,6 +416,24 @@ impl ServedSession {
             fenced: self.fenced.clone(),
             terms: (self.mount_device != 0).then(|| self.mount_terms.clone()),
         }
+    }
+
+    /// Lets it append up to a position, which is not below the last limit.
+    pub fn limit_appends(&mut self, upto: LogPosition) {
+        self.append_limit = Some(upto);
+        self.log.set_limit(Some(upto));
+    }
+
+    /// Limits it to what its log holds.
+    ///
+    /// # Errors
+    /// [`Damaged`] if it has forged the log's words.
+    pub fn lower_limit(&mut self) -> Result<LogPosition, Damaged> {
+        self.log.set_limit(Some(LogPosition(0)));
+        // No append under way goes behind the seal, and each later one sees the limit.
+        let (_, end) = self.log.seal()?;
+        self.append_limit = Some(end);
+        Ok(end)
     }
 
     /// Sets the committed position of the log.
