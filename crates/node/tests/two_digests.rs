@@ -533,6 +533,37 @@ fn commit_waits_for_a_replica_that_has_just_connected() {
     assert_eq!(node.store.committed(WRITER), settled);
 }
 
+/// Writes so many blocks to the writer's newest file, and applies and commits them on the writing node.
+fn write_blocks(node: &mut Node, link: &mut Link, inode: InodeId, blocks: u64) {
+    let (data, at) = ([7; 12 << 10], Timestamp { seconds: 1002, nanoseconds: 0 });
+    for offset in (0..blocks * 4096).step_by(data.len()) {
+        assert!(append(node, WRITER, &Update::Write { inode, offset, at, strip: true, data: &data }));
+        apply_all(node, link);
+        commit(node, link);
+    }
+}
+
+/// A commit sets blocks free, and the two nodes commit at different positions.
+#[test]
+fn replica_commits_where_a_batch_needs_freed_blocks() {
+    let mut pair = Pair::start();
+    let Pair { node, link, .. } = &mut pair;
+    let at = Timestamp { seconds: 1000, nanoseconds: 0 };
+    let mut files = Files { files: Vec::new(), next: 0 };
+    files.create(b"first".to_vec(), 0o644, at, &mut |update| assert!(append(node, WRITER, update)));
+    let first = files.files[0].0;
+    write_blocks(node, link, first, 1900);
+    link.commit();
+    let unlink = Update::Unlink { inode: first, parent: InodeId::ROOT, name: b"first", release: true, at };
+    assert!(append(node, WRITER, &unlink));
+    files.create(b"second".to_vec(), 0o644, at, &mut |update| assert!(append(node, WRITER, update)));
+    let committed = link.replica.committed();
+    write_blocks(node, link, files.files[1].0, 200);
+    assert!(link.replica.committed() > committed, "the replica had enough blocks, so nothing was shown");
+    let compared = compare(&mut pair);
+    assert!(compared.is_equal(), "{compared:#?}");
+}
+
 /// Fills the journal up to so many bytes, with acts that no commit has made reusable.
 fn fill_journal(node: &mut Node, bytes: u64) {
     while node.journal.as_ref().expect("it has one").needed_bytes() < bytes {

@@ -38,6 +38,9 @@ pub enum ReplayError {
     /// The store refuses an update that the writing node has applied.
     #[error("an update of the journal can't be applied: {0}")]
     Store(#[from] StoreError),
+    /// The batch may need room that only a commit makes free. Nothing has changed.
+    #[error("the updates applied so far must be committed first")]
+    CommitFirst,
     /// The frames contradict each other.
     #[error("the journal contradicts itself: {0}")]
     Contradiction(&'static str),
@@ -97,6 +100,8 @@ pub struct FrameApplier {
     /// The cost of the records applied so far, by session.
     costs: BTreeMap<SessionId, Credit>,
     joined: Vec<u8>,
+    /// The store may be committed between two frames.
+    may_commit: bool,
     fault: Option<ReplicaFault>,
 }
 
@@ -105,7 +110,16 @@ impl FrameApplier {
     #[must_use]
     pub fn new(store: &Store, node: NodeNumber) -> Self {
         let mark = store.journal_mark(node).unwrap_or_default();
-        Self { node, mark, batches: BTreeMap::new(), costs: BTreeMap::new(), joined: Vec::new(), fault: None }
+        let (batches, costs, joined) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        Self { node, mark, batches, costs, joined, may_commit: false, fault: None }
+    }
+
+    /// Begins as [`Self::new`], for a store that has commits of its own.
+    ///
+    /// The writing node may have committed between two frames where this store has not, and used what that set free.
+    #[must_use]
+    pub fn with_commits(store: &Store, node: NodeNumber) -> Self {
+        Self { may_commit: true, ..Self::new(store, node) }
     }
 
     /// Returns how far the journal is applied.
@@ -133,7 +147,7 @@ impl FrameApplier {
     /// Applies a frame.
     ///
     /// # Errors
-    /// [`ReplayError`]; the store is then half changed, and must be opened again.
+    /// [`ReplayError::CommitFirst`]; with any other one the store is half changed, and must be opened again.
     pub fn apply_frame(&mut self, store: &mut Store, frame: &StoredFrame<'_>) -> Result<(), ReplayError> {
         match frame.decode()? {
             FrameBody::Began(began) => begin_session(store, &began)?,
@@ -169,13 +183,17 @@ impl FrameApplier {
         if verdict.order != self.mark.order + 1 {
             return Err(ReplayError::Contradiction("a verdict is missing"));
         }
-        self.mark.order = verdict.order;
         let (session, upto) = (verdict.session, verdict.upto);
         if let Some(batch) = self.batches.remove(&session).filter(|batch| batch.is_whole) {
             let mut records = read_records(batch.from, &batch.bytes)?;
             self.spoil(&mut verdict, &mut records);
-            self.apply_batch(store, &verdict, &records)?;
+            let applied = self.apply_batch(store, &verdict, &records);
+            if matches!(applied, Err(ReplayError::CommitFirst)) {
+                self.batches.insert(session, batch);
+            }
+            applied?;
         }
+        self.mark.order = verdict.order;
         store.advance(session, upto);
         store.take_quota_moves();
         Ok(())
@@ -204,6 +222,9 @@ impl FrameApplier {
     ) -> Result<(), ReplayError> {
         let updates: Vec<_> =
             records.iter().map(|record| Update::decode(record.kind, record.body)).collect::<Result<_, _>>()?;
+        if self.may_commit && store.is_dirty() && lacks_room(store, &updates) {
+            return Err(ReplayError::CommitFirst);
+        }
         let is_admitted = |record: &BatchRecord<'_>| {
             record.position < verdict.upto && !verdict.refused.iter().any(|refused| refused.position == record.position)
         };
@@ -232,6 +253,15 @@ impl FrameApplier {
         self.joined = joined_bytes;
         result.map(drop)
     }
+}
+
+/// Returns whether updates may need more room than is free now.
+fn lacks_room(store: &Store, updates: &[Update<'_>]) -> bool {
+    let (blocks, metadata_bytes) = updates.iter().map(Update::cost).fold((0u64, 0u64), |(blocks, bytes), cost| {
+        (blocks.saturating_add(cost.blocks), bytes.saturating_add(cost.metadata_bytes))
+    });
+    let space = store.space();
+    blocks > space.blocks_free || metadata_bytes > space.metadata_bytes_total.saturating_sub(space.metadata_bytes_used)
 }
 
 /// Applies an update that the writing node has applied.

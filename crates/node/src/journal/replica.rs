@@ -152,7 +152,7 @@ impl ReplicaStore {
     /// Applies the frame at [`Self::cursor`].
     ///
     /// # Errors
-    /// [`ReplayError`]; the replica must then be opened again.
+    /// [`ReplayError::CommitFirst`]; with any other one the replica must be opened again.
     pub fn apply_frame(&mut self, frame: &StoredFrame<'_>) -> Result<(), ReplayError> {
         self.applier.apply_frame(&mut self.store, frame)?;
         self.cursor = frame.next();
@@ -204,7 +204,7 @@ impl Replica {
     /// [`ReplayError::Open`]; [`ReplayError::Journal`] if the store's frames are not in the copy.
     pub fn open(store: Store, memory: Arc<SharedMemory>, identity: JournalIdentity) -> Result<Self, ReplayError> {
         let (node, ring) = (identity.node, JournalRing::open(memory, identity)?);
-        let applier = FrameApplier::new(&store, node);
+        let applier = FrameApplier::with_commits(&store, node);
         let committed = applier.mark().position;
         let cursor = ring.cursor_at(committed)?;
         let state = ReplicaStore { store, applier, cursor, frozen: committed, committed };
@@ -301,13 +301,18 @@ impl Replica {
 
     /// Applies frames that are durable here and at the writing node, at most so many; returns whether there are more.
     ///
+    /// It commits where a frame may need room that only a commit makes free. No commit may be under way.
+    ///
     /// # Errors
     /// [`ReplayError`]; the replica must then be opened again.
     pub fn apply_frames(&mut self, frames_max: usize) -> Result<bool, ReplayError> {
         let mut buffer = Vec::new();
         for _ in 0..frames_max {
             let Some(frame) = self.copy.read_frame(self.state.cursor, &mut buffer)? else { return Ok(false) };
-            self.state.apply_frame(&frame)?;
+            match self.state.apply_frame(&frame) {
+                Err(ReplayError::CommitFirst) => self.commit()?,
+                applied => applied?,
+            }
         }
         Ok(self.state.cursor.position < self.copy.bound())
     }
@@ -318,6 +323,14 @@ impl Replica {
     /// Those of the store.
     pub fn add_segment(&mut self, segment: SegmentInfo) -> Result<(), StoreError> {
         self.state.add_segment(segment)
+    }
+
+    /// Commits all that is applied, here and now.
+    fn commit(&mut self) -> Result<(), ReplayError> {
+        while let Some(job) = self.begin_commit() {
+            self.finish_commit(job.run())?;
+        }
+        Ok(())
     }
 
     /// Freezes the applied state for a commit; `None` if there is nothing to commit.

@@ -260,7 +260,14 @@ impl ReplicaService {
             let frame = copy.read_frame(store.cursor(), &mut buffer)?;
             if let Some(frame) = frame {
                 drop(copy);
-                store.apply_frame(&frame)?;
+                match store.apply_frame(&frame) {
+                    Err(ReplayError::CommitFirst) => {
+                        self.commit(&mut store)?;
+                        oldest = None;
+                        continue;
+                    }
+                    applied => applied?,
+                }
                 oldest.get_or_insert_with(Instant::now);
                 let is_due = oldest.is_some_and(|oldest| oldest.elapsed() >= COMMIT_AGE)
                     || store.store().uncommitted_bytes() > UNCOMMITTED_BYTES;

@@ -56,7 +56,7 @@ impl Replication {
         let mut draws = SimRandom::new(seed, 6);
         let options = ReplicaOptions {
             medium: if draws.one_in(2) { CrashMedium::Words } else { CrashMedium::Pages },
-            blocks: blocks * 2 + 64,
+            blocks,
             ring_bytes,
             fault: plant.and_then(SimBug::replica_fault),
         };
