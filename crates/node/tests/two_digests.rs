@@ -576,7 +576,7 @@ fn is_over(node: &mut Node, ticket: RequestTicket) -> bool {
     (0..100).any(|_| matches!(node.advance(ticket), Progress::Done(_)))
 }
 
-/// While the replica is away, the journal fills. Then appends wait. What was appended is applied, and sessions end.
+/// While the replica is away, the journal fills. Then appends wait; logs are applied, and sessions end.
 #[test]
 fn appends_alone_wait_while_the_journal_is_full() {
     let (Pair { mut node, link, .. }, _) = start_with_file();

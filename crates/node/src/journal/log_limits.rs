@@ -43,7 +43,7 @@ fn promised_to(session: &ServedSession, applied: LogPosition) -> u64 {
 
 /// Lets a session append up to `need`, and further if there is room in the journal.
 ///
-/// Returns whether it may append up to `need`. A machine without a journal limits nobody.
+/// Returns whether it may append up to `need`. Without a journal, there is no limit.
 pub fn raise_limit(state: &mut NodeCore, id: SessionId, need: LogPosition) -> bool {
     let NodeCore { journal: Some(journal), store, sessions, .. } = state else { return true };
     let others = sessions.values().filter(|session| session.id != id);
