@@ -401,9 +401,12 @@ impl LibFs {
 
     /// Ends the session in order: SharedFS digests its log and takes back its leases and locks.
     ///
-    /// On a writing node it waits for no commit, which may wait until the replica is back.
+    /// On a writing node it is a sync, and waits for no commit: that may come only when the replica is back.
     pub fn close_session(&self) {
         let closed = if self.is_replicated {
+            if self.call(&Request::SyncAll).is_err() {
+                tracing::warn!("the session ends, and its last updates may not be at the replica yet");
+            }
             self.call(&Request::Leave)
         } else {
             self.make_room().and_then(|()| self.call(&Request::Goodbye))

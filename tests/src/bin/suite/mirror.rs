@@ -4,6 +4,7 @@
 
 mod copies;
 mod development;
+mod full_journal;
 mod load;
 mod outages;
 mod promotion;
@@ -12,4 +13,5 @@ mod refusals;
 use ashlar_tests::harness::Test;
 
 /// The groups of tests here.
-pub const GROUPS: &[&[Test]] = &[promotion::TESTS, outages::TESTS, copies::TESTS, refusals::TESTS, development::TESTS];
+pub const GROUPS: &[&[Test]] =
+    &[promotion::TESTS, outages::TESTS, full_journal::TESTS, copies::TESTS, refusals::TESTS, development::TESTS];
