@@ -21,13 +21,15 @@ cargo build --release --locked -p ashlar-launch -p ashlar-cli -p ashlar-preload 
 scripts/as-root.sh "${CARGO_TARGET_DIR:-target}"/release/ashlar-suite "$@" 2>&1 | tee -a "$log"
 suite=${PIPESTATUS[0]}
 
-# All groups take half an hour more: `make shadow`.
-shadows=0
+# All groups take half an hour more: `make shadow`, `make mirror`.
+copies=0
 if [ $# = 0 ]; then
-  echo "== whole processes, with shadows =="
-  words=(quota/ two_mounts/random kill/killed_sharedfs kill/programs programs/git run/killed_sharedfs)
-  scripts/as-root.sh "${CARGO_TARGET_DIR:-target}"/release/ashlar-suite --shadow "${words[@]}" 2>&1 | tee -a "$log"
-  shadows=${PIPESTATUS[0]}
+  words=(quota/ two_mounts/random kill/killed_sharedfs kill/programs programs/git run/killed_sharedfs run/mapped_blocks)
+  for of in shadow mirror; do
+    echo "== whole processes, with a $of =="
+    scripts/as-root.sh "${CARGO_TARGET_DIR:-target}"/release/ashlar-suite "--$of" "${words[@]}" 2>&1 | tee -a "$log"
+    [ "${PIPESTATUS[0]}" = 0 ] || copies=1
+  done
 fi
 
 # cargo test prints "test result: ok. 3 passed; 0 failed; 1 ignored; …" (ignored tests are measurements, to be run by
@@ -37,4 +39,4 @@ awk '
   /^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped/ { passed += $1; failed += $3; skipped += $5 }
   END { printf "\nall tests together:\n%d passed, %d failed, %d skipped\n", passed, failed, skipped }
 ' "$log"
-[ "$units" = 0 ] && [ "$simulation" = 0 ] && [ "$suite" = 0 ] && [ "$shadows" = 0 ]
+[ "$units" = 0 ] && [ "$simulation" = 0 ] && [ "$suite" = 0 ] && [ "$copies" = 0 ]
