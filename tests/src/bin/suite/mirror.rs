@@ -5,6 +5,7 @@
 mod copies;
 mod development;
 mod full_journal;
+mod hostile;
 mod load;
 mod outages;
 mod promotion;
@@ -13,5 +14,12 @@ mod refusals;
 use ashlar_tests::harness::Test;
 
 /// The groups of tests here.
-pub const GROUPS: &[&[Test]] =
-    &[promotion::TESTS, outages::TESTS, full_journal::TESTS, copies::TESTS, refusals::TESTS, development::TESTS];
+pub const GROUPS: &[&[Test]] = &[
+    promotion::TESTS,
+    outages::TESTS,
+    full_journal::TESTS,
+    hostile::TESTS,
+    copies::TESTS,
+    refusals::TESTS,
+    development::TESTS,
+];
