@@ -570,8 +570,8 @@ proptest! {
 /// Each fault makes some order of events lose an acknowledged update, or two nodes acknowledge.
 #[test]
 fn planted_faults_of_authority_are_found() {
-    use AuthorityBug::{DeclareBeforeWrite, IgnoreEpoch, ServeUnconfirmed};
-    for bug in [ServeUnconfirmed, DeclareBeforeWrite, IgnoreEpoch] {
+    use AuthorityBug::{DeclareBeforeWrite, GoAlone, IgnoreEpoch, ServeUnconfirmed};
+    for bug in [ServeUnconfirmed, DeclareBeforeWrite, IgnoreEpoch, GoAlone] {
         let config = ProptestConfig { cases: 60_000, failure_persistence: None, ..ProptestConfig::default() };
         let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
         let result = runner
