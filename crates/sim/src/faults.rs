@@ -31,11 +31,13 @@ pub enum FaultKind {
     ReplicaPowerLoss,
     /// The connection to the replica is lost, with all messages.
     CutLink,
+    /// The link damages a message to the replica.
+    GarbledPart,
 }
 
 impl FaultKind {
     /// All kinds.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::ProcessDeath,
         Self::SharedFsDeath,
         Self::PowerLoss,
@@ -48,6 +50,7 @@ impl FaultKind {
         Self::ReplicaDeath,
         Self::ReplicaPowerLoss,
         Self::CutLink,
+        Self::GarbledPart,
     ];
 
     /// Returns its name.
@@ -66,6 +69,7 @@ impl FaultKind {
             Self::ReplicaDeath => "replica-death",
             Self::ReplicaPowerLoss => "replica-power-loss",
             Self::CutLink => "cut-link",
+            Self::GarbledPart => "garbled-part",
         }
     }
 }

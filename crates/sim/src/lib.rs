@@ -4,8 +4,8 @@
 //! crash may leave. Scripted clients play LibFS: they ask for leases, check them, log updates, sync and end. One event
 //! queue with virtual time decides what happens when. Processes die and stop, SharedFS is killed and started again, the
 //! machine loses its power, and commits are slow, refused or cut. Checkers compare everything with a history of all
-//! updates. A replica follows the node's journal over a link that delays and cuts, and has equal trees at equal
-//! positions.
+//! updates. A replica follows the node's journal over a link that delays, damages and cuts, and has equal trees at
+//! equal positions.
 //!
 //! Invariants:
 //! - A seed gives the same run, event by event: there is no clock, thread, file or other source of randomness.

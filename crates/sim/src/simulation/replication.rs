@@ -17,6 +17,8 @@ use crate::replica_machine::{ReplicaMachine, ReplicaOptions};
 const PART_BYTES: usize = 3000;
 /// Messages that are under way at most: the writing node then waits.
 const PARTS_MAX: usize = 6;
+/// One message in so many is damaged on its way.
+const GARBLED: u64 = 60;
 
 /// The replica, and the connection to it.
 pub(super) struct Replication {
@@ -25,9 +27,9 @@ pub(super) struct Replication {
     connection: u64,
     /// Sends the journal, while there is a connection.
     sender: Option<CopySender>,
-    /// Messages to the replica that are under way, and those that it has not stored.
-    sent: VecDeque<CopyPart>,
-    arrived: VecDeque<CopyPart>,
+    /// Messages to the replica that are under way, and those that it has not stored. A flag tells the damaged ones.
+    sent: VecDeque<(CopyPart, bool)>,
+    arrived: VecDeque<(CopyPart, bool)>,
     /// When the last message of each direction arrives: none overtakes another.
     last_arrival: (u64, u64),
     /// Counts the lives of the replica.
@@ -147,6 +149,13 @@ impl Replication {
         Ok(())
     }
 
+    /// Damages a byte of a message.
+    fn garble(&mut self, bytes: &mut [u8]) {
+        let damage = self.draws.between(1, 255) as u8;
+        let at = self.draws.below(bytes.len() as u64) as usize;
+        bytes[at] ^= damage;
+    }
+
     fn is_level(&self, state: &NodeCore) -> bool {
         let mark = self.machine.replica.as_ref().map(|replica| replica.mark());
         self.sender.is_some() && mark == state.journal.as_ref().map(NodeJournal::mark)
@@ -186,17 +195,23 @@ impl Simulation {
 
     /// SharedFS sends what is new in the journal.
     pub(super) fn send_frames(&mut self) {
+        let may_garble = self.may_fail(FaultKind::GarbledPart);
         let (Some(replication), Some(node)) = (&mut self.replication, &self.machine.node) else { return };
         let (Some(journal), Some(sender)) = (&node.journal, &mut replication.sender) else { return };
         if replication.sent.len() + replication.arrived.len() >= PARTS_MAX {
             return;
         }
-        let part = match sender.next_part(journal, PART_BYTES) {
+        let mut part = match sender.next_part(journal, PART_BYTES) {
             Ok(Some(part)) => part,
             Ok(None) => return,
             Err(error) => return self.break_replica(&error),
         };
-        replication.sent.push_back(part);
+        let is_garbled = may_garble && !part.bytes.is_empty() && replication.draws.one_in(GARBLED);
+        if is_garbled {
+            replication.garble(&mut part.bytes);
+            self.counts.faults[FaultKind::GarbledPart as usize] += 1;
+        }
+        replication.sent.push_back((part, is_garbled));
         let is_slow = replication.draws.one_in(12);
         let delay = if is_slow { replication.draws.between(1_000, 60_000) } else { replication.draws.between(20, 400) };
         let at = (self.now_us + delay).max(replication.last_arrival.0);
@@ -284,10 +299,16 @@ impl Simulation {
     fn advance_replica(&mut self) -> Result<(), ReplayError> {
         let Some(replication) = &mut self.replication else { return Ok(()) };
         let Some(replica) = &mut replication.machine.replica else { return Ok(()) };
-        let first = replication.arrived.front().map(|part| part.bytes.len() as u64);
+        let first = replication.arrived.front().map(|(part, _)| part.bytes.len() as u64);
         if first.is_some_and(|bytes| bytes <= replica.room()) && !replication.draws.one_in(3) {
-            if let Some(part) = replication.arrived.pop_front() {
-                replica.take_frames(&part)?;
+            if let Some((part, is_garbled)) = replication.arrived.pop_front() {
+                match replica.take_frames(&part) {
+                    Err(ReplayError::Copy(_)) if is_garbled => {
+                        self.trace("replica", || "refuses a damaged message".to_owned());
+                        self.cut_link();
+                    }
+                    taken => taken?,
+                }
             }
             if self.options.plant == Some(SimBug::EarlyAck) {
                 self.send_ack();
