@@ -103,7 +103,8 @@ impl FaultKinds {
 
 /// A bug that a run plants, to show that a checker finds it.
 ///
-/// Each falsifies what the shell or a session does, or what the medium keeps; the crates under test stay as they are.
+/// Each falsifies what the shell or a session does, what the medium keeps, or what the link brings; the crates under
+/// test stay as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimBug {
     /// `fsync` returns before the session's log is persistent.
@@ -152,11 +153,21 @@ pub enum SimBug {
     MovedBatchBorder,
     /// A connection begins without a comparison of epochs.
     UncomparedEpoch,
+    /// The writing node counts its journal as flushed, and has not flushed it.
+    UnflushedJournal,
+    /// The replica does not verify the checksums of frames that it receives.
+    ///
+    /// The link damages frames in bits that leave the checksums as they are.
+    UnverifiedPart,
+    /// Opening a journal does not verify the checksums of its last frames.
+    ///
+    /// After a loss of power, the last bytes of torn frames are such that the checksums fit.
+    UnverifiedEnd,
 }
 
 impl SimBug {
     /// All bugs.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 26] = [
         Self::UnsyncedLog,
         Self::UnsyncedDependencies,
         Self::UnloggedDependencies,
@@ -180,6 +191,9 @@ impl SimBug {
         Self::DroppedKeptList,
         Self::MovedBatchBorder,
         Self::UncomparedEpoch,
+        Self::UnflushedJournal,
+        Self::UnverifiedPart,
+        Self::UnverifiedEnd,
     ];
 
     /// Returns its name.
@@ -209,6 +223,9 @@ impl SimBug {
             Self::DroppedKeptList => "dropped-kept-list",
             Self::MovedBatchBorder => "moved-batch-border",
             Self::UncomparedEpoch => "uncompared-epoch",
+            Self::UnflushedJournal => "unflushed-journal",
+            Self::UnverifiedPart => "unverified-part",
+            Self::UnverifiedEnd => "unverified-end",
         }
     }
 

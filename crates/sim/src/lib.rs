@@ -22,6 +22,7 @@ pub mod client_locks;
 pub mod faults;
 pub mod history;
 pub mod intent;
+mod journal_plants;
 pub mod machine;
 pub mod minimize;
 pub mod quota_balances;

@@ -118,7 +118,7 @@ pub struct Machine {
     /// The memory of sessions.
     pub twins: BTreeMap<SessionId, SessionTwins>,
     /// The journal's memory, if there is a replica.
-    ring: Option<Arc<SharedMemory>>,
+    pub ring: Option<Arc<SharedMemory>>,
     /// SharedFS, while it runs.
     pub node: Option<Node>,
     /// The arena that the next crash leaves in place of the true one, if a bug is planted.

@@ -32,7 +32,8 @@ pub struct ReplicaMachine {
     options: ReplicaOptions,
     /// The shared area's media.
     pub arena: Arc<MemoryArena>,
-    ring: Arc<SharedMemory>,
+    /// The copy's memory.
+    pub ring: Arc<SharedMemory>,
     /// The replica, while it runs.
     pub replica: Option<Replica>,
 }

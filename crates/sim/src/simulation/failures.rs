@@ -118,7 +118,9 @@ impl Simulation {
         self.count_fault(FaultKind::PowerLoss);
         self.trace("machine", || "loses its power".to_owned());
         self.plant_before_crash();
+        self.plant_unflushed_journal();
         self.machine.lose_power(&mut self.fault);
+        self.plant_unverified_end();
         self.reset_shell();
         self.is_after_power_loss = true;
         if self.machine.is_memory() {

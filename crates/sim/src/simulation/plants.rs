@@ -1,5 +1,7 @@
 //! Planted bugs that change what media hold.
 
+use std::sync::Arc;
+
 use ashlar_log::Log;
 use ashlar_pmem::Persistent;
 use ashlar_store::Store;
@@ -7,6 +9,7 @@ use ashlar_types::{Contents, InodeId, LogPosition};
 
 use super::Simulation;
 use crate::faults::SimBug;
+use crate::journal_plants::{validate_end, write_ring};
 
 /// The first byte of the key of an account's row.
 const QUOTA_ROW: u8 = b'Q';
@@ -30,7 +33,7 @@ impl Simulation {
     /// Writes into a block that the applied state has freed, and the committed one has not.
     fn plant_early_reuse(&mut self) {
         let Some(node) = &self.machine.node else { return };
-        let before = std::sync::Arc::new(self.machine.arena.after_process_death());
+        let before = Arc::new(self.machine.arena.after_process_death());
         let Ok(committed) = Store::open_in_memory(before) else { return };
         let blocks = |store: &Store, inode: InodeId| match store.contents(inode) {
             Ok(Contents::Extents(extents) | Contents::Withheld(extents)) => {
@@ -66,7 +69,7 @@ impl Simulation {
     /// Hides the last record of a log from recovery.
     pub(super) fn plant_skipped_record(&mut self) {
         for twins in self.machine.twins.values() {
-            let Ok(log) = Log::open(std::sync::Arc::clone(&twins.log)) else { continue };
+            let Ok(log) = Log::open(Arc::clone(&twins.log)) else { continue };
             let (head, tail) = (log.head(), log.tail());
             let mut scanner = log.scanner(head, tail);
             let mut last = None;
@@ -78,6 +81,25 @@ impl Simulation {
             let mark = log.parts(LogPosition(body.0 - HEADER_BYTES), end)[0].start;
             let _ = twins.log.store_u64(mark, 0);
             return;
+        }
+    }
+
+    /// Takes all frames since SharedFS's start off the medium, before a loss of power.
+    pub(super) fn plant_unflushed_journal(&self) {
+        let journal = self.machine.node.as_ref().and_then(|node| node.journal.as_ref());
+        let Some(journal) = journal.filter(|_| self.has_plant(SimBug::UnflushedJournal)) else { return };
+        let ring = journal.ring();
+        let first = ring.lineage().last().begin.max(ring.head());
+        if first < ring.end() {
+            // Without the header's first word the frame ends the journal, as on a medium that has never got it.
+            write_ring(ring, ring.memory(), first, &[0; 8]);
+        }
+    }
+
+    /// Makes a torn end of the node's journal valid, after a loss of power.
+    pub(super) fn plant_unverified_end(&self) {
+        if let Some(ring) = self.machine.ring.as_ref().filter(|_| self.has_plant(SimBug::UnverifiedEnd)) {
+            validate_end(ring);
         }
     }
 }

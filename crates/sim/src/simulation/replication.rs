@@ -10,6 +10,7 @@ use ashlar_types::JournalPosition;
 
 use super::{CommitStage, SimEvent, Simulation};
 use crate::faults::{FaultKind, SimBug};
+use crate::journal_plants::{UNSEEN_DAMAGE, validate_end};
 use crate::random::SimRandom;
 use crate::replica_machine::{ReplicaMachine, ReplicaOptions};
 
@@ -37,7 +38,7 @@ pub(super) struct Replication {
     /// Whether its next step is scheduled.
     is_scheduled: bool,
     commit: Option<CommitJob>,
-    compares_epochs: bool,
+    plant: Option<SimBug>,
     /// The copy that a loss of power at the replica leaves at least, and the journal that one at the writer leaves.
     durable_here: JournalPosition,
     durable_there: JournalPosition,
@@ -72,7 +73,7 @@ impl Replication {
             life: 0,
             is_scheduled: false,
             commit: None,
-            compares_epochs: plant != Some(SimBug::UncomparedEpoch),
+            plant,
             durable_here: JournalPosition(0),
             durable_there: JournalPosition(0),
             compared: None,
@@ -93,7 +94,7 @@ impl Replication {
         self.cut();
         let Some(replica) = &mut self.machine.replica else { return Ok(()) };
         let mut state = replica.copy_state();
-        if !self.compares_epochs {
+        if self.plant == Some(SimBug::UncomparedEpoch) {
             let lineage = journal.ring().lineage().clone();
             state = CopyState { lineage, end: state.end };
         }
@@ -135,11 +136,8 @@ impl Replication {
             self.durable_here = replica.durable();
             while replica.apply_frames(3).map_err(failed)? {}
             if fails(&mut self.draws) {
-                if self.draws.one_in(2) {
-                    self.machine.kill()
-                } else {
-                    self.machine.lose_power(&mut self.draws)
-                }
+                let is_killed = self.draws.one_in(2);
+                self.end_machine(if is_killed { FaultKind::ReplicaDeath } else { FaultKind::ReplicaPowerLoss });
                 (self.life, self.is_scheduled) = (self.life + 1, false);
                 self.machine.start().map_err(failed)?;
                 self.connect(journal).map_err(failed)?;
@@ -149,11 +147,24 @@ impl Replication {
         Ok(())
     }
 
-    /// Damages a byte of a message.
+    /// Ends the replica's process, or cuts its machine's power.
+    fn end_machine(&mut self, kind: FaultKind) {
+        if kind == FaultKind::ReplicaDeath {
+            self.machine.kill();
+        } else {
+            self.machine.lose_power(&mut self.draws);
+            if self.plant == Some(SimBug::UnverifiedEnd) {
+                validate_end(&self.machine.ring);
+            }
+        }
+    }
+
+    /// Damages a message, by some bits that lie together.
     fn garble(&mut self, bytes: &mut [u8]) {
-        let damage = self.draws.between(1, 255) as u8;
-        let at = self.draws.below(bytes.len() as u64) as usize;
-        bytes[at] ^= damage;
+        let damage =
+            if self.plant == Some(SimBug::UnverifiedPart) { UNSEEN_DAMAGE } else { self.draws.between(1, 255) };
+        let at = self.draws.below(bytes.len() as u64 - 7) as usize;
+        bytes[at..].iter_mut().zip(damage.to_le_bytes()).for_each(|(byte, damage)| *byte ^= damage);
     }
 
     fn is_level(&self, state: &NodeCore) -> bool {
@@ -381,10 +392,7 @@ impl Simulation {
         let Some(replication) = &mut self.replication else { return };
         (replication.life, replication.commit) = (replication.life + 1, None);
         replication.cut();
-        match kind {
-            FaultKind::ReplicaDeath => replication.machine.kill(),
-            _ => replication.machine.lose_power(&mut replication.draws),
-        }
+        replication.end_machine(kind);
         let pause = replication.draws.between(1_000, 120_000);
         self.schedule(pause, SimEvent::ReplicaStarts);
     }
