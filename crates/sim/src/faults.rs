@@ -163,11 +163,16 @@ pub enum SimBug {
     ///
     /// After a loss of power, the last bytes of torn frames are such that the checksums fit.
     UnverifiedEnd,
+    /// Opening a copy takes frames that were cut from it for its next ones.
+    ///
+    /// Zeroing and epochs refuse each such frame, and chained checksums refuse those behind newer frames. So all three
+    /// are left out together: the frames are put back with epochs and checksums that fit.
+    RevivedFrames,
 }
 
 impl SimBug {
     /// All bugs.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::UnsyncedLog,
         Self::UnsyncedDependencies,
         Self::UnloggedDependencies,
@@ -194,6 +199,7 @@ impl SimBug {
         Self::UnflushedJournal,
         Self::UnverifiedPart,
         Self::UnverifiedEnd,
+        Self::RevivedFrames,
     ];
 
     /// Returns its name.
@@ -226,6 +232,7 @@ impl SimBug {
             Self::UnflushedJournal => "unflushed-journal",
             Self::UnverifiedPart => "unverified-part",
             Self::UnverifiedEnd => "unverified-end",
+            Self::RevivedFrames => "revived-frames",
         }
     }
 

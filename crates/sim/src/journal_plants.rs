@@ -15,10 +15,10 @@ const CRC32C: u32 = 0x82f6_3b78;
 pub(crate) const UNSEEN_DAMAGE: u64 = 1 | (CRC32C as u64) << 1;
 
 /// A journal in the memory of a simulated machine.
-type MemoryRing = JournalRing<Arc<SharedMemory>>;
+pub(crate) type MemoryRing = JournalRing<Arc<SharedMemory>>;
 
 /// Opens the journal in a copy of this memory, which stays as it is.
-fn open_copy(memory: &SharedMemory) -> Result<MemoryRing, ReplayError> {
+pub(crate) fn open_copy(memory: &SharedMemory) -> Result<MemoryRing, ReplayError> {
     let twin = memory.twin().expect("the simulator's memory").copy();
     Ok(JournalRing::open(Arc::new(SharedMemory::Twin(twin)), JOURNAL)?)
 }
@@ -83,5 +83,29 @@ pub(crate) fn validate_end(memory: &SharedMemory) {
         rest[length - 4..length].copy_from_slice(&fit.to_le_bytes());
         write_ring(&ring, memory, body, &rest);
         cursor = JournalCursor { position: end, seed: header.checksum };
+    }
+}
+
+/// Puts frames that were cut from a copy back behind its end, if one begins there.
+///
+/// They get the epochs and the checksums that fit.
+pub(crate) fn revive_frames(memory: &SharedMemory, uncut: &MemoryRing) {
+    let Ok(ring) = open_copy(memory) else { return };
+    let (mut end, mut buffer) = (ring.end_cursor(), Vec::new());
+    let Ok(mut cursor) = uncut.cursor_at(end.position) else { return };
+    let cleared = read_ring(&ring, memory, end.position, uncut.end().0 - end.position.0);
+    if cleared.iter().any(|byte| *byte != 0) {
+        // Newer frames are torn there, and stand in the place of those that were cut.
+        return;
+    }
+    while let Ok(Some(frame)) = uncut.read_frame(cursor, &mut buffer) {
+        let epoch = ring.lineage().epoch_at(end.position).map_or(frame.header.epoch, |epoch| epoch.number);
+        let mut header = FrameHeader { epoch, ..frame.header };
+        cursor = frame.next();
+        let body = end.position.plus(FRAME_HEADER_BYTES);
+        let rest = read_ring(uncut, uncut.memory(), body, cursor.position.0 - body.0);
+        header.checksum = frame_sum(end.seed, header, &rest);
+        write_ring(&ring, memory, end.position, &[&header.to_bytes(), rest.as_slice()].concat());
+        end = JournalCursor { position: cursor.position, seed: header.checksum };
     }
 }

@@ -7,7 +7,7 @@ use ashlar_journal::{JournalIdentity, JournalRing};
 use ashlar_node::journal::{ReplayError, Replica, ReplicaFault};
 use ashlar_pmem::{CrashMedium, CrashTwin, SharedMemory};
 use ashlar_store::{MemoryArena, MemoryArenaOptions, Store, StoreError};
-use ashlar_types::{Epoch, FileSystemId, NodeNumber, Timestamp};
+use ashlar_types::{Epoch, FileSystemId, JournalPosition, NodeNumber, Timestamp};
 
 use crate::random::SimRandom;
 
@@ -36,6 +36,8 @@ pub struct ReplicaMachine {
     pub ring: Arc<SharedMemory>,
     /// The replica, while it runs.
     pub replica: Option<Replica>,
+    /// The copy's end when the replica ran last.
+    end: JournalPosition,
 }
 
 impl fmt::Debug for ReplicaMachine {
@@ -78,32 +80,39 @@ impl ReplicaMachine {
         Store::format_in_memory(&arena, Timestamp::default())?;
         let bytes = JournalRing::<SharedMemory>::bytes_for(options.ring_bytes) as usize;
         let ring = new_ring(CrashTwin::new(options.medium, bytes))?;
-        Ok(Self { options, arena, ring, replica: None })
+        Ok(Self { options, arena, ring, replica: None, end: JournalPosition(0) })
     }
 
     /// Starts the replica.
     ///
     /// # Errors
-    /// Those of the store and the journal.
+    /// Those of the store and the journal; [`ReplayError::Contradiction`] if the copy is longer than before.
     pub fn start(&mut self) -> Result<(), ReplayError> {
         let store = Store::open_in_memory(Arc::clone(&self.arena))?;
         let mut replica = Replica::open(store, Arc::clone(&self.ring), JOURNAL)?;
         if let Some(fault) = self.options.fault {
             replica.plant(fault);
         }
+        if replica.copy_state().end > self.end {
+            return Err(ReplayError::Contradiction("the copy is longer than when the replica ended"));
+        }
         self.replica = Some(replica);
         Ok(())
     }
 
+    fn end_replica(&mut self) {
+        self.end = self.replica.take().map_or(self.end, |replica| replica.copy_state().end);
+    }
+
     /// Kills the replica's process.
     pub fn kill(&mut self) {
-        self.replica = None;
+        self.end_replica();
         self.arena = Arc::new(self.arena.after_process_death());
     }
 
     /// Cuts the power.
     pub fn lose_power(&mut self, random: &mut SimRandom) {
-        self.replica = None;
+        self.end_replica();
         let mut choose = power_loss(random);
         self.arena = Arc::new(self.arena.after_crash(&mut choose));
         if let Some(twin) = self.ring.twin() {

@@ -10,7 +10,7 @@ use ashlar_types::JournalPosition;
 
 use super::{CommitStage, SimEvent, Simulation};
 use crate::faults::{FaultKind, SimBug};
-use crate::journal_plants::{UNSEEN_DAMAGE, validate_end};
+use crate::journal_plants::{MemoryRing, UNSEEN_DAMAGE, open_copy, revive_frames, validate_end};
 use crate::random::SimRandom;
 use crate::replica_machine::{ReplicaMachine, ReplicaOptions};
 
@@ -39,6 +39,8 @@ pub(super) struct Replication {
     is_scheduled: bool,
     commit: Option<CommitJob>,
     plant: Option<SimBug>,
+    /// The copy as it was before it was cut last, if cut frames are to come back.
+    uncut: Option<MemoryRing>,
     /// The copy that a loss of power at the replica leaves at least, and the journal that one at the writer leaves.
     durable_here: JournalPosition,
     durable_there: JournalPosition,
@@ -74,6 +76,7 @@ impl Replication {
             is_scheduled: false,
             commit: None,
             plant,
+            uncut: None,
             durable_here: JournalPosition(0),
             durable_there: JournalPosition(0),
             compared: None,
@@ -100,6 +103,9 @@ impl Replication {
         }
         let (plan, sender) = CopySender::begin(journal, &state)?;
         let CopyPlan { from, .. } = plan;
+        if self.plant == Some(SimBug::RevivedFrames) && from < state.end {
+            self.uncut = Some(open_copy(&self.machine.ring)?);
+        }
         replica.follow(plan)?;
         self.durable_here = self.durable_here.min(from).max(replica.durable());
         self.sender = Some(sender);
@@ -156,6 +162,9 @@ impl Replication {
             if self.plant == Some(SimBug::UnverifiedEnd) {
                 validate_end(&self.machine.ring);
             }
+        }
+        if let Some(uncut) = self.uncut.take() {
+            revive_frames(&self.machine.ring, &uncut);
         }
     }
 
