@@ -81,7 +81,7 @@ fn lose_arena(cluster: &TestCluster, remedy: Remedy, invitation: &mut Option<Pat
     std::fs::remove_dir_all(cluster.arena(1)).map_err(tried("deleting an arena"))?;
     cluster.wait_for(0, "its replica is away", |state| state["is_linked"] == false)?;
     // 'ashlar dev' keeps no invitation: the first one is always to a new node.
-    let file = match invitation.take().filter(|_| remedy == Remedy::Join) {
+    let file = match invitation.take().filter(|file| remedy == Remedy::Join && file.exists()) {
         Some(file) => file,
         None => invite_another(cluster)?,
     };

@@ -1,6 +1,7 @@
 //! The load of a cluster: writers of ledgers, each in a directory of its own.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,8 @@ pub const MIXED: [Front; 2] = [Front::Mount, Front::RunAtOnce];
 const BYTES_AT_WORK: u64 = 2000;
 /// Writers that have not gone on for this long are held up: their next calls take microseconds.
 const HELD: Duration = Duration::from_millis(300);
+/// Rounds on one cluster.
+const CLUSTER_ROUNDS: u64 = 10;
 
 /// Writers of ledgers on one mount of a cluster.
 pub struct LedgerLoad {
@@ -165,28 +168,45 @@ impl Drop for LedgerLoad {
 
 /// Does something to a cluster under load in each of some rounds, none of which may fence a session or end a writer.
 ///
-/// Afterwards both arenas must hold the same tree, with all that was acknowledged. `what` names the rounds.
+/// Afterwards both arenas must hold the same tree, with all that was acknowledged. `what` names the rounds. After some
+/// rounds a new cluster takes the place of the old one, whose arenas fill up.
 pub fn run_rounds(
     what: &str,
     rounds: u64,
     options: ClusterOptions,
     mut act: impl FnMut(&TestCluster, &mut LedgerLoad) -> Outcome,
 ) -> Outcome<Verdict> {
+    let mut totals = LedgerTotals::default();
+    for first in (0..rounds).step_by(CLUSTER_ROUNDS as usize) {
+        let rounds = first..rounds.min(first + CLUSTER_ROUNDS);
+        let LedgerTotals { acknowledged, survived } = run_on_cluster(rounds, options, &mut act)?;
+        totals.acknowledged += acknowledged;
+        totals.survived += survived;
+    }
+    let LedgerTotals { acknowledged, survived } = totals;
+    Ok(Verdict::Passed(format!("{rounds} {what}, {acknowledged} acknowledged updates, {survived} in both arenas")))
+}
+
+fn run_on_cluster(
+    rounds: Range<u64>,
+    options: ClusterOptions,
+    act: &mut impl FnMut(&TestCluster, &mut LedgerLoad) -> Outcome,
+) -> Outcome<LedgerTotals> {
     let cluster = TestCluster::up(options)?;
     cluster.mount(0, 0)?;
-    let seed = Random::new(number("ASHLAR_SEED", 1)).draw();
+    let seed = Random::new(number("ASHLAR_SEED", 1) + rounds.start).draw();
     let mut load = LedgerLoad::start(&cluster, 0, MIXED, seed)?;
-    for round in 0..rounds {
+    for round in rounds {
         act(&cluster, &mut load)
             .and_then(|()| load.expect_at_work())
             .and_then(|()| cluster.expect_no_fence(0))
             .map_err(|error| format!("round {round}, seed {seed}: {error}"))?;
     }
     load.kill()?;
-    let LedgerTotals { acknowledged, survived } = load.check(&cluster, 0, Bound::Acknowledged)?;
+    let totals = load.check(&cluster, 0, Bound::Acknowledged)?;
     cluster.umount(0)?;
     cluster.compare_at_rest(0)?;
-    Ok(Verdict::Passed(format!("{rounds} {what}, {acknowledged} acknowledged updates, {survived} in both arenas")))
+    Ok(totals)
 }
 
 fn name_of(index: usize) -> String {
