@@ -95,6 +95,8 @@ pub(crate) enum AuthorityBug {
     IgnoreEpoch,
     /// The writer goes on alone without an order, though `min_replicas` is 2: the replica may be promoted meanwhile.
     GoAlone,
+    /// A replica of another `min_replicas` is linked.
+    IgnoreMinReplicas,
 }
 
 /// How long a hard state that could not be written waits until it is tried again.
@@ -156,6 +158,12 @@ impl WriterAuthority {
     #[must_use]
     pub fn copies_needed(&self) -> CopiesNeeded {
         self.copies
+    }
+
+    /// Returns how many copies the document asks for.
+    #[must_use]
+    pub fn min_replicas(&self) -> u8 {
+        self.min_replicas
     }
 
     /// Returns the hard state that is durable.

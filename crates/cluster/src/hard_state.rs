@@ -21,6 +21,8 @@ pub struct HardState {
     pub in_sync: bool,
     /// Of a replica: the writer stopped in order, with its journal's end here, and has not been back since.
     pub writer_stopped_at: Option<JournalPosition>,
+    /// Of a replica: the writer's `min_replicas`, as the writer said last. The replica's own may be edited since.
+    pub writer_min_replicas: Option<u8>,
     /// The newest epoch seen. A document with an older one is a restored copy, and is refused.
     pub newest_epoch: Epoch,
 }
@@ -42,14 +44,15 @@ impl HardState {
         (newest != epoch && newest.number >= epoch.number).then_some(newest)
     }
 
-    /// Returns the hard state of a replica whose writer is back, and acknowledges alone or not. It is durable before
-    /// the replica confirms the writer's epoch.
+    /// Returns the hard state of a replica whose writer is back, acknowledges alone or not, and has this
+    /// `min_replicas`. It is durable before the replica confirms the writer's epoch.
     ///
     /// A writer that is alone may have acknowledged updates that the replica lacks: it is in sync only when the writer
     /// says so again.
     #[must_use]
-    pub fn with_writer(self, is_alone: bool) -> Self {
-        Self { in_sync: self.in_sync && !is_alone, writer_stopped_at: None, ..self }
+    pub fn with_writer(self, is_alone: bool, min_replicas: u8) -> Self {
+        let in_sync = self.in_sync && !is_alone;
+        Self { in_sync, writer_stopped_at: None, writer_min_replicas: Some(min_replicas), ..self }
     }
 
     /// Returns the hard state of a replica whose store is emptied, for a copy of the whole file system.

@@ -35,8 +35,8 @@ pub enum PromotionRefusal {
     NeverInSync,
     /// The writer may have gone on alone.
     #[error(
-        "node {writer} may have acknowledged updates that this node lacks, since min_replicas is 1: start node {writer}, \
-         or give those updates up with --force (this node has its journal up to position {durable})"
+        "node {writer} may have acknowledged updates that this node lacks, since min_replicas is 1 at one of the two: \
+         start node {writer}, or give those updates up with --force (this node has its journal up to position {durable})"
     )]
     MayLackUpdates {
         /// The writer.
@@ -56,8 +56,8 @@ impl PromotionRefusal {
 
 /// Checks whether a replica may take over; `is_forced` gives up what it may lack.
 ///
-/// With `min_replicas = 2` the writer has acknowledged nothing that this node lacks. With 1 it may have gone on alone,
-/// unless its last message said that it stopped, at a position that this node has.
+/// With `min_replicas = 2` at both, the writer has acknowledged nothing that this node lacks. With 1 it may have gone
+/// on alone, unless its last message said that it stopped, at a position that this node has.
 ///
 /// # Errors
 /// [`PromotionRefusal`].
@@ -81,8 +81,8 @@ pub fn check_promotion(
     if !state.in_sync {
         return Err(PromotionRefusal::NeverInSync);
     }
-    let has_all =
-        document.min_replicas >= 2 || state.writer_stopped_at.is_some_and(|stopped| evidence.durable >= stopped);
+    let needs_both = document.min_replicas >= 2 && state.writer_min_replicas.is_some_and(|writer| writer >= 2);
+    let has_all = needs_both || state.writer_stopped_at.is_some_and(|stopped| evidence.durable >= stopped);
     if has_all || is_forced {
         return Ok(());
     }

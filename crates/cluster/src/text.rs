@@ -60,6 +60,7 @@ struct StateText {
     newest_epoch: Spanned<EpochText>,
     in_sync: bool,
     writer_stopped_at: Option<u64>,
+    writer_min_replicas: Option<u8>,
     alone: Option<AloneText>,
 }
 
@@ -148,6 +149,7 @@ impl HardState {
                 .map(|AloneText { since, by_order }| AloneSince { since: JournalPosition(since), by_order }),
             in_sync: read.in_sync,
             writer_stopped_at: read.writer_stopped_at.map(JournalPosition),
+            writer_min_replicas: read.writer_min_replicas,
             newest_epoch: epoch_of(text, &read.newest_epoch)?,
         })
     }
@@ -164,6 +166,9 @@ impl HardState {
         );
         if let Some(position) = self.writer_stopped_at {
             _ = writeln!(text, "writer_stopped_at = {position}");
+        }
+        if let Some(min_replicas) = self.writer_min_replicas {
+            _ = writeln!(text, "writer_min_replicas = {min_replicas}");
         }
         if let Some(AloneSince { since, by_order }) = self.alone {
             _ = writeln!(text, "alone = {{ since = {since}, by_order = {by_order} }}");

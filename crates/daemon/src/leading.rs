@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use ashlar_cluster::chain::LinkProblem;
 use ashlar_cluster::{CopiesNeeded, Standing};
 use ashlar_member::{Invitation, Membership, StandbyNode, StandbyServer, report_leading};
 use ashlar_metrics::StatusSlot;
@@ -81,6 +82,9 @@ struct WaitingWriter {
 impl StandbyNode for WaitingWriter {
     fn refusal(&self) -> String {
         let Membership { document, node, .. } = &self.membership;
+        if let Some(problem @ LinkProblem::MinReplicas { .. }) = self.leader.status().last_problem {
+            return format!("node {node} serves no sessions yet: {problem}");
+        }
         let replica = document.replica().map_or("its replica".to_owned(), |replica| {
             format!("its replica, node {} at {}, which may have taken over meanwhile", replica.node, replica.address)
         });

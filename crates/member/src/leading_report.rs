@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use ashlar_cluster::chain::LinkProblem;
 use ashlar_cluster::{CopiesNeeded, Standing};
 use ashlar_processes::clock;
 use ashlar_replica::mirror::LeaderStatus;
 use ashlar_types::JournalPosition;
 use ashlar_wire::{ClusterReport, NodeStanding, ReplicationReport};
 
-use crate::membership::{MAKE_ANEW, Membership};
+use crate::membership::{MAKE_ANEW, Membership, describe_cause};
 
 /// Returns the state of a writer's cluster. `end` is its journal's end.
 #[must_use]
@@ -43,7 +44,10 @@ fn describe_problems(membership: &Membership, status: &LeaderStatus) -> Vec<Stri
     let Some(replica) = membership.document.replica() else { return Vec::new() };
     let (mut problems, name) = (Vec::new(), format!("node {} at {}", replica.node, replica.address));
     if status.progress.is_none() && status.full_copy.is_none() {
-        let cause = status.last_problem.as_deref().unwrap_or("it has not connected yet");
+        if let Some(problem @ LinkProblem::MinReplicas { .. }) = &status.last_problem {
+            return vec![format!("no link to {name}: {problem}")];
+        }
+        let cause = describe_cause(status.last_problem.as_ref(), "it has not connected yet");
         let force = "start it, or let this node go on alone with 'ashlar node force'";
         problems.push(match (status.standing, status.copies) {
             (Standing::Serving, CopiesNeeded::Own) => {
@@ -131,6 +135,15 @@ mod tests {
         }
         let silent = LeaderStatus { last_problem: None, ..status(Standing::Serving, CopiesNeeded::Both) };
         assert!(problems_of(&silent)[0].contains("(it has not connected yet)"), "{silent:?}");
+    }
+
+    #[test]
+    fn other_min_replicas_are_the_only_problem() {
+        let problem = Some(LinkProblem::MinReplicas { writer: 2, replica: 1 });
+        let refused = LeaderStatus { last_problem: problem, ..status(Standing::Waiting(node(1)), CopiesNeeded::Both) };
+        let said = problems_of(&refused);
+        let words = "no link to node 1 at 10.0.0.1:2: min_replicas is 2 at the writer and 1 at the replica; write";
+        assert!(said.len() == 1 && said[0].starts_with(words), "{said:?}");
     }
 
     #[test]

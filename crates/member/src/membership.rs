@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ashlar_cluster::chain::PEER_VERSIONS;
+use ashlar_cluster::chain::{LinkProblem, PEER_VERSIONS};
 use ashlar_cluster::{ClusterDocument, DocumentMember, HardState, MemberRole};
 use ashlar_fabric::{Fabric, FabricIdentity, Member, NodeCredentials, Security, TcpFabric};
 use ashlar_pmem::Arena;
@@ -14,6 +14,11 @@ use crate::error::MemberError;
 
 /// The next commands for an administrator of a node that was replaced.
 pub const MAKE_ANEW: &str = "there, run 'ashlar node add', and here 'ashlar node join' with a new arena";
+
+/// Returns why a link is down; `else_cause` if it was not up yet.
+pub fn describe_cause(problem: Option<&LinkProblem>, else_cause: &str) -> String {
+    problem.map_or_else(|| else_cause.to_owned(), LinkProblem::to_string)
+}
 
 /// A node's place in its cluster.
 #[derive(Clone, Debug)]

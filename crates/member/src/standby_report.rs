@@ -1,9 +1,10 @@
 //! The report of a node that serves no sessions.
 
+use ashlar_cluster::chain::LinkProblem;
 use ashlar_replica::mirror::{CopyStatus, ReplicaStatus};
 use ashlar_wire::{ClusterReport, NodeStanding, ReplicationReport};
 
-use crate::membership::{MAKE_ANEW, Membership};
+use crate::membership::{MAKE_ANEW, Membership, describe_cause};
 
 /// Describes a node that was replaced.
 pub fn describe_replaced(membership: &Membership) -> ClusterReport {
@@ -19,12 +20,14 @@ pub fn describe_copying(membership: &Membership, status: &CopyStatus) -> Cluster
     report.is_linked = status.is_copying;
     report.copied_bytes = Some(status.bytes);
     if !status.is_copying {
-        let writer = membership.document.writer();
-        let cause = status.last_problem.as_deref().unwrap_or("it has not answered yet");
-        report.problems.push(format!(
-            "no copy of the file system from node {} at {} ({cause}); start that node",
-            writer.node, writer.address
-        ));
+        let name = name_writer(membership);
+        report.problems.push(match &status.last_problem {
+            Some(problem @ LinkProblem::MinReplicas { .. }) => format!("no link to {name}: {problem}"),
+            problem => {
+                let cause = describe_cause(problem.as_ref(), "it has not answered yet");
+                format!("no copy of the file system from {name} ({cause}); start that node")
+            }
+        });
     }
     report
 }
@@ -63,6 +66,11 @@ fn describe_replacement(membership: &Membership) -> String {
     format!("node {successor}{address} has taken over from this node; {MAKE_ANEW}")
 }
 
+fn name_writer(membership: &Membership) -> String {
+    let writer = membership.document.writer();
+    format!("node {} at {}", writer.node, writer.address)
+}
+
 fn describe_problems(membership: &Membership, status: &ReplicaStatus) -> Vec<String> {
     let writer = membership.document.writer();
     let mut problems = Vec::new();
@@ -71,13 +79,16 @@ fn describe_problems(membership: &Membership, status: &ReplicaStatus) -> Vec<Str
             "node {} has taken over from node {} in epoch {}; {MAKE_ANEW}",
             epoch.node, writer.node, epoch.number
         ));
+    } else if let (false, Some(problem @ LinkProblem::MinReplicas { .. })) = (status.is_following, &status.last_problem)
+    {
+        problems.push(format!("no link to {}: {problem}", name_writer(membership)));
     } else if !status.is_following {
-        let cause = status.last_problem.as_deref().unwrap_or("it has not answered yet");
+        let cause = describe_cause(status.last_problem.as_ref(), "it has not answered yet");
         let remedy = match status.state.in_sync {
             true => "start it, or let this node take over with 'ashlar node promote'",
             false => "start it: this node is not in sync, so it can't take over",
         };
-        problems.push(format!("no link to node {} at {} ({cause}); {remedy}", writer.node, writer.address));
+        problems.push(format!("no link to {} ({cause}); {remedy}", name_writer(membership)));
     }
     problems
 }
@@ -146,6 +157,17 @@ mod tests {
         );
         let report = describe_following(&membership(), &status(false, true));
         assert!(report.problems[0].contains("(it has not answered yet)"), "{report:?}");
+    }
+
+    #[test]
+    fn other_min_replicas_are_the_only_problem() {
+        let problem = || Some(LinkProblem::MinReplicas { writer: 2, replica: 1 });
+        let refused = ReplicaStatus { last_problem: problem(), ..status(false, true) };
+        let copying = CopyStatus { is_copying: false, bytes: 0, state: refused.state, last_problem: problem() };
+        let words = "no link to node 0 at 10.0.0.1:1: min_replicas is 2 at the writer and 1 at the replica; write";
+        for report in [describe_following(&membership(), &refused), describe_copying(&membership(), &copying)] {
+            assert!(report.problems.len() == 1 && report.problems[0].starts_with(words), "{:?}", report.problems);
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ashlar_cluster::chain::ChainTiming;
+use ashlar_cluster::chain::{ChainTiming, LinkProblem};
 use ashlar_cluster::{ClusterDocument, CopiesNeeded, DocumentMember, HardState, MemberRole, Standing};
 use ashlar_fabric::{Fabric, FabricIdentity, Member, Security, TcpFabric};
 use ashlar_journal::OwnAct;
@@ -251,11 +251,15 @@ impl Mirror {
     }
 
     fn start_replica(&self) -> RunningReplica {
+        self.start_replica_of(&self.document)
+    }
+
+    fn start_replica_of(&self, document: &ClusterDocument) -> RunningReplica {
         let arena = Arc::new(Arena::open_when_free(&self.path(1), &|| true).expect("an arena"));
         let replica = open_copy(&arena, self.document.cluster, node_number(0)).expect("a replica");
         let state = self.files(1).hard_state().expect("there");
         let (fabric, files, timing) = (fabric_of(&self.document, 1), self.files(1), ChainTiming::default());
-        let service = ReplicaService::new(fabric, files, &self.document, state, replica, timing, since_boot());
+        let service = ReplicaService::new(fabric, files, document, state, replica, timing, since_boot());
         let (service, is_over) = (Arc::new(service), Arc::new(AtomicBool::new(false)));
         let (one, two, over) = (Arc::clone(&service), Arc::clone(&service), Arc::clone(&is_over));
         let link = std::thread::spawn(move || {
@@ -453,4 +457,22 @@ fn returning_writer_learns_of_its_successor() {
     assert_eq!(mirror.files(0).hard_state().expect("there").newest_epoch, epoch, "it knows it after a restart");
     former.stop(false);
     successor.stop(true);
+}
+
+/// An administrator has edited one of the two documents.
+#[test]
+fn nodes_of_other_min_replicas_are_not_linked() {
+    let mirror = Mirror::make(2);
+    let writer = mirror.start_writer();
+    let replica = mirror.start_replica_of(&ClusterDocument { min_replicas: 1, ..mirror.document.clone() });
+    let problem = Some(LinkProblem::MinReplicas { writer: 2, replica: 1 });
+    writer.await_status("refused", |status| status.last_problem == problem);
+    let service = &replica.service;
+    await_condition("refused", || service.status().last_problem == problem, || format!("{:?}", service.status()));
+    assert_eq!(writer.leader.status().standing, Standing::Waiting(node_number(1)));
+    assert!(!service.status().is_following);
+    replica.stop();
+    let replica = mirror.start_replica();
+    writer.await_status("whole", |status| status.is_whole);
+    mirror.finish(writer, replica);
 }

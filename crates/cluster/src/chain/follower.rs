@@ -7,7 +7,9 @@ use ashlar_journal::Lineage;
 use ashlar_types::{Epoch, JournalPosition};
 
 use crate::chain::messages::{Follow, Lead, PeerMessage, RefusedLead};
+use crate::chain::problem::LinkProblem;
 use crate::chain::timing::{ChainTiming, LinkPulse, PulseEvent};
+use crate::document::ClusterDocument;
 use crate::hard_state::HardState;
 
 /// An act that the shell performs, before it reports anything else.
@@ -16,7 +18,7 @@ pub enum FollowerEffect {
     /// Send a message.
     Send(PeerMessage<'static>),
     /// Close the link, for this reason, and report that it is down.
-    Close(&'static str),
+    Close(LinkProblem),
     /// Write the hard state, durably. Then call [`Follower::handle_written`]; if that fails, close the link.
     WriteHardState(HardState),
     /// Cut the copy at this position, take over the lineage, and then call [`Follower::handle_cut`].
@@ -75,6 +77,7 @@ enum Phase {
 #[derive(Debug)]
 pub struct Follower {
     epoch: Epoch,
+    min_replicas: u8,
     pulse: LinkPulse,
     state: HardState,
     writing: Option<HardState>,
@@ -91,9 +94,10 @@ pub struct Follower {
 impl Follower {
     /// Returns the follower of a replica that has just started.
     #[must_use]
-    pub fn new(state: HardState, epoch: Epoch, timing: ChainTiming, now: Duration) -> Self {
+    pub fn new(state: HardState, document: &ClusterDocument, timing: ChainTiming, now: Duration) -> Self {
         Self {
-            epoch,
+            epoch: document.epoch,
+            min_replicas: document.min_replicas,
             pulse: LinkPulse::new(timing, now),
             state,
             writing: None,
@@ -101,7 +105,7 @@ impl Follower {
             durable: JournalPosition(0),
             in_sync_at: None,
             stopped_at: None,
-            superseded: state.superseding(epoch),
+            superseded: state.superseding(document.epoch),
             effects: VecDeque::new(),
         }
     }
@@ -142,6 +146,7 @@ impl Follower {
             applied: copy.applied,
             committed: copy.committed,
             is_whole: copy.is_whole,
+            min_replicas: self.min_replicas,
         };
         self.effects.push_back(FollowerEffect::Send(PeerMessage::Follow(follow)));
     }
@@ -164,7 +169,7 @@ impl Follower {
                     return self.close("it has another epoch");
                 }
                 self.phase = Phase::Writing(lead.clone());
-                self.write_state(self.state.with_writer(lead.is_alone));
+                self.write_state(self.state.with_writer(lead.is_alone, self.min_replicas));
             }
             (Phase::Greeting, &PeerMessage::Refused(reason)) => match reason {
                 RefusedLead::OtherCopy => {
@@ -174,6 +179,10 @@ impl Follower {
                 RefusedLead::OtherEpoch(epoch) => {
                     self.superseded = self.state.with_epoch(epoch).superseding(self.epoch);
                     self.close("it has another epoch");
+                }
+                RefusedLead::OtherMinReplicas { min_replicas: writer, is_alone } => {
+                    self.write_state(self.state.with_writer(is_alone, writer));
+                    self.close(LinkProblem::MinReplicas { writer, replica: self.min_replicas });
                 }
             },
             (Phase::Greeting, PeerMessage::CopyBegin(offer)) => {
@@ -310,8 +319,8 @@ impl Follower {
         self.effects.push_back(FollowerEffect::WriteHardState(state));
     }
 
-    fn close(&mut self, reason: &'static str) {
+    fn close(&mut self, reason: impl Into<LinkProblem>) {
         self.phase = Phase::Down;
-        self.effects.push_back(FollowerEffect::Close(reason));
+        self.effects.push_back(FollowerEffect::Close(reason.into()));
     }
 }

@@ -6,8 +6,11 @@ use std::time::Duration;
 use ashlar_journal::Lineage;
 use ashlar_types::{Epoch, JournalPosition};
 
+#[cfg(test)]
+use crate::authority::AuthorityBug;
 use crate::authority::{AuthorityEffect, Standing, WriterAuthority};
 use crate::chain::messages::{CopyOffer, FRAMES_BYTES_MAX, Follow, Lead, PeerMessage, RefusedLead};
+use crate::chain::problem::LinkProblem;
 use crate::chain::timing::{ChainTiming, LinkPulse, PulseEvent};
 
 /// Bytes of frames without an acknowledgement, at most: what is sent for an `fsync` waits behind no more.
@@ -21,7 +24,7 @@ pub enum LeaderEffect {
     /// Send a message.
     Send(PeerMessage<'static>),
     /// Close the link, for this reason, and report that it is down.
-    Close(&'static str),
+    Close(LinkProblem),
     /// Send frames from this position on, when [`Leader::frames_wanted`] says so.
     BeginFrames(JournalPosition),
     /// The replica's copy is durable up to this position.
@@ -296,6 +299,18 @@ impl Leader {
             self.effects.push_back(LeaderEffect::Send(refused));
             return self.close("it has another epoch");
         }
+        let is_alone = self.authority.hard_state().alone.is_some();
+        let (writer, replica) = (self.authority.min_replicas(), follow.min_replicas);
+        #[cfg(test)]
+        let replica = match self.authority.bug {
+            Some(AuthorityBug::IgnoreMinReplicas) => writer,
+            _ => replica,
+        };
+        if writer != replica {
+            let refused = RefusedLead::OtherMinReplicas { min_replicas: writer, is_alone };
+            self.effects.push_back(LeaderEffect::Send(PeerMessage::Refused(refused)));
+            return self.close(LinkProblem::MinReplicas { writer, replica });
+        }
         let common = journal.lineage.last_common(journal.end, &follow.lineage, follow.end);
         if follow.is_whole && common.is_none_or(|common| common < follow.committed) {
             // The copy has what nothing else has. It is not given up without an administrator.
@@ -309,7 +324,6 @@ impl Leader {
             let offer = PeerMessage::CopyBegin(CopyOffer { epoch: self.epoch });
             return self.effects.push_back(LeaderEffect::Send(offer));
         };
-        let is_alone = self.authority.hard_state().alone.is_some();
         let lead = Lead { epoch: self.epoch, is_alone, lineage: journal.lineage.clone(), from };
         self.effects.push_back(LeaderEffect::Send(PeerMessage::Lead(lead)));
         self.authority.handle_leading();
@@ -334,8 +348,8 @@ impl Leader {
         }
     }
 
-    fn close(&mut self, reason: &'static str) {
+    fn close(&mut self, reason: impl Into<LinkProblem>) {
         self.phase = Phase::Down;
-        self.effects.push_back(LeaderEffect::Close(reason));
+        self.effects.push_back(LeaderEffect::Close(reason.into()));
     }
 }

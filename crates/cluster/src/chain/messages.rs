@@ -31,6 +31,8 @@ pub struct Follow {
     pub committed: JournalPosition,
     /// Its store is whole. Otherwise the file system must be copied first.
     pub is_whole: bool,
+    /// The `min_replicas` of its document.
+    pub min_replicas: u8,
 }
 
 /// A writer's answer.
@@ -73,6 +75,13 @@ pub enum RefusedLead {
     OtherCopy,
     /// The two have different documents.
     OtherEpoch(Epoch),
+    /// The two documents have another `min_replicas`.
+    OtherMinReplicas {
+        /// The writer's.
+        min_replicas: u8,
+        /// As in [`Lead`].
+        is_alone: bool,
+    },
 }
 
 /// A message between a writer and its replica.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! replica                     writer
-//!   Follow  ────────────────→          epoch, lineage and end of the copy
+//!   Follow  ────────────────→          epoch, min_replicas, lineage and end of the copy
 //!           ←────────────────   Lead   whether it is alone, its lineage, where the copy goes on
 //!   Ready   ────────────────→          the rest of the copy is cut
 //!           ←────────────────   Frames …
@@ -18,6 +18,7 @@
 mod follower;
 mod leader;
 mod messages;
+mod problem;
 mod timing;
 
 pub use follower::{CopyView, Follower, FollowerEffect};
@@ -25,4 +26,5 @@ pub use leader::{FramesWanted, JournalView, Leader, LeaderEffect, ReplicaProgres
 pub use messages::{
     CopyOffer, CopyTarget, FRAMES_BYTES_MAX, Follow, Lead, MessageError, PEER_VERSIONS, PeerMessage, RefusedLead,
 };
+pub use problem::LinkProblem;
 pub use timing::ChainTiming;

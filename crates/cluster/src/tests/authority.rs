@@ -204,7 +204,7 @@ fn single_member_is_alone_by_order() {
 #[test]
 fn promotion_needs_proof_that_nothing_is_missing() {
     let away = LinkEvidence { writer_answers: false, durable: END };
-    let in_sync = HardState { in_sync: true, ..HardState::default() };
+    let in_sync = HardState { in_sync: true, writer_min_replicas: Some(2), ..HardState::default() };
     let check = |min_replicas, state: &HardState, evidence, force| {
         check_promotion(&mirror(min_replicas), state, node(1), evidence, force)
     };
@@ -212,6 +212,11 @@ fn promotion_needs_proof_that_nothing_is_missing() {
     let lacking = PromotionRefusal::MayLackUpdates { writer: node(0), durable: END };
     assert_eq!(check(1, &in_sync, away, false), Err(lacking));
     assert_eq!(check(1, &in_sync, away, true), Ok(()));
+    for writer_min_replicas in [None, Some(1)] {
+        let edited = HardState { writer_min_replicas, ..in_sync };
+        assert_eq!(check(2, &edited, away, false), Err(lacking), "the writer needs one copy, or has not said");
+        assert_eq!(check(2, &edited, away, true), Ok(()));
+    }
     let stopped = |at| HardState { writer_stopped_at: Some(JournalPosition(at)), ..in_sync };
     assert_eq!(check(1, &stopped(640), away, false), Ok(()));
     assert_eq!(check(1, &stopped(641), away, false), Err(lacking), "it lacks the end");

@@ -16,7 +16,13 @@ fn document_written_as_text_reads_back_equal() {
 fn hard_state_written_as_text_reads_back_equal() {
     let alone = Some(AloneSince { since: JournalPosition(4096), by_order: true });
     let epoch = Epoch { number: 9, node: node(1) };
-    let full = HardState { alone, in_sync: true, writer_stopped_at: Some(JournalPosition(8)), newest_epoch: epoch };
+    let full = HardState {
+        alone,
+        in_sync: true,
+        writer_stopped_at: Some(JournalPosition(8)),
+        writer_min_replicas: Some(2),
+        newest_epoch: epoch,
+    };
     for state in [HardState::default(), full] {
         assert_eq!(HardState::from_text(&state.to_text()), Ok(state));
     }

@@ -2,6 +2,7 @@
 
 mod authority;
 mod documents;
+mod links;
 mod model;
 
 use ashlar_types::{ArenaId, FileSystemId, NodeNumber};

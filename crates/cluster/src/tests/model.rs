@@ -54,6 +54,11 @@ enum Step {
     StopWriter,
     StartWriter,
     StartReplica,
+    /// An administrator edits `min_replicas` of a document: the writer's, or the replica's. A start reads it.
+    Edit {
+        is_writers: bool,
+        min_replicas: u8,
+    },
     Promote,
     /// Everything works for a while.
     Calm,
@@ -77,6 +82,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::StopWriter),
         2 => Just(Step::StartWriter),
         2 => Just(Step::StartReplica),
+        2 => (any::<bool>(), 1u8..=2).prop_map(|(is_writers, min_replicas)| Step::Edit { is_writers, min_replicas }),
         1 => Just(Step::Promote),
         5 => Just(Step::Calm),
     ];
@@ -151,6 +157,8 @@ type Wire = VecDeque<Vec<u8>>;
 /// The two nodes, and all that both ever promised.
 struct World {
     document: ClusterDocument,
+    /// The replica's, which is read when it starts.
+    replica_document: ClusterDocument,
     bug: Option<AuthorityBug>,
     now: Duration,
     writes_fail: bool,
@@ -185,6 +193,7 @@ impl World {
         let alone = is_new.then_some(AloneSince { since: JournalPosition(0), by_order: true });
         let mut world = Self {
             document: mirror(min_replicas),
+            replica_document: mirror(min_replicas),
             bug,
             now: Duration::ZERO,
             writes_fail: false,
@@ -203,7 +212,11 @@ impl World {
             durable_there: 0,
             applied: Vec::new(),
             is_whole: !is_new,
-            replica_state: HardState { in_sync: !is_new, ..HardState::default() },
+            replica_state: HardState {
+                in_sync: !is_new,
+                writer_min_replicas: (!is_new).then_some(min_replicas),
+                ..HardState::default()
+            },
             promoted: None,
             is_late: false,
         };
@@ -236,7 +249,7 @@ impl World {
             self.copy.flushed = self.copy.frames.len();
             self.durable_there = self.applied.len();
             let timing = ChainTiming::default();
-            self.follower = Some(Follower::new(self.replica_state, self.document.epoch, timing, self.now));
+            self.follower = Some(Follower::new(self.replica_state, &self.replica_document, timing, self.now));
         }
     }
 
@@ -461,7 +474,8 @@ impl World {
     fn promote(&mut self) -> Result<(), TestCaseError> {
         let evidence = LinkEvidence { writer_answers: self.is_linked, durable: position(self.copy.flushed) };
         let state = self.follower.as_ref().map_or(self.replica_state, Follower::hard_state);
-        if self.promoted.is_some() || check_promotion(&self.document, &state, node(1), evidence, false).is_err() {
+        if self.promoted.is_some() || check_promotion(&self.replica_document, &state, node(1), evidence, false).is_err()
+        {
             return Ok(());
         }
         let there: BTreeSet<u64> = self.copy.frames[..self.copy.flushed].iter().copied().collect();
@@ -511,6 +525,14 @@ impl World {
             Step::StopWriter => self.stop_writer()?,
             Step::StartWriter => self.start_writer(),
             Step::StartReplica => self.start_replica(),
+            Step::Edit { is_writers: true, min_replicas } if self.leader.is_none() => {
+                self.document.min_replicas = min_replicas;
+            }
+            Step::Edit { is_writers: false, min_replicas } if self.follower.is_none() => {
+                self.replica_document.min_replicas = min_replicas;
+            }
+            // The running node has the old one.
+            Step::Edit { .. } => {}
             Step::Promote => self.promote()?,
             Step::Calm => self.calm()?,
         }
@@ -553,6 +575,10 @@ proptest! {
         if world.promoted.is_none() {
             world.writes_fail = false;
             world.cut();
+            if world.document != world.replica_document {
+                world.replica_document = world.document.clone();
+                world.follower = None;
+            }
             world.start_writer();
             world.start_replica();
             world.now += Duration::from_secs(2);
@@ -570,8 +596,13 @@ proptest! {
 /// Each fault makes some order of events lose an acknowledged update, or two nodes acknowledge.
 #[test]
 fn planted_faults_of_authority_are_found() {
+<<<<<<< HEAD
     use AuthorityBug::{DeclareBeforeWrite, GoAlone, IgnoreEpoch, ServeUnconfirmed};
     for bug in [ServeUnconfirmed, DeclareBeforeWrite, IgnoreEpoch, GoAlone] {
+=======
+    use AuthorityBug::{DeclareBeforeWrite, IgnoreEpoch, IgnoreMinReplicas, ServeUnconfirmed};
+    for bug in [ServeUnconfirmed, DeclareBeforeWrite, IgnoreEpoch, IgnoreMinReplicas] {
+>>>>>>> 1b288a43 (cluster: refuse a replica of another min_replicas)
         let config = ProptestConfig { cases: 60_000, failure_persistence: None, ..ProptestConfig::default() };
         let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
         let result = runner

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use ashlar_cluster::chain::{ChainTiming, CopyTarget, CopyView, PeerMessage};
+use ashlar_cluster::chain::{ChainTiming, CopyTarget, CopyView, LinkProblem, PeerMessage};
 use ashlar_cluster::{ClusterDocument, HardState};
 use ashlar_fabric::{Event, Fabric};
 use ashlar_journal::{JournalCursor, Lineage};
@@ -33,7 +33,7 @@ pub struct CopyStatus {
     /// Its hard state.
     pub state: HardState,
     /// Why the link went down last.
-    pub last_problem: Option<String>,
+    pub last_problem: Option<LinkProblem>,
 }
 
 /// A replica that is being filled.
@@ -152,7 +152,7 @@ impl CopyService {
             }
             Ok(PeerMessage::CopyEnd { target, bytes }) if is_copying => self.finish(copy, target, bytes)?,
             Ok(message) => self.link.lock().follower.handle_message(now(), &message),
-            Err(error) => self.link.lock().lose(now(), error.to_string()),
+            Err(error) => self.link.lock().lose(now(), error.to_string().into()),
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ashlar_cluster::chain::{
-    ChainTiming, JournalView, Leader, LeaderEffect, PEER_VERSIONS, PeerMessage, ReplicaProgress,
+    ChainTiming, JournalView, Leader, LeaderEffect, LinkProblem, PEER_VERSIONS, PeerMessage, ReplicaProgress,
 };
 use ashlar_cluster::{
     AuthorityEffect, ClusterDocument, CopiesNeeded, HardState, MemberRole, Standing, WriterAuthority,
@@ -80,7 +80,7 @@ pub struct LeaderStatus {
     /// How far the replica is; `None` while its link is down.
     pub progress: Option<ReplicaProgress>,
     /// Why the link went down last.
-    pub last_problem: Option<String>,
+    pub last_problem: Option<LinkProblem>,
     /// How far the copy of the whole file system is, while one is being sent.
     pub full_copy: Option<CopyProgress>,
 }
@@ -137,7 +137,7 @@ struct Chain {
     sender: Option<CopySender>,
     /// A copy of the whole file system is being sent.
     full_copy: Option<FullCopySender>,
-    last_problem: Option<String>,
+    last_problem: Option<LinkProblem>,
     has_stopped: bool,
     tell_at: Duration,
 }
@@ -389,11 +389,11 @@ impl LeaderService {
                     let leader = &mut chain.leader;
                     with_journal(node, |journal| leader.handle_message(now, &view_of(journal), &message));
                 }
-                Err(error) => self.lose_link(node, chain, error.to_string()),
+                Err(error) => self.lose_link(node, chain, error.to_string().into()),
             },
             Event::Down { link, reason } if chain.link == Some(link) => {
                 chain.link = None;
-                self.lose_link(node, chain, reason.to_string());
+                self.lose_link(node, chain, reason.to_string().into());
             }
             Event::Refused { epoch: Some(epoch), .. } => chain.leader.authority_mut().handle_epoch(epoch),
             _ => {}
@@ -401,12 +401,12 @@ impl LeaderService {
     }
 
     /// Ends the link for a reason, if it is still up.
-    fn lose_link(&self, node: &dyn WriterNode, chain: &mut Chain, reason: String) {
+    fn lose_link(&self, node: &dyn WriterNode, chain: &mut Chain, problem: LinkProblem) {
         if let Some(link) = chain.link.take() {
             self.fabric.close(link);
         }
-        tracing::warn!(reason, "the link to the replica is down");
-        chain.last_problem = Some(reason);
+        tracing::warn!(%problem, "the link to the replica is down");
+        chain.last_problem = Some(problem);
         (chain.sender, chain.full_copy) = (None, None);
         chain.leader.handle_down(node.now());
     }
@@ -416,7 +416,7 @@ impl LeaderService {
         if let Some(link) = chain.link
             && let Err(error) = self.fabric.send(link, &[&message.encode_head(), message.tail()])
         {
-            self.lose_link(node, chain, error.to_string());
+            self.lose_link(node, chain, error.to_string().into());
         }
     }
 
@@ -425,11 +425,11 @@ impl LeaderService {
         while let Some(effect) = chain.leader.poll_effect() {
             match effect {
                 LeaderEffect::Send(message) => self.send(node, chain, &message),
-                LeaderEffect::Close(reason) => self.lose_link(node, chain, reason.to_owned()),
+                LeaderEffect::Close(reason) => self.lose_link(node, chain, reason),
                 LeaderEffect::BeginFrames(from) => {
                     match with_journal(node, |journal| CopySender::from_position(journal, from)) {
                         Some(Ok(sender)) => chain.sender = Some(sender),
-                        Some(Err(error)) => self.lose_link(node, chain, error.to_string()),
+                        Some(Err(error)) => self.lose_link(node, chain, error.to_string().into()),
                         None => {}
                     }
                 }
@@ -443,7 +443,7 @@ impl LeaderService {
                     node.with_node(&mut |core| begun = Some(FullCopySender::begin(core)));
                     match begun {
                         Some(Ok(sender)) => chain.full_copy = Some(sender),
-                        Some(Err(error)) => self.lose_link(node, chain, error.to_string()),
+                        Some(Err(error)) => self.lose_link(node, chain, error.to_string().into()),
                         None => {}
                     }
                 }
@@ -483,13 +483,13 @@ impl LeaderService {
             let next = match sender.next(&|work| node.with_node(work)) {
                 Ok(next) => next,
                 Err(error) => {
-                    self.lose_link(node, chain, format!("the file system can't be copied: {error}"));
+                    self.lose_link(node, chain, format!("the file system can't be copied: {error}").into());
                     return false;
                 }
             };
             let (message, is_last) = next.message();
             if let Err(error) = self.fabric.send(link, &[&message.encode_head(), message.tail()]) {
-                self.lose_link(node, chain, error.to_string());
+                self.lose_link(node, chain, error.to_string().into());
                 return false;
             }
             chain.leader.handle_part_sent(node.now());
@@ -520,10 +520,10 @@ impl LeaderService {
                     let message = PeerMessage::Frames { durable: part.durable, bytes: &part.bytes };
                     match self.fabric.send(link, &[&message.encode_head(), message.tail()]) {
                         Ok(()) => chain.leader.handle_frames_sent(node.now(), part.end, part.durable),
-                        Err(error) => self.lose_link(node, chain, error.to_string()),
+                        Err(error) => self.lose_link(node, chain, error.to_string().into()),
                     }
                 }
-                (Some(Err(error)), _) => self.lose_link(node, chain, error.to_string()),
+                (Some(Err(error)), _) => self.lose_link(node, chain, error.to_string().into()),
                 _ => {}
             }
             if let Some((job, memory)) = flush {

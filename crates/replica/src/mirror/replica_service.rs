@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ashlar_cluster::chain::{ChainTiming, CopyView, PeerMessage};
+use ashlar_cluster::chain::{ChainTiming, CopyView, LinkProblem, PeerMessage};
 use ashlar_cluster::{ClusterDocument, HardState};
 use ashlar_fabric::{Event, Fabric};
 use ashlar_node::journal::{JournalCopy, ReplayError, Replica, ReplicaStore};
@@ -37,7 +37,7 @@ pub struct ReplicaStatus {
     /// Its hard state.
     pub state: HardState,
     /// Why the link went down last.
-    pub last_problem: Option<String>,
+    pub last_problem: Option<LinkProblem>,
     /// Another node has taken over from its writer, in this epoch.
     pub superseded: Option<Epoch>,
 }
@@ -185,7 +185,7 @@ impl ReplicaService {
                 self.take_frames(link, now, bytes, durable)?;
             }
             Ok(message) => link.follower.handle_message(now(), &message),
-            Err(error) => link.lose(now(), error.to_string()),
+            Err(error) => link.lose(now(), error.to_string().into()),
         }
         Ok(())
     }
@@ -214,7 +214,7 @@ impl ReplicaService {
             Ok(()) => {}
             Err(ReplayError::Copy(error)) => {
                 drop(copy);
-                link.lose(now(), error.to_string());
+                link.lose(now(), error.to_string().into());
                 return Ok(());
             }
             Err(error) => return Err(error.into()),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ashlar_cluster::chain::{ChainTiming, Follower, FollowerEffect, PEER_VERSIONS, PeerMessage};
+use ashlar_cluster::chain::{ChainTiming, Follower, FollowerEffect, LinkProblem, PEER_VERSIONS, PeerMessage};
 use ashlar_cluster::{ClusterDocument, HardState};
 use ashlar_fabric::{Event, Fabric, LinkId};
 use ashlar_node::journal::CopyPlan;
@@ -40,7 +40,7 @@ pub struct WriterLink {
     /// Decides the replica's acts.
     pub follower: Follower,
     /// Why the link went down last.
-    pub last_problem: Option<String>,
+    pub last_problem: Option<LinkProblem>,
     fabric: Arc<dyn Fabric>,
     files: ClusterFiles,
     writer: NodeNumber,
@@ -61,7 +61,7 @@ impl WriterLink {
         now: Duration,
     ) -> Self {
         Self {
-            follower: Follower::new(state, document.epoch, timing, now),
+            follower: Follower::new(state, document, timing, now),
             last_problem: None,
             fabric,
             files,
@@ -83,7 +83,7 @@ impl WriterLink {
         if self.link.is_none() && self.connecting.is_none() && now >= self.connect_at {
             match self.fabric.connect(self.writer) {
                 Ok(connecting) => self.connecting = Some(connecting),
-                Err(error) => self.retry_later(now, error.to_string()),
+                Err(error) => self.retry_later(now, error.to_string().into()),
             }
         }
         let is_down = self.link.is_none() && self.connecting.is_none();
@@ -103,15 +103,15 @@ impl WriterLink {
                 return Some(LinkNews::Up);
             }
             Event::Failed { link: failed, error, .. } if self.connecting == Some(failed) => {
-                self.retry_later(now, error.to_string());
+                self.retry_later(now, error.to_string().into());
             }
             Event::Refused { link: refused, reason, .. } if self.connecting == Some(refused) => {
-                self.retry_later(now, reason.to_string());
+                self.retry_later(now, reason.to_string().into());
             }
             Event::Message { link: from, bytes } if self.link == Some(from) => return Some(LinkNews::Message(bytes)),
             Event::Down { link: down, reason } if self.link == Some(down) => {
                 self.link = None;
-                self.lose(now, reason.to_string());
+                self.lose(now, reason.to_string().into());
             }
             _ => {}
         }
@@ -123,7 +123,7 @@ impl WriterLink {
         if let Some(up) = self.link
             && let Err(error) = self.fabric.send(up, &[&message.encode_head(), message.tail()])
         {
-            self.lose(now, error.to_string());
+            self.lose(now, error.to_string().into());
         }
     }
 
@@ -132,10 +132,10 @@ impl WriterLink {
         while let Some(effect) = self.follower.poll_effect() {
             match effect {
                 FollowerEffect::Send(message) => self.send(now(), &message),
-                FollowerEffect::Close(reason) => self.lose(now(), reason.to_owned()),
+                FollowerEffect::Close(problem) => self.lose(now(), problem),
                 FollowerEffect::WriteHardState(state) => match self.files.write_hard_state(&state) {
                     Ok(()) => self.follower.handle_written(),
-                    Err(error) => self.lose(now(), error.to_string()),
+                    Err(error) => self.lose(now(), error.to_string().into()),
                 },
                 FollowerEffect::Cut { lineage, from } => return Some(CopyAct::Cut(CopyPlan { lineage, from })),
                 FollowerEffect::EmptyStore => return Some(CopyAct::EmptyStore),
@@ -146,7 +146,7 @@ impl WriterLink {
     }
 
     /// Closes the link for a reason, and connects again later.
-    pub fn lose(&mut self, now: Duration, problem: String) {
+    pub fn lose(&mut self, now: Duration, problem: LinkProblem) {
         self.close();
         self.follower.handle_down();
         self.retry_later(now, problem);
@@ -154,7 +154,7 @@ impl WriterLink {
 
     /// Closes the link, and connects again no sooner than after `pause`.
     pub fn lose_for(&mut self, now: Duration, pause: Duration, problem: String) {
-        self.lose(now, problem);
+        self.lose(now, problem.into());
         self.connect_at = now + pause;
     }
 
@@ -165,12 +165,12 @@ impl WriterLink {
         }
     }
 
-    fn retry_later(&mut self, now: Duration, problem: String) {
+    fn retry_later(&mut self, now: Duration, problem: LinkProblem) {
         self.connecting = None;
         self.connect_at = now + self.pause;
         self.pause = (self.pause * 2).min(RECONNECT_MAX);
         if self.last_problem.as_ref() != Some(&problem) {
-            tracing::warn!(problem, "no link to the writer");
+            tracing::warn!(%problem, "no link to the writer");
             self.last_problem = Some(problem);
         }
     }

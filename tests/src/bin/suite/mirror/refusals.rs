@@ -16,6 +16,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "mirror/replica_names_serving_node_to_mounts", run: || when_mountable(replica_refuses) },
     Test { name: "mirror/mount_waits_a_while_for_the_replica", run: || when_mountable(mount_waits) },
     Test { name: "mirror/promotion_refused_while_writer_answers", run: || when_mountable(promotion_refused) },
+    Test { name: "mirror/other_min_replicas_are_refused", run: || when_mountable(other_min_replicas) },
     Test { name: "mirror/foreign_certificate_is_refused", run: || when_mountable(foreign_certificate) },
     Test { name: "mirror/ordinary_user_changes_no_cluster", run: || when_mountable(ordinary_user) },
 ];
@@ -70,6 +71,46 @@ fn promotion_refused() -> Outcome<Verdict> {
         ensure!(state["epoch"][1] == 0 && state["members"][0]["role"] == "writer", "a refusal changed {state}");
     }
     cluster.umount(0)?;
+    cluster.compare_at_rest(0)?;
+    passed()
+}
+
+/// An administrator edits `min_replicas` at one node.
+fn other_min_replicas() -> Outcome<Verdict> {
+    let cluster = TestCluster::up(ClusterOptions::default())?;
+    let edit = |node: usize, from: &str, to: &str| {
+        let path = cluster.arena(node).join("cluster/cluster.toml");
+        let text = fs::read_to_string(&path).map_err(tried("reading a document"))?;
+        ensure!(text.contains(from), "the document has no '{from}': {text}");
+        fs::write(path, text.replace(from, to)).map_err(tried("editing a document"))
+    };
+    let (two, one) = ("min_replicas = 2", "min_replicas = 1");
+    for (edited, words) in [
+        (1, "min_replicas is 2 at the writer and 1 at the replica"),
+        (0, "min_replicas is 1 at the writer and 2 at the replica"),
+    ] {
+        cluster.stop(0)?;
+        cluster.stop(1)?;
+        edit(edited, two, one)?;
+        cluster.start(0)?;
+        cluster.start(1)?;
+        for node in 0..2 {
+            cluster.wait_for(node, "it names both values", |state| {
+                let problems = state["problems"].as_array().map_or(&[][..], Vec::as_slice);
+                let said = problems.first().and_then(|problem| problem.as_str()).unwrap_or_default();
+                problems.len() == 1 && said.contains(words) && said.contains("restart both daemons")
+            })?;
+        }
+        let state = cluster.state(0)?;
+        ensure!(state["standing"] == "waiting" && state["is_linked"] == false, "the writer serves: {state}");
+        edit(edited, one, two)?;
+    }
+    cluster.try_mount(0, 0)?.failure(1, &["node 0 serves no sessions yet", "min_replicas is 1 at the writer"])?;
+    cluster.stop(0)?;
+    cluster.stop(1)?;
+    cluster.start(0)?;
+    cluster.start(1)?;
+    cluster.wait_in_sync(0)?;
     cluster.compare_at_rest(0)?;
     passed()
 }
