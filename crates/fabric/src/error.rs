@@ -1,6 +1,6 @@
 //! Why a link does not come up, or goes down.
 
-use std::io;
+use std::io::{self, ErrorKind};
 
 use ashlar_types::{ArenaId, Epoch, FileSystemId, NodeNumber, VersionRange};
 use thiserror::Error;
@@ -117,7 +117,10 @@ pub enum CloseReason {
     /// The peer closed it in order.
     #[error("the peer closed the connection")]
     ClosedByPeer,
-    /// The connection ended or broke.
+    /// The connection ended without a last frame: the peer was killed, or could not go on.
+    #[error("the peer closed the connection")]
+    PeerGone,
+    /// The connection broke.
     #[error("the connection broke: {0}")]
     Broken(String),
     /// Bytes arrived that are not valid.
@@ -135,6 +138,19 @@ pub enum CloseReason {
     /// A newer link in the same direction between the same nodes has come up.
     #[error("a newer link has replaced this one")]
     Replaced,
+}
+
+impl From<&io::Error> for CloseReason {
+    /// TLS has a text of its own for the end of a stream, which is of no use to an administrator.
+    fn from(error: &io::Error) -> Self {
+        match error.kind() {
+            ErrorKind::UnexpectedEof
+            | ErrorKind::ConnectionReset
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::BrokenPipe => Self::PeerGone,
+            _ => Self::Broken(error.to_string()),
+        }
+    }
 }
 
 /// Why a message was not taken.

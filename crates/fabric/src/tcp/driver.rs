@@ -94,7 +94,7 @@ impl LinkDriver {
         });
         match wire {
             Ok(wire) => state.wire = Some(wire),
-            Err(error) => self.break_handshake(&link, &mut state, CloseReason::Broken(error.to_string())),
+            Err(error) => self.break_handshake(&link, &mut state, CloseReason::from(&error)),
         }
     }
 
@@ -145,7 +145,7 @@ impl LinkDriver {
                 state.phase = LinkPhase::Handshake { handshake, is_first_byte_known: false };
                 self.table.set_deadline(link.id, Instant::now() + HANDSHAKE_TIME);
             }
-            Err(error) => self.break_handshake(link, state, CloseReason::Broken(error.to_string())),
+            Err(error) => self.break_handshake(link, state, CloseReason::from(&error)),
         }
     }
 
@@ -178,7 +178,7 @@ impl LinkDriver {
                 }
             };
             if let Err(error) = sent {
-                return self.break_handshake(link, &mut state, CloseReason::Broken(error.to_string()));
+                return self.break_handshake(link, &mut state, CloseReason::from(&error));
             }
         }
     }
@@ -243,7 +243,7 @@ impl LinkDriver {
             (Some(TlsFailure::Refused(reason)), None) => {
                 self.end_incoming(link, state, &format!("it refuses this node: {reason}"));
             }
-            (None, _) => self.break_handshake(link, state, CloseReason::Broken(error.to_string())),
+            (None, _) => self.break_handshake(link, state, CloseReason::from(error)),
         }
     }
 
@@ -287,7 +287,7 @@ impl LinkDriver {
                 let count = received(wire.transport.read(buffer))?;
                 traffic.receive(wire, &buffer[..count], link.id, &self.regions, &self.events)?;
                 traffic.report_drained(wire, link.id, &self.events);
-                wire.arm(&self.epoll, link.id).map_err(|error| CloseReason::Broken(error.to_string()))?;
+                wire.arm(&self.epoll, link.id).map_err(|error| CloseReason::from(&error))?;
                 Ok(count == buffer.len() || (count > 0 && wire.transport.is_tls()))
             }
             // Unread bytes would make the kernel reset the connection, and the peer lose the last messages.
@@ -434,13 +434,13 @@ pub(super) fn nonce() -> [u8; 16] {
 /// Returns how many bytes a read of a link has given, or why the link ends.
 fn received(read: io::Result<usize>) -> Result<usize, CloseReason> {
     match read {
-        Ok(0) => Err(CloseReason::Broken("the stream ended without a last frame".into())),
+        Ok(0) => Err(CloseReason::PeerGone),
         Ok(count) => Ok(count),
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(0),
         // An alert is the peer's complaint of invalid bytes.
         Err(error) => Err(match tls_failure(&error) {
             Some(TlsFailure::Refuse(_)) => CloseReason::Invalid(error.to_string()),
-            Some(TlsFailure::Refused(_)) | None => CloseReason::Broken(error.to_string()),
+            Some(TlsFailure::Refused(_)) | None => CloseReason::from(&error),
         }),
     }
 }

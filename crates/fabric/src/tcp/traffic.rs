@@ -146,7 +146,7 @@ impl Traffic {
         if self.answers.len() == TRANSFERS_MAX || self.answer_bytes + bytes.len() > READ_BYTES_MAX {
             return Err(CloseReason::Invalid("more transfers are under way than are allowed".into()));
         }
-        self.send(wire, kind, transfer, &[bytes]).map_err(|error| CloseReason::Broken(error.to_string()))?;
+        self.send(wire, kind, transfer, &[bytes]).map_err(|error| CloseReason::from(&error))?;
         if !wire.queue.is_empty() {
             self.answers.push_back((wire.queue.end(), bytes.len()));
             self.answer_bytes += bytes.len();
