@@ -75,10 +75,11 @@ pub fn commit_thread(shared: &SharedState) {
         let done = state.unlocked(move || if awaited.is_ok() { job.run() } else { job.give_up() });
         if let Err(error) = finish_commit(&mut state, done) {
             state.counters.commits_failed += 1;
-            tracing::error!(%error, "a batch can't be committed; it is kept and tried again");
             if state.ending {
+                // The end commits all that is left, and reports a failure. A replica that is away is none.
                 return;
             }
+            tracing::error!(%error, "a batch can't be committed; it is kept and tried again");
             state.effects.push(NodeEffect::WakeDigests);
             // Requests that want a commit meanwhile would otherwise make it fail over and over.
             let until = Instant::now() + RETRY;

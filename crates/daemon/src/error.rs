@@ -69,7 +69,7 @@ impl DaemonError {
     /// Returns whether the process has run, and another start may mend what ended it.
     #[must_use]
     pub fn asks_for_restart(&self) -> bool {
-        matches!(self, Self::Failed(_) | Self::RoleChanged | Self::Member(MemberError::Failed(_)))
+        matches!(self, Self::Failed(_) | Self::Member(MemberError::Failed(_)))
     }
 
     /// Returns whether another start may succeed a while later.

@@ -163,7 +163,7 @@ impl WriterNode for SharedState {
 
     fn handle_standing(&self, standing: Standing) {
         if let Standing::Replaced(epoch) = standing {
-            tracing::error!(%epoch, "another node has taken over; SharedFS ends, and keeps what it has");
+            tracing::info!(%epoch, "another node has taken over; SharedFS ends, and keeps what it has");
             let source = std::io::Error::other("another node has taken over");
             self.lock().failure.get_or_insert(StoreError::Io { what: "SharedFS may not serve any more", source });
             self.stop();

@@ -61,7 +61,7 @@ pub use config::Config;
 pub use error::{DaemonError, SupervisorError};
 pub use log_check::{LogFindings, check_logs};
 pub use shadow_service::describe_comparison;
-pub use supervisor::{DEATH_REPORT, RESTART_EXIT, RETRY_EXIT, Supervised, supervise};
+pub use supervisor::{DEATH_REPORT, RESTART_EXIT, RETRY_EXIT, ROLE_EXIT, Supervised, supervise};
 
 use std::path::Path;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ use std::time::Instant;
 
 use crate::leading::StartingProcess;
 use crate::shared_state::Leading;
-use ashlar_cluster::MemberRole;
+use ashlar_cluster::{MemberRole, Standing};
 use ashlar_member::{Membership, StandbyEnd, run_standby};
 use ashlar_metrics::{MetricsServer, StatusSlot};
 use ashlar_pmem::{ArenaError, PrivateDirectory};
@@ -158,6 +158,11 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     }
     let result = digest::digest_all(&shared);
     drop(listener);
+    let standing = shared.leading.as_ref().map(|leading| leading.leader.status().standing);
+    if matches!(standing, Some(Standing::Replaced(_))) {
+        // Nothing may be committed any more, so the digest has ended with an error.
+        return Err(DaemonError::RoleChanged);
+    }
     served.and(result.map_err(DaemonError::Failed))?;
     if shared.role_changed.load(Ordering::Acquire) { Err(DaemonError::RoleChanged) } else { Ok(()) }
 }

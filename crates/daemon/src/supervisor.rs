@@ -1,11 +1,11 @@
 //! The supervisor: keeps SharedFS running.
 //!
 //! It holds nothing that could break: a child process, and the signals to pass on. It restarts SharedFS at once after a
-//! death by signal, and after an exit with [`RESTART_EXIT`]. If SharedFS dies again and again, the pauses become
-//! longer, up to [`PAUSE_MAX`]; the supervisor never gives up, as sessions and mounts wait. An exit with another error
-//! is final, since SharedFS itself decided to end (wrong arena, no space). After it has once run, an exit with
-//! [`RETRY_EXIT`] is not: the system may have later what it lacks now. A SharedFS that fails again and again is given
-//! up once no process needs it: its disk may be gone for good.
+//! death by signal, and after an exit with [`RESTART_EXIT`] or [`ROLE_EXIT`]. If SharedFS dies again and again, the
+//! pauses become longer, up to [`PAUSE_MAX`]; the supervisor never gives up, as sessions and mounts wait. An exit with
+//! another error is final, since SharedFS itself decided to end (wrong arena, no space). After it has once run, an exit
+//! with [`RETRY_EXIT`] is not: the system may have later what it lacks now. A SharedFS that fails again and again is
+//! given up once no process needs it: its disk may be gone for good.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -74,7 +74,9 @@ pub fn supervise(
         if status.success() || stopped {
             return if stopped { Ok(Supervised::Stopped) } else { Ok(Supervised::Ended) };
         }
-        let may_mend = |code| code == i32::from(RESTART_EXIT) || !is_first && code == i32::from(RETRY_EXIT);
+        let has_new_role = status.code() == Some(i32::from(ROLE_EXIT));
+        let may_mend =
+            |code| has_new_role || code == i32::from(RESTART_EXIT) || !is_first && code == i32::from(RETRY_EXIT);
         if status.code().is_some_and(|code| !may_mend(code)) {
             return Err(SupervisorError::GaveUp(status));
         }
@@ -82,7 +84,12 @@ pub fn supervise(
         quick_deaths = if started.elapsed() < QUICK { quick_deaths + 1 } else { 0 };
         failures = if status.code().is_some() { failures + 1 } else { 0 };
         let pause = pause_after(quick_deaths);
-        tracing::warn!(%status, restarts = quick_deaths, pause_ms = pause.as_millis() as u64, "{DEATH_REPORT}");
+        let pause_ms = pause.as_millis() as u64;
+        if has_new_role {
+            tracing::info!(pause_ms, "SharedFS is started again: the node's role in its cluster has changed");
+        } else {
+            tracing::warn!(%status, restarts = quick_deaths, pause_ms, "{DEATH_REPORT}");
+        }
         let ended = Instant::now();
         loop {
             if failures >= FAILURES_UNNEEDED && !is_needed() {
@@ -116,6 +123,8 @@ pub const DEATH_REPORT: &str = "SharedFS died and is started again";
 ///
 /// It is also that of a Rust program whose main thread panicked.
 pub const RESTART_EXIT: u8 = 101;
+/// The exit code of a SharedFS whose node has another role in its cluster from now on: it must start anew.
+pub const ROLE_EXIT: u8 = 102;
 /// The exit code of a SharedFS that the system lacks something for.
 ///
 /// It is `EX_TEMPFAIL`.
@@ -204,8 +213,10 @@ mod tests {
     fn child_that_asks_for_restart_is_restarted() {
         let directory = tempfile::tempdir().expect("a directory");
         let mark = directory.path().join("mark").display().to_string();
-        let script = format!("test -e {mark} && exit 0; : > {mark}; exit {RESTART_EXIT}");
-        assert_eq!(shell(&script).expect("ended"), Supervised::Ended);
+        for code in [RESTART_EXIT, ROLE_EXIT] {
+            let script = format!("rm {mark} && exit 0; : > {mark}; exit {code}");
+            assert_eq!(shell(&script).expect("ended"), Supervised::Ended);
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use ashlar_daemon::{Config, RESTART_EXIT, RETRY_EXIT, ReplicaFault};
+use ashlar_daemon::{Config, DaemonError, RESTART_EXIT, RETRY_EXIT, ROLE_EXIT, ReplicaFault};
 use ashlar_wire::Admission;
 use tracing_subscriber::EnvFilter;
 
@@ -90,6 +90,7 @@ pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError
     config.shadow_fault = std::env::var(SHADOW_FAULT).ok().and_then(|name| ReplicaFault::named(&name));
     config.helper = helper_command(&arguments.arena);
     match ashlar_daemon::run(config) {
+        Err(DaemonError::RoleChanged) => Ok(ExitCode::from(ROLE_EXIT)),
         Err(error) if error.asks_for_restart() => {
             tracing::error!(%error, "SharedFS ends, to be started again");
             Ok(ExitCode::from(RESTART_EXIT))
