@@ -30,8 +30,6 @@ pub enum FollowerEffect {
     },
     /// The writer will send the whole file system: empty the store, and then call [`Follower::handle_emptied`].
     EmptyStore,
-    /// The writer has lost updates that this copy has: an administrator must decide.
-    WriterLacksUpdates,
 }
 
 /// The replica's copy, as it stands.
@@ -172,10 +170,7 @@ impl Follower {
                 self.write_state(self.state.with_writer(lead.is_alone, self.min_replicas));
             }
             (Phase::Greeting, &PeerMessage::Refused(reason)) => match reason {
-                RefusedLead::OtherCopy => {
-                    self.effects.push_back(FollowerEffect::WriterLacksUpdates);
-                    self.close("it has lost updates that this copy has");
-                }
+                RefusedLead::OtherCopy => self.close("it has lost updates that are committed here"),
                 RefusedLead::OtherEpoch(epoch) => {
                     self.superseded = self.state.with_epoch(epoch).superseding(self.epoch);
                     self.close("it has another epoch");

@@ -55,7 +55,7 @@ impl Greeting {
                 FollowerEffect::Close(problem) => self.problems[1] = Some(problem),
                 FollowerEffect::WriteHardState(_) => self.follower.handle_written(),
                 FollowerEffect::Cut { from, .. } => self.follower.handle_cut(from),
-                FollowerEffect::EmptyStore | FollowerEffect::WriterLacksUpdates => {}
+                FollowerEffect::EmptyStore => {}
             }
         }
         while let Some(effect) = self.leader.poll_effect() {

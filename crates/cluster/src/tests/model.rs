@@ -315,8 +315,10 @@ impl World {
                     self.applied.clear();
                     follower.handle_emptied(self.now);
                 }
-                FollowerEffect::WriterLacksUpdates => panic!("a writer never loses what it flushed"),
-                FollowerEffect::Close(_) => is_closed = true,
+                FollowerEffect::Close(problem) => {
+                    assert!(!problem.to_string().contains("lost updates"), "a writer never loses what it flushed");
+                    is_closed = true;
+                }
                 FollowerEffect::WriteHardState(_) if self.writes_fail => {
                     is_closed = true;
                     break;

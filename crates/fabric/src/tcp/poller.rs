@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use super::driver::LinkDriver;
 use super::epoll::Epoll;
 use crate::event::{Event, LinkId};
+use crate::reason_filter::ReasonFilter;
 
 /// The number by which the epoll knows the waker. Links count from 1.
 pub(super) const WAKE_TOKEN: u64 = u64::MAX;
@@ -55,11 +56,13 @@ pub(super) struct Poller {
     /// Links that may have more to read, though the kernel does not say so.
     unread: Vec<LinkId>,
     accepts_again: Option<Instant>,
+    accept_failures: ReasonFilter,
 }
 
 impl Poller {
     pub(super) fn new() -> Self {
-        Self { buffer: vec![0; READ_BYTES].into(), unread: Vec::new(), accepts_again: None }
+        let accept_failures = ReasonFilter::default();
+        Self { buffer: vec![0; READ_BYTES].into(), unread: Vec::new(), accepts_again: None, accept_failures }
     }
 
     /// Waits until there are events, the waker is used, or the time is over.
@@ -126,7 +129,9 @@ impl Poller {
                 Some(Err(error)) if error.kind() == ErrorKind::WouldBlock => return,
                 Some(Err(error)) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 Some(Err(error)) => {
-                    tracing::warn!("no connections are accepted for a second: {error}");
+                    if self.accept_failures.admit(&error.to_string(), Instant::now()) {
+                        tracing::warn!("no connections are accepted; this is tried again each second: {error}");
+                    }
                     listeners.pause(&driver.epoll);
                     self.accepts_again = Some(Instant::now() + ACCEPT_PAUSE);
                     return;

@@ -197,7 +197,7 @@ impl CopyService {
                         Err(error) => link.lose_for(now(), FAILURE_PAUSE, error.to_string()),
                     }
                 }
-                CopyAct::Cut(_) | CopyAct::WriterLacksUpdates => {
+                CopyAct::Cut(_) => {
                     link.lose(now(), "it takes an empty store for a whole one".into());
                 }
             }

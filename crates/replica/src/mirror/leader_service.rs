@@ -11,7 +11,7 @@ use ashlar_cluster::chain::{
 use ashlar_cluster::{
     AuthorityEffect, ClusterDocument, CopiesNeeded, HardState, MemberRole, Standing, WriterAuthority,
 };
-use ashlar_fabric::{Event, Fabric, LinkId};
+use ashlar_fabric::{CloseReason, Event, Fabric, LinkId};
 use ashlar_journal::FlushJob;
 use ashlar_node::NodeCore;
 use ashlar_node::journal::{CopyPart, CopySender, NodeJournal};
@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 
 use crate::mirror::cluster_files::ClusterFiles;
 use crate::mirror::copy_sender::FullCopySender;
+use crate::mirror::link_log::LinkLog;
 
 /// How long the thread waits for events if nothing else is due.
 const IDLE: Duration = Duration::from_secs(1);
@@ -138,6 +139,7 @@ struct Chain {
     /// A copy of the whole file system is being sent.
     full_copy: Option<FullCopySender>,
     last_problem: Option<LinkProblem>,
+    log: LinkLog,
     has_stopped: bool,
     tell_at: Duration,
 }
@@ -162,6 +164,7 @@ impl LeaderService {
             sender: None,
             full_copy: None,
             last_problem: None,
+            log: LinkLog::default(),
             has_stopped: false,
             tell_at: now,
         };
@@ -376,6 +379,7 @@ impl LeaderService {
                     self.fabric.close(older);
                 }
                 (chain.sender, chain.full_copy) = (None, None);
+                chain.log.handle_up();
                 chain.leader.handle_up(node.now(), peer.epoch);
             }
             Event::Up { link, peer, .. } => {
@@ -393,7 +397,7 @@ impl LeaderService {
             },
             Event::Down { link, reason } if chain.link == Some(link) => {
                 chain.link = None;
-                self.lose_link(node, chain, reason.to_string().into());
+                self.note_down(node, chain, reason.to_string().into(), reason == CloseReason::ClosedByPeer);
             }
             Event::Refused { epoch: Some(epoch), .. } => chain.leader.authority_mut().handle_epoch(epoch),
             _ => {}
@@ -405,7 +409,12 @@ impl LeaderService {
         if let Some(link) = chain.link.take() {
             self.fabric.close(link);
         }
-        tracing::warn!(%problem, "the link to the replica is down");
+        self.note_down(node, chain, problem, false);
+    }
+
+    /// Takes the news that the link is down. `is_orderly` says that nothing has failed.
+    fn note_down(&self, node: &dyn WriterNode, chain: &mut Chain, problem: LinkProblem, is_orderly: bool) {
+        chain.log.write_down(&problem, is_orderly);
         chain.last_problem = Some(problem);
         (chain.sender, chain.full_copy) = (None, None);
         chain.leader.handle_down(node.now());
@@ -457,7 +466,7 @@ impl LeaderService {
             AuthorityEffect::WriteHardState(state) => match self.files.write_hard_state(&state) {
                 Ok(()) => chain.leader.authority_mut().handle_written(),
                 Err(error) => {
-                    tracing::error!(%error, "the hard state can't be written; this is tried again");
+                    chain.log.write_state_failure(&error.to_string());
                     chain.leader.authority_mut().handle_write_failed(node.now());
                 }
             },

@@ -5,6 +5,7 @@ mod cluster_files;
 mod copy_sender;
 mod copy_service;
 mod leader_service;
+mod link_log;
 mod replica_service;
 mod writer_link;
 

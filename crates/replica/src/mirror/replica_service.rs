@@ -244,9 +244,6 @@ impl ReplicaService {
                     self.needs_copy.store(true, Ordering::Release);
                     self.end();
                 }
-                CopyAct::WriterLacksUpdates => {
-                    tracing::error!("the writer has lost updates that are committed here; nothing is changed");
-                }
             }
         }
         Ok(())

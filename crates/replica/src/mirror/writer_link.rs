@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use ashlar_cluster::chain::{ChainTiming, Follower, FollowerEffect, LinkProblem, PEER_VERSIONS, PeerMessage};
 use ashlar_cluster::{ClusterDocument, HardState};
-use ashlar_fabric::{Event, Fabric, LinkId};
+use ashlar_fabric::{CloseReason, Event, Fabric, FabricError, LinkId};
 use ashlar_node::journal::CopyPlan;
 use ashlar_types::NodeNumber;
 
 use crate::mirror::cluster_files::ClusterFiles;
+use crate::mirror::link_log::LinkLog;
 
 /// How long it waits before it connects again.
 const RECONNECT: Duration = Duration::from_millis(100);
@@ -31,8 +32,6 @@ pub enum CopyAct {
     Cut(CopyPlan),
     /// Empty the store: a copy of the whole file system follows.
     EmptyStore,
-    /// Report that the writer has lost updates that this copy has.
-    WriterLacksUpdates,
 }
 
 /// A replica's link to its writer.
@@ -41,6 +40,7 @@ pub struct WriterLink {
     pub follower: Follower,
     /// Why the link went down last.
     pub last_problem: Option<LinkProblem>,
+    log: LinkLog,
     fabric: Arc<dyn Fabric>,
     files: ClusterFiles,
     writer: NodeNumber,
@@ -63,6 +63,7 @@ impl WriterLink {
         Self {
             follower: Follower::new(state, document, timing, now),
             last_problem: None,
+            log: LinkLog::default(),
             fabric,
             files,
             writer: document.writer().node,
@@ -83,7 +84,7 @@ impl WriterLink {
         if self.link.is_none() && self.connecting.is_none() && now >= self.connect_at {
             match self.fabric.connect(self.writer) {
                 Ok(connecting) => self.connecting = Some(connecting),
-                Err(error) => self.retry_later(now, error.to_string().into()),
+                Err(error) => self.retry_later(now, error.to_string().into(), false),
             }
         }
         let is_down = self.link.is_none() && self.connecting.is_none();
@@ -99,19 +100,29 @@ impl WriterLink {
                     self.fabric.close(up);
                     return None;
                 }
-                (self.link, self.connecting, self.pause) = (Some(up), None, RECONNECT);
+                (self.link, self.connecting) = (Some(up), None);
+                self.log.handle_up();
                 return Some(LinkNews::Up);
             }
             Event::Failed { link: failed, error, .. } if self.connecting == Some(failed) => {
-                self.retry_later(now, error.to_string().into());
+                // A writer that has stopped in order is not reached until it is started again.
+                let is_orderly = matches!(error, FabricError::Connect { .. }) && self.has_writer_stopped();
+                self.retry_later(now, error.to_string().into(), is_orderly);
             }
             Event::Refused { link: refused, reason, .. } if self.connecting == Some(refused) => {
-                self.retry_later(now, reason.to_string().into());
+                self.retry_later(now, reason.to_string().into(), false);
             }
             Event::Message { link: from, bytes } if self.link == Some(from) => return Some(LinkNews::Message(bytes)),
             Event::Down { link: down, reason } if self.link == Some(down) => {
                 self.link = None;
-                self.lose(now, reason.to_string().into());
+                // The end of its process may overtake its last frame.
+                let is_orderly = match reason {
+                    CloseReason::ClosedByPeer => true,
+                    CloseReason::PeerGone => self.has_writer_stopped(),
+                    _ => false,
+                };
+                self.follower.handle_down();
+                self.retry_later(now, reason.to_string().into(), is_orderly);
             }
             _ => {}
         }
@@ -131,7 +142,13 @@ impl WriterLink {
     pub fn poll_act(&mut self, now: &dyn Fn() -> Duration) -> Option<CopyAct> {
         while let Some(effect) = self.follower.poll_effect() {
             match effect {
-                FollowerEffect::Send(message) => self.send(now(), &message),
+                FollowerEffect::Send(message) => {
+                    if message == PeerMessage::Ready {
+                        // The writer leads: a link that goes down now is made again soon.
+                        self.pause = RECONNECT;
+                    }
+                    self.send(now(), &message);
+                }
                 FollowerEffect::Close(problem) => self.lose(now(), problem),
                 FollowerEffect::WriteHardState(state) => match self.files.write_hard_state(&state) {
                     Ok(()) => self.follower.handle_written(),
@@ -139,7 +156,6 @@ impl WriterLink {
                 },
                 FollowerEffect::Cut { lineage, from } => return Some(CopyAct::Cut(CopyPlan { lineage, from })),
                 FollowerEffect::EmptyStore => return Some(CopyAct::EmptyStore),
-                FollowerEffect::WriterLacksUpdates => return Some(CopyAct::WriterLacksUpdates),
             }
         }
         None
@@ -149,7 +165,7 @@ impl WriterLink {
     pub fn lose(&mut self, now: Duration, problem: LinkProblem) {
         self.close();
         self.follower.handle_down();
-        self.retry_later(now, problem);
+        self.retry_later(now, problem, false);
     }
 
     /// Closes the link, and connects again no sooner than after `pause`.
@@ -165,13 +181,15 @@ impl WriterLink {
         }
     }
 
-    fn retry_later(&mut self, now: Duration, problem: LinkProblem) {
+    fn has_writer_stopped(&self) -> bool {
+        self.follower.hard_state().writer_stopped_at.is_some()
+    }
+
+    fn retry_later(&mut self, now: Duration, problem: LinkProblem, is_orderly: bool) {
         self.connecting = None;
         self.connect_at = now + self.pause;
         self.pause = (self.pause * 2).min(RECONNECT_MAX);
-        if self.last_problem.as_ref() != Some(&problem) {
-            tracing::warn!(%problem, "no link to the writer");
-            self.last_problem = Some(problem);
-        }
+        self.log.write_down(&problem, is_orderly);
+        self.last_problem = Some(problem);
     }
 }

@@ -21,6 +21,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "mirror/killed_writer_promotion_keeps_all_synced", run: || when_mountable(|| killed(2)) },
     Test { name: "mirror/killed_writer_forced_promotion_keeps_a_prefix", run: || when_mountable(|| killed(1)) },
     Test { name: "mirror/killed_writer_returns_and_acknowledges_nothing", run: || when_mountable(killed_returns) },
+    Test { name: "mirror/orderly_change_of_roles_logs_no_complaint", run: || when_mountable(orderly_change) },
     Test {
         name: "mirror/frozen_writer_returns_and_acknowledges_nothing",
         run: || when_mountable(|| returns(Away::Frozen)),
@@ -41,6 +42,22 @@ while True:
     os.fsync(lines)
     os.write(counts, b"line\n")
 "#;
+
+/// Nothing fails here, so no log has a line that says so.
+fn orderly_change() -> Outcome<Verdict> {
+    let cluster = TestCluster::up(ClusterOptions::default())?;
+    let log_of = |node: usize| fs::read_to_string(cluster.arena(node).join("daemon.log")).unwrap_or_default();
+    let before = [0, 1].map(|node| log_of(node).len());
+    cluster.stop(0)?;
+    cluster.promote_in_time(1, false)?;
+    cluster.stop(1)?;
+    for node in 0..2 {
+        let log = log_of(node);
+        let complaint = log[before[node]..].lines().find(|line| line.contains("WARN") || line.contains("ERROR"));
+        ensure!(complaint.is_none(), "node {node} complains: {complaint:?}");
+    }
+    passed()
+}
 
 /// Everything of node 0 is killed under load, and node 1 takes over.
 fn killed(copies: u8) -> Outcome<Verdict> {
