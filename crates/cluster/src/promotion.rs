@@ -30,9 +30,12 @@ pub enum PromotionRefusal {
     /// The writer answers.
     #[error("node {0} answers; stop it first: two writers would part the file system")]
     WriterAnswers(NodeNumber),
-    /// The replica has no whole copy.
-    #[error("this node was never in sync: its copy is not whole, and --force does not change that")]
-    NeverInSync,
+    /// The replica is not in sync: it has no whole copy, or the writer has acknowledged alone.
+    #[error(
+        "this node is not in sync: node {0} may have acknowledged updates that it lacks; start node {0}, and wait \
+         until 'ashlar status' says 'in sync' (--force does not help)"
+    )]
+    NotInSync(NodeNumber),
     /// The writer may have gone on alone.
     #[error(
         "node {writer} may have acknowledged updates that this node lacks, since min_replicas is 1 at one of the two: \
@@ -79,7 +82,7 @@ pub fn check_promotion(
         return Err(PromotionRefusal::WriterAnswers(writer));
     }
     if !state.in_sync {
-        return Err(PromotionRefusal::NeverInSync);
+        return Err(PromotionRefusal::NotInSync(writer));
     }
     let needs_both = document.min_replicas >= 2 && state.writer_min_replicas.is_some_and(|writer| writer >= 2);
     let has_all = needs_both || state.writer_stopped_at.is_some_and(|stopped| evidence.durable >= stopped);

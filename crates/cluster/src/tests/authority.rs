@@ -222,7 +222,9 @@ fn promotion_needs_proof_that_nothing_is_missing() {
     assert_eq!(check(1, &stopped(641), away, false), Err(lacking), "it lacks the end");
     let answering = LinkEvidence { writer_answers: true, ..away };
     assert_eq!(check(2, &in_sync, answering, true), Err(PromotionRefusal::WriterAnswers(node(0))));
-    assert_eq!(check(2, &HardState::default(), away, true), Err(PromotionRefusal::NeverInSync));
+    let apart = check(2, &HardState::default(), away, true).expect_err("it is not in sync");
+    assert_eq!(apart, PromotionRefusal::NotInSync(node(0)));
+    assert!(apart.to_string().starts_with("this node is not in sync: node 0 may have acknowledged"), "{apart}");
     let writer = check_promotion(&mirror(2), &in_sync, node(0), away, true);
     assert_eq!(writer, Err(PromotionRefusal::IsWriter(node(0))));
 }
