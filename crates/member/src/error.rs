@@ -85,6 +85,19 @@ pub enum MemberError {
     /// The certificates can't be used.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
+    /// Another program listens at the node's address: often the node that has replaced this one.
+    #[error(
+        "arena {arena} is node {node}, and another program listens at its address {address}; if that is the node that \
+         has replaced this one, remove this arena or move it away, otherwise end that program"
+    )]
+    AddressInUse {
+        /// The arena.
+        arena: PathBuf,
+        /// The node.
+        node: NodeNumber,
+        /// Its address.
+        address: String,
+    },
     /// The fabric can't be started.
     #[error(transparent)]
     Fabric(#[from] FabricError),
@@ -116,6 +129,7 @@ impl MemberError {
             | Self::Replica(ReplicaError::Store(StoreError::Io { .. }) | ReplicaError::System { .. })
             | Self::Replica(ReplicaError::Journal(ReplayError::Store(StoreError::Io { .. })))
             | Self::Fabric(FabricError::Listen { .. })
+            | Self::AddressInUse { .. }
             | Self::System { .. } => true,
             Self::Arena(error) | Self::Replica(ReplicaError::Arena(error)) => {
                 matches!(error, ArenaError::InUse { .. } | ArenaError::Io { .. } | ArenaError::NoSpace { .. })

@@ -1,10 +1,11 @@
 //! The place of a node in its cluster, as its files say.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use ashlar_cluster::chain::{LinkProblem, PEER_VERSIONS};
 use ashlar_cluster::{ClusterDocument, DocumentMember, HardState, MemberRole};
-use ashlar_fabric::{Fabric, FabricIdentity, Member, NodeCredentials, Security, TcpFabric};
+use ashlar_fabric::{Fabric, FabricError, FabricIdentity, Member, NodeCredentials, Security, TcpFabric};
 use ashlar_pmem::Arena;
 use ashlar_replica::mirror::ClusterFiles;
 use ashlar_types::{ArenaId, Epoch, NodeNumber};
@@ -99,8 +100,19 @@ impl Membership {
             oldest_epoch: Epoch::default(),
         });
         fabric.set_members(members.collect());
-        fabric.listen(&own.address)?;
+        fabric.listen(&own.address).map_err(|error| self.describe_listen(error))?;
         Ok(Arc::new(fabric))
+    }
+
+    /// Names the arena and the remedy if another program listens at the node's address.
+    fn describe_listen(&self, error: FabricError) -> MemberError {
+        match error {
+            FabricError::Listen { address, error } if error.kind() == ErrorKind::AddrInUse => {
+                let arena = self.files.directory().parent().unwrap_or(self.files.directory()).to_owned();
+                MemberError::AddressInUse { arena, node: self.node, address }
+            }
+            error => error.into(),
+        }
     }
 
     /// Returns the report of a node that was replaced. Another node fills in what it knows besides.
@@ -132,6 +144,32 @@ impl Membership {
             replication: None,
             copied_bytes: None,
             problems: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use ashlar_types::FileSystemId;
+
+    use super::*;
+
+    /// The node that has replaced this one may be on the same machine, at the same address.
+    #[test]
+    fn used_address_names_arena_address_and_remedy() {
+        let other = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let (node, address) = (NodeNumber::FIRST, other.local_addr().expect("an address").to_string());
+        let own = DocumentMember { node, arena: ArenaId(1), address: address.clone(), role: MemberRole::Writer };
+        let document = ClusterDocument::new(FileSystemId(7), own, false).expect("a document");
+        let files = ClusterFiles::of("/srv/arena".as_ref());
+        let place = Membership { files, document, state: HardState::default(), node };
+        let error = place.start_fabric().map(drop).expect_err("the address is in use");
+        assert!(error.is_temporary());
+        let said = error.to_string();
+        for words in ["arena /srv/arena is node 0", &address, "remove this arena or move it away"] {
+            assert!(said.contains(words), "{said}");
         }
     }
 }
