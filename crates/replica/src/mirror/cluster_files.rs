@@ -39,14 +39,19 @@ pub enum ClusterFilesError {
         /// The line and the problem.
         error: TextError,
     },
-    /// The hard state is gone.
+    /// The hard state is gone, or it is none.
     #[error(
-        "{path} is missing, and the node may have a successor; \
-         make the node anew with 'ashlar node add --replace', or let it go on with 'ashlar node force'"
+        "{path} can't be used ({problem}), so this node can't know whether another one has taken over; make it anew: if \
+         it was the writer, first run 'ashlar node promote' on the other node; then run 'ashlar node add' there, with \
+         --replace if this node was the replica, and 'ashlar node join' here with a new arena; if no other node has \
+         the files, write {path} again, in three lines: 'format = 1', 'newest_epoch' with the value of 'epoch' in \
+         cluster.toml, 'in_sync = false'"
     )]
     NoHardState {
         /// The file.
         path: PathBuf,
+        /// The problem.
+        problem: String,
     },
 }
 
@@ -127,9 +132,10 @@ impl ClusterFiles {
     pub fn hard_state(&self) -> Result<HardState, ClusterFilesError> {
         let path = self.directory.join(HARD_STATE);
         match read_text(&path) {
-            Ok(text) => HardState::from_text(&text).map_err(|error| ClusterFilesError::Text { path, error }),
+            Ok(text) => HardState::from_text(&text)
+                .map_err(|error| ClusterFilesError::NoHardState { path, problem: error.to_string() }),
             Err(ClusterFilesError::File { error, .. }) if error.kind() == io::ErrorKind::NotFound => {
-                Err(ClusterFilesError::NoHardState { path })
+                Err(ClusterFilesError::NoHardState { path, problem: "it is missing".into() })
             }
             Err(error) => Err(error),
         }
@@ -245,11 +251,21 @@ mod tests {
 
     /// A node whose hard state is lost must not serve beside its successor.
     #[test]
-    fn missing_hard_state_is_an_error_with_the_remedy() {
+    fn lost_hard_state_is_an_error_with_a_remedy_that_works() {
         let (_place, files, document) = files();
         files.write_document(&document).expect("written");
-        let error = files.hard_state().expect_err("missing").to_string();
-        assert!(error.contains("ashlar node force"), "{error}");
+        let missing = files.hard_state().expect_err("missing").to_string();
+        files.write(HARD_STATE, "format = 1\nin_sync = 7\n").expect("written");
+        let faulty = files.hard_state().expect_err("a fault").to_string();
+        for (error, problem) in [(missing, "(it is missing)"), (faulty, "(line ")] {
+            let remedies = ["ashlar node promote", "ashlar node add", "ashlar node join", "in three lines"];
+            assert!(remedies.iter().all(|remedy| error.contains(remedy)) && error.contains(problem), "{error}");
+        }
+        let text = document.to_text();
+        let epoch = text.lines().find_map(|line| line.strip_prefix("epoch")).expect("an epoch");
+        files.write(HARD_STATE, &format!("format = 1\nnewest_epoch{epoch}\nin_sync = false\n")).expect("written");
+        let expected = HardState { newest_epoch: document.epoch, ..HardState::default() };
+        assert_eq!(files.hard_state().expect("there"), expected);
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "mirror/mount_waits_a_while_for_the_replica", run: || when_mountable(mount_waits) },
     Test { name: "mirror/promotion_refused_while_writer_answers", run: || when_mountable(promotion_refused) },
     Test { name: "mirror/other_min_replicas_are_refused", run: || when_mountable(other_min_replicas) },
+    Test { name: "mirror/lost_state_is_written_again", run: || when_mountable(lost_state) },
     Test { name: "mirror/foreign_certificate_is_refused", run: || when_mountable(foreign_certificate) },
     Test { name: "mirror/ordinary_user_changes_no_cluster", run: || when_mountable(ordinary_user) },
 ];
@@ -111,6 +112,31 @@ fn other_min_replicas() -> Outcome<Verdict> {
     cluster.start(0)?;
     cluster.start(1)?;
     cluster.wait_in_sync(0)?;
+    cluster.compare_at_rest(0)?;
+    passed()
+}
+
+/// A node does not start without its hard state. The error names what to write.
+fn lost_state() -> Outcome<Verdict> {
+    let cluster = TestCluster::up(ClusterOptions::default())?;
+    for (node, faulty) in [(1, None), (0, None), (1, Some("in_sync = 7\n"))] {
+        cluster.stop(node)?;
+        let path = cluster.arena(node).join("cluster/state.toml");
+        match faulty {
+            Some(text) => fs::write(&path, text).map_err(tried("spoiling the hard state"))?,
+            None => fs::remove_file(&path).map_err(tried("removing the hard state"))?,
+        }
+        let problem = if faulty.is_some() { "(line 1" } else { "(it is missing)" };
+        let number = node.to_string();
+        cluster.dev(&["start", &number])?.failure(1, &[problem, "ashlar node add", "in three lines"])?;
+        let document = fs::read_to_string(cluster.arena(node).join("cluster/cluster.toml"));
+        let document = document.map_err(tried("reading a document"))?;
+        let epoch = document.lines().find_map(|line| line.strip_prefix("epoch")).ok_or("no epoch")?;
+        let text = format!("format = 1\nnewest_epoch{epoch}\nin_sync = false\n");
+        fs::write(&path, text).map_err(tried("writing the hard state"))?;
+        cluster.start(node)?;
+        cluster.wait_in_sync(0)?;
+    }
     cluster.compare_at_rest(0)?;
     passed()
 }
