@@ -476,3 +476,13 @@ fn nodes_of_other_min_replicas_are_not_linked() {
     writer.await_status("whole", |status| status.is_whole);
     mirror.finish(writer, replica);
 }
+
+#[test]
+fn writer_learns_what_an_idle_replica_has_committed() {
+    let mirror = Mirror::make(2);
+    let (writer, replica) = mirror.start_whole();
+    writer.node.set_limit(&writer.leader, 7, 70).expect("synced");
+    let end = writer.node.node.lock().journal.as_ref().expect("a journal").mark().position;
+    writer.await_status("level", |status| status.progress.is_some_and(|progress| progress.committed == end));
+    mirror.finish(writer, replica);
+}

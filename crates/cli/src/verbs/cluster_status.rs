@@ -80,18 +80,30 @@ fn describe_member(cluster: &ClusterReport, member: &MemberReport) -> String {
 
 /// Describes the journal: its length, and what of it the replica lacks.
 fn describe_journal(cluster: &ClusterReport) -> Option<String> {
-    let end = format!("{} bytes", grouped(cluster.journal_end?));
-    let Some(progress) = &cluster.replication else { return Some(end) };
-    let uncommitted = Size(cluster.uncommitted_bytes().unwrap_or_default());
-    Some(match (cluster.lag_bytes(), progress.lag_ms) {
+    let end = cluster.journal_end?;
+    let mut text = format!("{} bytes", grouped(end));
+    let Some(progress) = &cluster.replication else { return Some(text) };
+    let store = match (cluster.lag_bytes(), progress.lag_ms) {
+        (Some(0), Some(_)) => {
+            text += "; the replica has all of them";
+            "its store"
+        }
         (Some(lag), Some(lag_ms)) => {
-            format!("{end}; the replica lacks {}, for {lag_ms} ms; its store lacks {uncommitted}", Size(lag))
+            text += &format!("; the replica lacks {}, for {lag_ms} ms", Size(lag));
+            "its store"
         }
         _ => {
-            let volatile = Size(cluster.journal_end?.saturating_sub(progress.durable));
-            format!("{end} here, {volatile} of them not durable yet; the store lacks {uncommitted}")
+            text += " here";
+            if end > progress.durable {
+                text += &format!(", {} of them not durable yet", Size(end - progress.durable));
+            }
+            "the store"
         }
-    })
+    };
+    if let Some(uncommitted @ 1..) = cluster.uncommitted_bytes() {
+        text += &format!("; {store} lacks {}", Size(uncommitted));
+    }
+    Some(text)
 }
 
 #[cfg(test)]
@@ -141,6 +153,9 @@ mod tests {
              0 (this)  writer   10.0.0.1:7900  serving\n\
              1         replica  10.0.0.2:7900  linked, in sync\n"
         );
+        let level = ReplicationReport { durable: 12_345, applied: None, committed: 12_345, lag_ms: Some(0) };
+        let level = text(&ClusterReport { replication: Some(level), ..cluster.clone() });
+        assert!(level.contains("\njournal   12,345 bytes; the replica has all of them\n"), "{level}");
         let behind = text(&ClusterReport { in_sync: false, ..cluster });
         assert!(behind.ends_with("linked, not in sync\n"), "{behind}");
     }
@@ -187,6 +202,9 @@ mod tests {
              0         writer   10.0.0.1:7900  linked\n\
              1 (this)  replica  10.0.0.2:7900  following, in sync\n"
         );
+        let level = ReplicationReport { durable: 12_345, applied: Some(12_345), committed: 12_345, lag_ms: None };
+        let level = text(&ClusterReport { replication: Some(level), ..cluster.clone() });
+        assert!(level.contains("\njournal   12,345 bytes here\n"), "{level}");
         let behind = text(&ClusterReport { in_sync: false, ..cluster });
         assert!(behind.contains("can't take over before it is in sync\n"), "{behind}");
         assert!(behind.ends_with("following, not in sync\n"), "{behind}");

@@ -81,6 +81,9 @@ pub struct Follower {
     writing: Option<HardState>,
     phase: Phase,
     durable: JournalPosition,
+    /// How far the store is committed, and how far the writer knows of it.
+    committed: JournalPosition,
+    committed_sent: JournalPosition,
     /// Announcements of the writer, which are recorded once the copy is durable up to there.
     in_sync_at: Option<JournalPosition>,
     stopped_at: Option<JournalPosition>,
@@ -101,6 +104,8 @@ impl Follower {
             writing: None,
             phase: Phase::Down,
             durable: JournalPosition(0),
+            committed: JournalPosition(0),
+            committed_sent: JournalPosition(0),
             in_sync_at: None,
             stopped_at: None,
             superseded: state.superseding(document.epoch),
@@ -230,6 +235,7 @@ impl Follower {
         if self.phase == Phase::Cutting {
             self.phase = Phase::Following;
             self.durable = end;
+            (self.committed, self.committed_sent) = (JournalPosition(0), JournalPosition(0));
             self.effects.push_back(FollowerEffect::Send(PeerMessage::Ready));
         }
     }
@@ -267,8 +273,17 @@ impl Follower {
         assert!(durable >= self.durable && committed <= durable, "a copy does not shrink while it follows");
         self.durable = durable;
         self.pulse.sent_at = now;
-        self.effects.push_back(FollowerEffect::Send(PeerMessage::Ack { durable, committed }));
+        self.committed = committed;
+        self.acknowledge();
         self.keep_announced();
+    }
+
+    /// Takes the news that the store is committed up to a position. The writer learns of it in place of a beat.
+    pub fn handle_committed(&mut self, committed: JournalPosition) {
+        if self.phase == Phase::Following {
+            assert!(committed <= self.durable, "a store has no frames that the copy lacks");
+            self.committed = committed;
+        }
     }
 
     /// Takes the time.
@@ -278,6 +293,9 @@ impl Follower {
         }
         match self.pulse.poll(now) {
             Some(PulseEvent::Silent) => self.close("it is silent"),
+            Some(PulseEvent::Beat) if self.phase == Phase::Following && self.committed > self.committed_sent => {
+                self.acknowledge();
+            }
             Some(PulseEvent::Beat) => self.effects.push_back(FollowerEffect::Send(PeerMessage::Beat)),
             None => {}
         }
@@ -292,6 +310,12 @@ impl Follower {
     /// Returns the next act that the shell is to perform.
     pub fn poll_effect(&mut self) -> Option<FollowerEffect> {
         self.effects.pop_front()
+    }
+
+    fn acknowledge(&mut self) {
+        let (durable, committed) = (self.durable, self.committed);
+        self.committed_sent = committed;
+        self.effects.push_back(FollowerEffect::Send(PeerMessage::Ack { durable, committed }));
     }
 
     /// Records what the writer has announced, once the copy has reached its position.

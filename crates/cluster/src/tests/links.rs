@@ -6,7 +6,9 @@ use ashlar_journal::Lineage;
 use ashlar_types::{Epoch, JournalPosition, NodeNumber};
 
 use super::{mirror, node};
-use crate::chain::{ChainTiming, CopyView, Follower, FollowerEffect, JournalView, Leader, LeaderEffect, LinkProblem};
+use crate::chain::{
+    ChainTiming, CopyView, Follower, FollowerEffect, JournalView, Leader, LeaderEffect, LinkProblem, PeerMessage,
+};
 use crate::{AloneSince, AuthorityEffect, HardState, Standing, WriterAuthority};
 
 const END: JournalPosition = JournalPosition(640);
@@ -111,4 +113,19 @@ fn refusal_names_both_values_and_the_remedy() {
     for words in ["1 at the writer and 2 at the replica", "cluster.toml of both arenas", "restart both daemons"] {
         assert!(said.contains(words), "{said}");
     }
+}
+
+/// Otherwise the writer would show for ever that the replica's store lacks frames.
+#[test]
+fn idle_replica_says_how_far_it_has_committed() {
+    let mut greeting = Greeting::of(2, 2, None, true);
+    let beat = ChainTiming::default().beat;
+    let mut message_at = |beats: u32| {
+        greeting.follower.handle_committed(END);
+        greeting.follower.handle_time(beat * beats);
+        greeting.follower.poll_effect()
+    };
+    let ack = PeerMessage::Ack { durable: END, committed: END };
+    assert_eq!(message_at(1), Some(FollowerEffect::Send(ack)));
+    assert_eq!(message_at(2), Some(FollowerEffect::Send(PeerMessage::Beat)));
 }

@@ -542,6 +542,7 @@ impl World {
             leader.handle_time(self.now, &self.journal.view());
         }
         if let Some(follower) = &mut self.follower {
+            follower.handle_committed(position(self.applied.len()));
             follower.handle_time(self.now);
         }
         self.settle();

@@ -144,6 +144,7 @@ impl ReplicaService {
                 self.handle_event(&mut link, now, event)?;
                 self.perform(&mut link, now)?;
             }
+            link.follower.handle_committed(JournalPosition(self.committed.load(Ordering::Acquire)));
             link.follower.handle_time(now());
             self.perform(&mut link, now)?;
             drop(link);
