@@ -50,6 +50,13 @@ impl Mirror {
         Ok(Self { arena, daemon })
     }
 
+    /// Makes the replica's arena larger. Nothing happens if it would become smaller.
+    pub fn grow(&self, size: &str) -> Outcome {
+        let done = run(ashlar(&["arena", "resize", size, "--arena"]).arg(&self.arena))?;
+        let is_smaller = done.errors.contains("can't be made smaller");
+        if is_smaller { Ok(()) } else { done.success().map(drop) }
+    }
+
     /// Ends all sessions and both nodes. Fails unless both have the same tree.
     pub fn compare(mut self, writer: &TestArena) -> Outcome {
         writer.clear_mounts();

@@ -189,7 +189,16 @@ impl TestArena {
         if !self.has_copy {
             command.env_remove(SHADOWS);
         }
+        if let ["arena", "resize", size] = arguments {
+            self.grow_replica(size)?;
+        }
         run(command.arg("--arena").arg(&self.arena))
+    }
+
+    /// Makes the arena of the replica larger, if there is one: there is only as much room as the smaller one has.
+    fn grow_replica(&self, size: &str) -> Outcome {
+        let mirror = self.mirror.lock().map_err(|_| "a thread of the test panicked")?;
+        mirror.as_ref().map_or(Ok(()), |mirror| mirror.grow(size))
     }
 
     /// Mounts at directory `number`.

@@ -102,6 +102,10 @@ impl StandbyNode for WaitingWriter {
         report_leading(&self.membership, &self.leader.status(), self.end)
     }
 
+    fn resize(&self, _: u64) -> Result<(), String> {
+        Err(self.refusal())
+    }
+
     fn run_command(&self, command: &ClusterCommand) -> Result<(), String> {
         match command {
             ClusterCommand::Force => self.leader.order_alone(),

@@ -48,7 +48,7 @@ pub fn run_standby(
 ) -> Result<StandbyEnd, MemberError> {
     let is_replica = membership.role() == MemberRole::Replica;
     let fabric = is_replica.then(|| membership.start_fabric()).transpose()?;
-    let standby = Arc::new(Standby::new(membership));
+    let standby = Arc::new(Standby::new(membership, Arc::clone(&arena)));
     let server = StandbyServer::start(socket, &arena, Arc::clone(&standby) as Arc<dyn StandbyNode>, status)
         .map_err(|error| MemberError::System { what: "cannot listen at the socket", error })?;
     tracing::info!(role = standby.membership.role().name(), "the node serves no sessions");

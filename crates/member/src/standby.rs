@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ashlar_cluster::{Coordinator, HardState, LinkEvidence, MemberRole, PromotionRefusal, check_promotion};
+use ashlar_pmem::Arena;
 use ashlar_processes::clock;
 use ashlar_replica::mirror::{CopyService, EmbeddedCoordinator, ReplicaService, ReplicaStatus};
 use ashlar_types::JournalPosition;
@@ -33,6 +34,7 @@ pub enum StandbyWork {
 pub struct Standby {
     /// Its place in the cluster.
     pub membership: Membership,
+    arena: Arc<Arena>,
     work: Mutex<StandbyWork>,
     is_ending: AtomicBool,
     /// Its document has changed, or it could not be changed.
@@ -42,9 +44,10 @@ pub struct Standby {
 
 impl Standby {
     /// Returns a node that has just started.
-    pub fn new(membership: Membership) -> Self {
+    pub fn new(membership: Membership, arena: Arc<Arena>) -> Self {
         Self {
             membership,
+            arena,
             work: Mutex::new(StandbyWork::None),
             is_ending: AtomicBool::new(false),
             must_restart: Mutex::new(false),
@@ -157,6 +160,17 @@ impl StandbyNode for Standby {
             StandbyWork::None if self.membership.role() == MemberRole::Replaced => describe_replaced(&self.membership),
             StandbyWork::None => self.membership.report(),
         }
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), String> {
+        let StandbyWork::Follow(service) = self.work.lock().clone() else {
+            return Err("the arena is being filled, or out of use; its size can be changed while it follows".into());
+        };
+        if bytes < self.arena.summary().size_bytes {
+            return Err("a replica's arena can't be made smaller; make it anew with 'ashlar node add --replace'".into());
+        }
+        let grown = self.arena.resize(bytes).map_err(|error| error.to_string())?;
+        service.add_segments(grown.added, clock::boot_time()).map_err(|error| error.to_string())
     }
 
     fn run_command(&self, command: &ClusterCommand) -> Result<(), String> {

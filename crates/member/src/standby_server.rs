@@ -29,6 +29,12 @@ pub trait StandbyNode: Send + Sync {
     /// Returns the state of the cluster.
     fn report(&self) -> ClusterReport;
 
+    /// Changes the size of the node's arena.
+    ///
+    /// # Errors
+    /// A sentence for people: why not, and what to do.
+    fn resize(&self, bytes: u64) -> Result<(), String>;
+
     /// Carries out a command of an administrator.
     ///
     /// # Errors
@@ -89,8 +95,15 @@ fn serve(mut connection: Connection, node: &dyn StandbyNode, status: &dyn Fn() -
     let Ok((request, _)) = connection.receive_bounded::<Request>(&limits) else { return };
     let reply = match request {
         Request::Status => Reply::Status(Box::new(status())),
-        Request::Cluster(command) => match is_administrator(connection.socket()) {
-            Ok(true) => node.run_command(&command).map_or_else(Reply::Refused, |()| Reply::Done),
+        Request::Cluster(_) | Request::Resize { .. } => match is_administrator(connection.socket()) {
+            Ok(true) => {
+                let done = match request {
+                    Request::Cluster(command) => node.run_command(&command),
+                    Request::Resize { bytes } => node.resize(bytes),
+                    _ => return,
+                };
+                done.map_or_else(Reply::Refused, |()| Reply::Done)
+            }
             Ok(false) => Reply::Error(Errno::EPERM),
             Err(_) => return,
         },

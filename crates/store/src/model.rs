@@ -83,6 +83,15 @@ pub struct ArenaSpace {
     pub metadata_bytes_used: u64,
 }
 
+/// The room of another copy of the file system, used or free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpaceLimit {
+    /// Blocks in all segments.
+    pub blocks: u64,
+    /// Bytes of metadata that updates may use up in all.
+    pub metadata_bytes: u64,
+}
+
 /// How far a node's journal is applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalMark {

@@ -25,7 +25,7 @@ use crate::metadata::batch::{Batch, LayerValue};
 use crate::metadata::chunk::ExtentChunk;
 use crate::metadata::inode_cache::InodeCache;
 use crate::metadata::rows::{self, EntryKey, StoredCounters, kind};
-use crate::model::{ArenaSpace, JournalMark, SessionState, Xattrs};
+use crate::model::{ArenaSpace, JournalMark, SessionState, SpaceLimit, Xattrs};
 use crate::quotas::{Holding, Move, Quotas};
 
 /// Numbers that one row sets aside.
@@ -65,6 +65,8 @@ pub struct Store {
     pub(crate) changed_journals: BTreeSet<NodeNumber>,
     /// The next numbers, and the reserved blocks of the applied state.
     pub(crate) counters: StoredCounters,
+    /// The room of another copy.
+    pub(crate) space_limit: Option<SpaceLimit>,
     /// The content of the counters row: numbers below are set aside.
     pub(crate) stored: StoredCounters,
     /// The use of each account, as applied.
@@ -674,16 +676,26 @@ impl Store {
 
     /// How much space there is.
     #[must_use]
+    ///
+    /// It is no more than another copy has ([`Self::limit_space`]).
     pub fn space(&self) -> ArenaSpace {
         let reserved = self.counters.reserved_blocks;
+        let (blocks, metadata_bytes) = (self.allocator.total_blocks(), self.database.budget_bytes());
+        let limit = self.space_limit.unwrap_or(SpaceLimit { blocks, metadata_bytes });
+        let missing_blocks = blocks.saturating_sub(limit.blocks);
         ArenaSpace {
-            blocks_total: self.allocator.total_blocks(),
-            blocks_free: self.allocator.free_blocks().saturating_sub(reserved),
+            blocks_total: blocks - missing_blocks,
+            blocks_free: self.allocator.free_blocks().saturating_sub(reserved + missing_blocks),
             blocks_pinned: self.allocator.pinned_blocks(),
             blocks_reserved: reserved,
-            metadata_bytes_total: self.database.budget_bytes(),
+            metadata_bytes_total: metadata_bytes.min(limit.metadata_bytes),
             metadata_bytes_used: self.metadata_bytes_used(),
         }
+    }
+
+    /// Counts no more room than another copy has, from now on: updates must fit there, too.
+    pub fn limit_space(&mut self, limit: SpaceLimit) {
+        self.space_limit = Some(limit);
     }
 
     pub(crate) fn metadata_bytes_used(&self) -> u64 {

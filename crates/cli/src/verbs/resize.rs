@@ -37,6 +37,7 @@ pub fn run(arguments: &ResizeArguments) -> Result<ExitCode, CliError> {
         Reply::Error(error) => {
             return Err(CliError::Refused { what: "change the arena's size", error, log: place.daemon_log() });
         }
+        Reply::Refused(reason) => return Err(CliError::ClusterRefused(reason)),
         _ => return Err(CliError::Misunderstood),
     }
     let after = daemon_status(&place)?.map_or(arguments.size, |status| Size(status.arena_bytes));

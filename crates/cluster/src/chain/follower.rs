@@ -6,7 +6,7 @@ use std::time::Duration;
 use ashlar_journal::Lineage;
 use ashlar_types::{Epoch, JournalPosition};
 
-use crate::chain::messages::{Follow, Lead, PeerMessage, RefusedLead};
+use crate::chain::messages::{CopyRoom, Follow, Lead, PeerMessage, RefusedLead};
 use crate::chain::problem::LinkProblem;
 use crate::chain::timing::{ChainTiming, LinkPulse, PulseEvent};
 use crate::document::ClusterDocument;
@@ -45,6 +45,8 @@ pub struct CopyView<'a> {
     pub committed: JournalPosition,
     /// The store is whole.
     pub is_whole: bool,
+    /// The room of its arena, if the store is whole.
+    pub room: Option<CopyRoom>,
 }
 
 /// The state of the link.
@@ -150,6 +152,7 @@ impl Follower {
             committed: copy.committed,
             is_whole: copy.is_whole,
             min_replicas: self.min_replicas,
+            room: copy.room,
         };
         self.effects.push_back(FollowerEffect::Send(PeerMessage::Follow(follow)));
     }

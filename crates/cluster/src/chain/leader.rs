@@ -9,7 +9,7 @@ use ashlar_types::{Epoch, JournalPosition};
 #[cfg(test)]
 use crate::authority::AuthorityBug;
 use crate::authority::{AuthorityEffect, Standing, WriterAuthority};
-use crate::chain::messages::{CopyOffer, FRAMES_BYTES_MAX, Follow, Lead, PeerMessage, RefusedLead};
+use crate::chain::messages::{CopyOffer, CopyRoom, FRAMES_BYTES_MAX, Follow, Lead, PeerMessage, RefusedLead};
 use crate::chain::problem::LinkProblem;
 use crate::chain::timing::{ChainTiming, LinkPulse, PulseEvent};
 
@@ -29,6 +29,8 @@ pub enum LeaderEffect {
     BeginFrames(JournalPosition),
     /// The replica's copy is durable up to this position.
     Replicated(JournalPosition),
+    /// The replica's arena has this room: no more may be granted to sessions.
+    LimitRoom(CopyRoom),
     /// An act that [`WriterAuthority`] asks for.
     Authority(AuthorityEffect),
     /// The replica's store is empty: begin a copy of the whole file system, and send it as [`Leader::may_send_part`]
@@ -311,6 +313,7 @@ impl Leader {
             self.effects.push_back(LeaderEffect::Send(PeerMessage::Refused(refused)));
             return self.close(LinkProblem::MinReplicas { writer, replica });
         }
+        self.effects.extend(follow.room.map(LeaderEffect::LimitRoom));
         let common = journal.lineage.last_common(journal.end, &follow.lineage, follow.end);
         if follow.is_whole && common.is_none_or(|common| common < follow.committed) {
             // The copy has what nothing else has. It is not given up without an administrator.

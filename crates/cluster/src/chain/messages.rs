@@ -33,6 +33,17 @@ pub struct Follow {
     pub is_whole: bool,
     /// The `min_replicas` of its document.
     pub min_replicas: u8,
+    /// The room of its arena, if its store is whole.
+    pub room: Option<CopyRoom>,
+}
+
+/// The room of a replica's arena, used or free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyRoom {
+    /// Blocks of data.
+    pub blocks: u64,
+    /// Bytes of metadata.
+    pub metadata_bytes: u64,
 }
 
 /// A writer's answer.

@@ -24,7 +24,8 @@ mod timing;
 pub use follower::{CopyView, Follower, FollowerEffect};
 pub use leader::{FramesWanted, JournalView, Leader, LeaderEffect, ReplicaProgress};
 pub use messages::{
-    CopyOffer, CopyTarget, FRAMES_BYTES_MAX, Follow, Lead, MessageError, PEER_VERSIONS, PeerMessage, RefusedLead,
+    CopyOffer, CopyRoom, CopyTarget, FRAMES_BYTES_MAX, Follow, Lead, MessageError, PEER_VERSIONS, PeerMessage,
+    RefusedLead,
 };
 pub use problem::LinkProblem;
 pub use timing::ChainTiming;

@@ -40,7 +40,7 @@ impl Greeting {
         let mut greeting = Self { leader, follower, problems: [None, None] };
         let lineage = Lineage::new(Epoch { number: 1, node: node(0) }, JournalPosition(0));
         let journal = JournalView { lineage: &lineage, head: JournalPosition(0), end: END, flushed: END };
-        let copy = CopyView { lineage: &lineage, end: END, applied: END, committed: END, is_whole };
+        let copy = CopyView { lineage: &lineage, end: END, applied: END, committed: END, is_whole, room: None };
         greeting.leader.handle_up(now, document.epoch);
         greeting.follower.handle_up(now, &copy);
         while greeting.settle(&journal) {}

@@ -269,7 +269,7 @@ impl World {
         while let Some(effect) = leader.poll_effect() {
             match effect {
                 LeaderEffect::Send(message) if self.is_linked => self.to_replica.push_back(message.encode_head()),
-                LeaderEffect::Send(_) | LeaderEffect::BeginFrames(_) => {}
+                LeaderEffect::Send(_) | LeaderEffect::BeginFrames(_) | LeaderEffect::LimitRoom(_) => {}
                 LeaderEffect::BeginCopy => self.to_replica.extend(send_copy(leader, &self.journal, self.now)),
                 LeaderEffect::Close(_) => is_closed = true,
                 LeaderEffect::Replicated(durable) => self.replicated = durable,
@@ -369,7 +369,7 @@ impl World {
             leader.handle_up(self.now, self.document.epoch);
             let applied = position(self.applied.len());
             let (lineage, end, is_whole) = (&self.copy.lineage, self.copy.end(), self.is_whole);
-            let copy = CopyView { lineage, end, applied, committed: applied, is_whole };
+            let copy = CopyView { lineage, end, applied, committed: applied, is_whole, room: None };
             follower.handle_up(self.now, &copy);
         }
     }
@@ -599,13 +599,8 @@ proptest! {
 /// Each fault makes some order of events lose an acknowledged update, or two nodes acknowledge.
 #[test]
 fn planted_faults_of_authority_are_found() {
-<<<<<<< HEAD
-    use AuthorityBug::{DeclareBeforeWrite, GoAlone, IgnoreEpoch, ServeUnconfirmed};
-    for bug in [ServeUnconfirmed, DeclareBeforeWrite, IgnoreEpoch, GoAlone] {
-=======
-    use AuthorityBug::{DeclareBeforeWrite, IgnoreEpoch, IgnoreMinReplicas, ServeUnconfirmed};
-    for bug in [ServeUnconfirmed, DeclareBeforeWrite, IgnoreEpoch, IgnoreMinReplicas] {
->>>>>>> 1b288a43 (cluster: refuse a replica of another min_replicas)
+    use AuthorityBug::{DeclareBeforeWrite, GoAlone, IgnoreEpoch, IgnoreMinReplicas, ServeUnconfirmed};
+    for bug in [ServeUnconfirmed, DeclareBeforeWrite, IgnoreEpoch, GoAlone, IgnoreMinReplicas] {
         let config = ProptestConfig { cases: 60_000, failure_persistence: None, ..ProptestConfig::default() };
         let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
         let result = runner

@@ -122,7 +122,8 @@ impl CopyService {
             Some(LinkNews::Up) => {
                 let end = JournalPosition(0);
                 let lineage = Lineage::new(Epoch::default(), end);
-                let view = CopyView { lineage: &lineage, end, applied: end, committed: end, is_whole: false };
+                let view =
+                    CopyView { lineage: &lineage, end, applied: end, committed: end, is_whole: false, room: None };
                 self.link.lock().follower.handle_up(now(), &view);
                 Ok(())
             }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ashlar_cluster::chain::{
-    ChainTiming, JournalView, Leader, LeaderEffect, LinkProblem, PEER_VERSIONS, PeerMessage, ReplicaProgress,
+    ChainTiming, CopyRoom, JournalView, Leader, LeaderEffect, LinkProblem, PEER_VERSIONS, PeerMessage, ReplicaProgress,
 };
 use ashlar_cluster::{
     AuthorityEffect, ClusterDocument, CopiesNeeded, HardState, MemberRole, Standing, WriterAuthority,
@@ -16,7 +16,7 @@ use ashlar_journal::FlushJob;
 use ashlar_node::NodeCore;
 use ashlar_node::journal::{CopyPart, CopySender, NodeJournal};
 use ashlar_pmem::SharedMemory;
-use ashlar_store::{CopyProgress, StoreError};
+use ashlar_store::{CopyProgress, SpaceLimit, StoreError};
 use ashlar_types::{JournalPosition, NodeNumber};
 use parking_lot::Mutex;
 
@@ -445,6 +445,10 @@ impl LeaderService {
                 LeaderEffect::Replicated(durable) => {
                     with_journal(node, |journal| journal.handle_ack(durable));
                     node.handle_replicated();
+                }
+                LeaderEffect::LimitRoom(CopyRoom { blocks, metadata_bytes }) => {
+                    let limit = SpaceLimit { blocks, metadata_bytes };
+                    node.with_node(&mut |core| core.store.limit_space(limit));
                 }
                 LeaderEffect::BeginCopy => {
                     tracing::info!("the replica needs the whole file system, which is copied now");

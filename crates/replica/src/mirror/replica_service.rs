@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ashlar_cluster::chain::{ChainTiming, CopyView, LinkProblem, PeerMessage};
+use ashlar_cluster::chain::{ChainTiming, CopyRoom, CopyView, LinkProblem, PeerMessage};
 use ashlar_cluster::{ClusterDocument, HardState};
 use ashlar_fabric::{Event, Fabric};
 use ashlar_node::journal::{JournalCopy, ReplayError, Replica, ReplicaStore};
+use ashlar_pmem::SegmentInfo;
+use ashlar_store::StoreError;
 use ashlar_types::{Epoch, JournalPosition};
 use parking_lot::{Condvar, Mutex};
 
@@ -124,6 +126,19 @@ impl ReplicaService {
         }
     }
 
+    /// Takes into use segments that were added to its arena, and tells the writer by connecting anew.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn add_segments(&self, segments: Vec<SegmentInfo>, now: Duration) -> Result<(), StoreError> {
+        let mut store = self.store.lock();
+        segments.into_iter().try_for_each(|segment| store.add_segment(segment))?;
+        drop(store);
+        self.link.lock().lose(now, "the arena has grown".into());
+        self.fabric.wake();
+        Ok(())
+    }
+
     /// Returns whether it has ended because the whole file system must be copied.
     #[must_use]
     pub fn needs_copy(&self) -> bool {
@@ -172,10 +187,15 @@ impl ReplicaService {
         let bytes = match link.handle_event(now(), event) {
             Some(LinkNews::Message(bytes)) => bytes,
             Some(LinkNews::Up) => {
-                let applied = self.store.lock().cursor().position;
+                let (applied, space) = {
+                    let store = self.store.lock();
+                    (store.cursor().position, store.store().space())
+                };
+                let room = CopyRoom { blocks: space.blocks_total, metadata_bytes: space.metadata_bytes_total };
                 let state = self.copy.lock().state();
                 let committed = JournalPosition(self.committed.load(Ordering::Acquire));
-                let copy = CopyView { lineage: &state.lineage, end: state.end, applied, committed, is_whole: true };
+                let (lineage, end, room) = (&state.lineage, state.end, Some(room));
+                let copy = CopyView { lineage, end, applied, committed, is_whole: true, room };
                 link.follower.handle_up(now(), &copy);
                 return Ok(());
             }
