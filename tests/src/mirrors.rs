@@ -99,6 +99,13 @@ impl Drop for Mirror {
     }
 }
 
+/// Waits until the replica of a writer is in sync.
+pub fn await_sync(writer: &Path) -> Outcome {
+    eventually("the replica is in sync", PATIENCE, || {
+        status_of(writer).is_some_and(|daemon| is_in_sync(&daemon["cluster"]))
+    })
+}
+
 /// The status of an arena's daemon; `None` if none answers.
 fn status_of(arena: &Path) -> Option<serde_json::Value> {
     let status = run(ashlar(&["status", "--json", "--arena"]).arg(arena)).ok()?;

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::command::{Done, ashlar, eventually, kill, kill_all, parent, processes_naming, run, signal};
-use crate::mirrors::Mirror;
+use crate::mirrors::{Mirror, await_sync};
 use crate::reference::unmount;
 use crate::shadows::{SHADOWS, compare_with_shadow, note_comparison};
 use crate::{Outcome, ensure, open_directory, tried};
@@ -210,18 +210,24 @@ impl TestArena {
             }
             _ => {}
         }
-        self.start_mirror()?;
+        let is_mirror = self.start_mirror()?;
         // Most tests with ordinary users are about their sessions.
-        self.ashlar(&["mount", "--sessions", "all", "--size", self.size, &point.display().to_string()])?.success()
+        let done = self.ashlar(&["mount", "--sessions", "all", "--size", self.size, &point.display().to_string()])?;
+        let done = done.success()?;
+        if is_mirror {
+            await_sync(&self.arena)?;
+        }
+        Ok(done)
     }
 
-    /// Gives an arena that is not there yet a replica, if arenas are to have one.
-    fn start_mirror(&self) -> Outcome {
-        if Mirror::is_wanted() && self.has_copy && !self.arena.exists() {
+    /// Gives an arena that is not there yet a replica, if arenas are to have one; returns whether it did.
+    fn start_mirror(&self) -> Outcome<bool> {
+        let is_new = Mirror::is_wanted() && self.has_copy && !self.arena.exists();
+        if is_new {
             let mut mirror = self.mirror.lock().map_err(|_| "a thread of the test panicked")?;
             *mirror = Some(Mirror::start(&self.arena, self.size)?);
         }
-        Ok(())
+        Ok(is_new)
     }
 
     /// Unmounts directory `number`.

@@ -79,7 +79,7 @@ pub use dump::{
 };
 pub use error::StoreError;
 pub use medium::{MemoryArena, MemoryArenaOptions, PersistObserver};
-pub use model::{ArenaSpace, Committed, JournalMark, MapBlocks, MappedRun, SessionState, SpaceLimit, Xattrs};
+pub use model::{ArenaSpace, Committed, JournalMark, MapBlocks, MappedRun, RoomLimit, SessionState, Xattrs};
 pub use quotas::Move;
 pub use store::Store;
 

@@ -85,7 +85,7 @@ pub struct ArenaSpace {
 
 /// The room of another copy of the file system, used or free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SpaceLimit {
+pub struct RoomLimit {
     /// Blocks in all segments.
     pub blocks: u64,
     /// Bytes of metadata that updates may use up in all.

@@ -85,7 +85,7 @@ impl Store {
             frozen: None,
             segments: BTreeMap::new(),
             allocator: Allocator::new(node),
-            space_limit: None,
+            room_limit: None,
             mapped: Mapped::default(),
             sessions: HashMap::new(),
             changed_sessions: BTreeMap::new(),

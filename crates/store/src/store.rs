@@ -25,7 +25,7 @@ use crate::metadata::batch::{Batch, LayerValue};
 use crate::metadata::chunk::ExtentChunk;
 use crate::metadata::inode_cache::InodeCache;
 use crate::metadata::rows::{self, EntryKey, StoredCounters, kind};
-use crate::model::{ArenaSpace, JournalMark, SessionState, SpaceLimit, Xattrs};
+use crate::model::{ArenaSpace, JournalMark, RoomLimit, SessionState, Xattrs};
 use crate::quotas::{Holding, Move, Quotas};
 
 /// Numbers that one row sets aside.
@@ -66,7 +66,7 @@ pub struct Store {
     /// The next numbers, and the reserved blocks of the applied state.
     pub(crate) counters: StoredCounters,
     /// The room of another copy.
-    pub(crate) space_limit: Option<SpaceLimit>,
+    pub(crate) room_limit: Option<RoomLimit>,
     /// The content of the counters row: numbers below are set aside.
     pub(crate) stored: StoredCounters,
     /// The use of each account, as applied.
@@ -677,11 +677,11 @@ impl Store {
     /// How much space there is.
     #[must_use]
     ///
-    /// It is no more than another copy has ([`Self::limit_space`]).
+    /// It is no more than another copy has ([`Self::limit_room`]).
     pub fn space(&self) -> ArenaSpace {
         let reserved = self.counters.reserved_blocks;
         let (blocks, metadata_bytes) = (self.allocator.total_blocks(), self.database.budget_bytes());
-        let limit = self.space_limit.unwrap_or(SpaceLimit { blocks, metadata_bytes });
+        let limit = self.room_limit.unwrap_or(RoomLimit { blocks, metadata_bytes });
         let missing_blocks = blocks.saturating_sub(limit.blocks);
         ArenaSpace {
             blocks_total: blocks - missing_blocks,
@@ -694,8 +694,8 @@ impl Store {
     }
 
     /// Counts no more room than another copy has, from now on: updates must fit there, too.
-    pub fn limit_space(&mut self, limit: SpaceLimit) {
-        self.space_limit = Some(limit);
+    pub fn limit_room(&mut self, limit: RoomLimit) {
+        self.room_limit = Some(limit);
     }
 
     pub(crate) fn metadata_bytes_used(&self) -> u64 {

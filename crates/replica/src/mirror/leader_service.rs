@@ -16,7 +16,7 @@ use ashlar_journal::FlushJob;
 use ashlar_node::NodeCore;
 use ashlar_node::journal::{CopyPart, CopySender, NodeJournal};
 use ashlar_pmem::SharedMemory;
-use ashlar_store::{CopyProgress, SpaceLimit, StoreError};
+use ashlar_store::{CopyProgress, RoomLimit, StoreError};
 use ashlar_types::{JournalPosition, NodeNumber};
 use parking_lot::Mutex;
 
@@ -447,8 +447,8 @@ impl LeaderService {
                     node.handle_replicated();
                 }
                 LeaderEffect::LimitRoom(CopyRoom { blocks, metadata_bytes }) => {
-                    let limit = SpaceLimit { blocks, metadata_bytes };
-                    node.with_node(&mut |core| core.store.limit_space(limit));
+                    let limit = RoomLimit { blocks, metadata_bytes };
+                    node.with_node(&mut |core| core.store.limit_room(limit));
                 }
                 LeaderEffect::BeginCopy => {
                     tracing::info!("the replica needs the whole file system, which is copied now");
