@@ -170,7 +170,8 @@ impl StandbyNode for Standby {
             return Err("a replica's arena can't be made smaller; make it anew with 'ashlar node add --replace'".into());
         }
         let grown = self.arena.resize(bytes).map_err(|error| error.to_string())?;
-        service.add_segments(grown.added, clock::boot_time()).map_err(|error| error.to_string())
+        let added = service.add_segments(grown.added, clock::boot_time());
+        added.map_err(|error| format!("{error}; stop this node's daemon and start it again"))
     }
 
     fn run_command(&self, command: &ClusterCommand) -> Result<(), String> {

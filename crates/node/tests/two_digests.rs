@@ -591,7 +591,7 @@ fn appends_alone_wait_while_the_journal_is_full() {
         match log.append(log.seal_count(), accessed.kind() as u8, &accessed.encode().parts()) {
             Ok(_) => appended += 1,
             Err(AppendError::Limited { upto }) => {
-                let request = NodeRequest::Session(WRITER, Request::LogLimit { upto });
+                let request = NodeRequest::Session(WRITER, Request::LogLimit { upto, reads: false });
                 let ticket = node.begin_request(request, RequestTerms::OWN);
                 if !is_over(&mut node, ticket) {
                     break ticket;
@@ -611,6 +611,32 @@ fn appends_alone_wait_while_the_journal_is_full() {
     assert!(!is_over(&mut node, waiting), "there is no room");
     commit(&mut node, &mut link);
     assert!(is_over(&mut node, waiting), "a commit makes room");
+}
+
+/// A session begins while no room may be promised: it appends nothing before there is some.
+#[test]
+fn session_that_begins_without_room_is_limited() {
+    let Pair { mut machine, mut node, link } = Pair::start();
+    let mut link = link.restart(&mut node);
+    fill_journal(&mut node, RING_BYTES / 16 * 13);
+    machine.begin(&mut node, SessionId(4), 0).expect("begun");
+    let log = Arc::clone(&node.sessions[&SessionId(4)].log);
+    let accessed = Update::Accessed { inode: InodeId::ROOT, at: Timestamp { seconds: 1001, nanoseconds: 0 } };
+    let append = || log.append(log.seal_count(), accessed.kind() as u8, &accessed.encode().parts());
+    let Err(AppendError::Limited { upto }) = append() else { panic!("it is not limited") };
+    let ask = |node: &mut Node, reads| {
+        let request = Request::LogLimit { upto, reads };
+        let ticket = node.begin_request(NodeRequest::Session(SessionId(4), request), RequestTerms::OWN);
+        is_over(node, ticket)
+    };
+    assert!(!ask(&mut node, false), "there is no room for a change");
+    assert!(ask(&mut node, true), "a read waits");
+    append().expect("it may append what a read needs");
+    commit(&mut node, &mut link);
+    assert!(ask(&mut node, false));
+    let settled = node.settled(SessionId(4)).expect("settled");
+    node.apply(SessionId(4), settled, Slice::All);
+    assert!(node.sessions[&SessionId(4)].fenced.is_none());
 }
 
 /// The log's word that limits appends is the session's to change.

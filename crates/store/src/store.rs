@@ -675,9 +675,9 @@ impl Store {
     // ---- space
 
     /// How much space there is.
-    #[must_use]
     ///
     /// It is no more than another copy has ([`Self::limit_room`]).
+    #[must_use]
     pub fn space(&self) -> ArenaSpace {
         let reserved = self.counters.reserved_blocks;
         let (blocks, metadata_bytes) = (self.allocator.total_blocks(), self.database.budget_bytes());

@@ -518,6 +518,8 @@ pub enum Request {
     LogLimit {
         /// The position.
         upto: LogPosition,
+        /// Whether a read needs that, and no change. It waits less.
+        reads: bool,
     },
 }
 

@@ -336,7 +336,7 @@ impl LibFs {
             Stop::Sealed | Stop::Changed => Ok(()),
             Stop::Full { needed } => self.make_log_room(needed),
             Stop::Unready { upto } => self.make_ready(upto),
-            Stop::Limited { upto } => self.raise_limit(upto),
+            Stop::Limited { upto } => self.raise_limit(upto, false),
             Stop::Handles => self.call(&Request::HandleSpace).map(drop),
             Stop::Credit { want, replaces } => self.request_credit(want, replaces),
             Stop::Quota(wants) => self.request_quota(wants),

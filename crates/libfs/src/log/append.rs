@@ -142,7 +142,7 @@ impl LibFs {
                 Err(AppendError::Sealed) => {}
                 Err(AppendError::Full { needed }) => self.make_log_room(needed)?,
                 Err(AppendError::Unready { upto }) => self.make_ready(upto)?,
-                Err(AppendError::Limited { upto }) => self.raise_limit(upto)?,
+                Err(AppendError::Limited { upto }) => self.raise_limit(upto, true)?,
                 Err(_) => return Err(Errno::EIO),
             }
         }
@@ -225,12 +225,14 @@ impl LibFs {
 
     /// Waits until SharedFS lets appends go up to a position. The caller has locked no node.
     ///
+    /// `reads` says that a read needs that, and no change.
+    ///
     /// It waits for the replica if the journal is full.
     ///
     /// # Errors
     /// `EIO` if SharedFS is away.
-    pub(crate) fn raise_limit(&self, upto: LogPosition) -> Outcome<()> {
-        self.call(&Request::LogLimit { upto }).map(drop)
+    pub(crate) fn raise_limit(&self, upto: LogPosition, reads: bool) -> Outcome<()> {
+        self.call(&Request::LogLimit { upto, reads }).map(drop)
     }
 
     /// Requests credit for an update.

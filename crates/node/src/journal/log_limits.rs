@@ -7,20 +7,20 @@
 
 use ashlar_types::{LogPosition, SessionId};
 
-use crate::journal::NodeJournal;
 use crate::node_core::NodeCore;
 use crate::records::logs::fence_session;
 use crate::records::validate::Violation;
 use crate::sessions::session::ServedSession;
 
-/// The part of the ring that may be promised.
-const LOGS_PART: (u64, u64) = (3, 4);
-/// The part of the room that is left which a session gets at once.
+/// The part of the room that is left which a session gets at once, and the most bytes.
 const WINDOW_PART: u64 = 8;
+const WINDOW_BYTES_MAX: u64 = 8 << 20;
 /// The bytes of a log for which thrice as much room is promised: each of their records may become a batch.
 const SMALL_BATCHES_BYTES: u64 = 512 << 10;
 /// No log is sealed for less room than that.
 const KEPT_BYTES: u64 = 4096;
+/// The most bytes of a log that a read may add though no more room may be promised.
+const READ_BYTES: u64 = 512;
 
 /// Returns the room in the journal that so many bytes of a log may need.
 ///
@@ -30,15 +30,12 @@ fn promise(bytes: u64) -> u64 {
     bytes.saturating_add(2 * bytes.min(SMALL_BATCHES_BYTES))
 }
 
-/// Returns the room that is promised to a session.
+/// Returns the room that is promised to a session, of whose log so much is applied.
 fn promised_to(session: &ServedSession, applied: LogPosition) -> u64 {
-    let upto = match session.append_limit {
-        Some(_) if session.fenced.is_some() || session.is_cut => return 0,
-        Some(limit) if session.is_ending => limit.min(session.log.tail()),
-        Some(limit) => limit,
-        None => return 0,
-    };
-    promise(upto.0.saturating_sub(applied.0))
+    let Some(limit) = session.append_limit.filter(|_| session.fenced.is_none() && !session.is_cut) else { return 0 };
+    let upto = if session.is_ending { limit.min(session.log.tail()) } else { limit };
+    // A hostile session can make its log's end any number.
+    promise(upto.0.saturating_sub(applied.0).min(session.log.capacity()))
 }
 
 /// Lets a session append up to `need`, and further if there is room in the journal.
@@ -46,30 +43,51 @@ fn promised_to(session: &ServedSession, applied: LogPosition) -> u64 {
 /// Returns whether it may append up to `need`. Without a journal, there is no limit.
 pub fn raise_limit(state: &mut NodeCore, id: SessionId, need: LogPosition) -> bool {
     let NodeCore { journal: Some(journal), store, sessions, .. } = state else { return true };
-    let others = sessions.values().filter(|session| session.id != id);
-    let promised = others.fold(0u64, |sum, session| sum + promised_to(session, store.applied(session.id)));
-    let left = journal.room_for_logs().saturating_sub(promised);
-    let is_idle = promised == 0 && journal.is_unused();
     let applied = store.applied(id);
-    let Some(session) = sessions.get_mut(&id).filter(|session| !session.is_ending) else { return true };
+    let Some(session) = sessions.get(&id).filter(|session| !session.is_ending) else { return true };
     let before = session.append_limit.unwrap_or(applied);
-    let window = left / WINDOW_PART;
     let tail = session.log.tail().min(before).max(applied);
-    if before >= need && before >= tail.plus(window / 2) {
+    let has = |window: u64| before >= need && before >= tail.plus(window / 2);
+    if has(WINDOW_BYTES_MAX) {
         return true;
     }
-    let fits = |upto: LogPosition| promise(upto.0.saturating_sub(applied.0)) <= left;
+    let others = sessions.values().filter(|session| session.id != id);
+    let promised = others.fold(0u64, |sum, session| {
+        let promised = promised_to(session, store.applied(session.id));
+        sum.saturating_add(promised)
+    });
+    let left = journal.room_for_logs().saturating_sub(promised);
+    let window = (left / WINDOW_PART).min(WINDOW_BYTES_MAX);
+    if has(window) {
+        return true;
+    }
+    let bytes_to = |upto: LogPosition| upto.0.saturating_sub(applied.0);
+    let fits = |upto: LogPosition| promise(bytes_to(upto)) <= left;
+    // No journal has the room that such a record may need, if it is promised so. It is one batch.
+    let is_huge = journal.needed_bytes() == 0 && bytes_to(need).saturating_add(promised) <= journal.room_for_logs();
     let wanted = need.max(tail.plus(window));
-    // A record for which even an unused journal has no room as promised is one batch.
     let limit = if fits(wanted) {
         wanted
-    } else if fits(need) || is_idle {
+    } else if fits(need) || is_huge {
         need
     } else {
         return before >= need;
     };
-    session.limit_appends(limit.max(before));
+    let limit = limit.max(before);
+    sessions.entry(id).and_modify(|session| session.limit_appends(limit));
     true
+}
+
+/// Lets a session append the few bytes that a read needs, out of the room that is never promised.
+///
+/// Returns whether there was any. A session that has read another one's state notes that in its log.
+pub fn raise_limit_for_read(state: &mut NodeCore, id: SessionId, need: LogPosition) -> bool {
+    let NodeCore { journal: Some(journal), store, sessions, .. } = state else { return true };
+    let is_little = need.0.saturating_sub(store.applied(id).0) <= READ_BYTES;
+    if is_little && !journal.is_nearly_full() {
+        sessions.entry(id).and_modify(|session| session.limit_appends(need.max(session.append_limit.unwrap_or(need))));
+    }
+    is_little && !journal.is_nearly_full()
 }
 
 /// Takes room back from the other sessions, as far as they have not used it.
@@ -84,17 +102,5 @@ pub fn recall_room(state: &mut NodeCore, except: SessionId) {
             fence_session(state, id, &Violation::Log(damaged.to_string()));
         }
         state.counters.seals += 1;
-    }
-}
-
-impl NodeJournal {
-    /// Returns the bytes of the ring that records of logs may still use.
-    fn room_for_logs(&self) -> u64 {
-        (self.ring().capacity() / LOGS_PART.1 * LOGS_PART.0).saturating_sub(self.needed_bytes())
-    }
-
-    /// Returns whether no frame of the ring is needed.
-    fn is_unused(&self) -> bool {
-        self.needed_bytes() == 0
     }
 }

@@ -17,6 +17,8 @@ use ashlar_wire::Credit;
 
 use crate::journal::applier::{FrameApplier, ReplayError};
 
+/// The part of the ring that may be promised to logs.
+const LOGS_PART: (u64, u64) = (3, 4);
 /// The part of the ring that may be needed before a commit is due.
 const FILLING_PART: (u64, u64) = (1, 4);
 /// The part that may be needed before a recovery commits in its middle.
@@ -183,8 +185,18 @@ impl NodeJournal {
         self.ring.end().0 - self.reusable.0
     }
 
+    /// Returns the bytes of the ring that records of logs may still use.
+    #[must_use]
+    pub fn room_for_logs(&self) -> u64 {
+        self.part(LOGS_PART).saturating_sub(self.needed_bytes())
+    }
+
     fn is_needed_beyond(&self, part: (u64, u64)) -> bool {
-        self.needed_bytes() > self.ring.capacity() * part.0 / part.1
+        self.needed_bytes() > self.part(part)
+    }
+
+    fn part(&self, part: (u64, u64)) -> u64 {
+        self.ring.capacity() * part.0 / part.1
     }
 
     /// Returns the next verdict on a session's batch; it refuses nothing, and counts nothing.

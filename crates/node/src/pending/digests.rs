@@ -11,7 +11,7 @@ use ashlar_wire::{LEASE_SLOTS, Reply};
 use crate::digest::durability::{find_writers, is_uncommitted};
 use crate::journal::NodeJournal;
 use crate::journal::acts::journal_inodes;
-use crate::journal::log_limits::{raise_limit, recall_room};
+use crate::journal::log_limits::{raise_limit, raise_limit_for_read, recall_room};
 use crate::leases::grant::{ENDING, LATER, Patience, report_store_error};
 use crate::leases::leasing::Ancestors;
 use crate::node_core::NodeCore;
@@ -73,6 +73,7 @@ const LIMIT_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct LimitTask {
     upto: LogPosition,
+    reads: bool,
     stage: LimitStage,
 }
 
@@ -81,14 +82,14 @@ enum LimitStage {
     Begin,
     /// Its own log is applied: frames need less room than what may be appended.
     Apply(ApplyLogs),
-    /// Other sessions have given back what they don't use. Only commits make room now.
-    Wait,
+    /// Only commits make room now. Other sessions have given back what they did not use after so many of them.
+    Wait(Option<u64>),
 }
 
 impl LimitTask {
-    /// Lets appends go up to a position.
-    pub fn new(upto: LogPosition) -> Self {
-        Self { upto, stage: LimitStage::Begin }
+    /// Lets appends go up to a position. `reads` says that a read needs it, which changes nothing.
+    pub fn new(upto: LogPosition, reads: bool) -> Self {
+        Self { upto, reads, stage: LimitStage::Begin }
     }
 
     /// Goes on. The result is `EINVAL` for a position that no append needs, `EIO` if the shared area has failed, or
@@ -96,10 +97,10 @@ impl LimitTask {
     pub fn advance(&mut self, node: &mut NodeCore, id: SessionId) -> Progress<Result<Reply, Errno>> {
         loop {
             let session = ok!(node.live(id).ok_or(Errno::EIO));
-            if self.upto > session.log.tail().plus(session.log.capacity()) {
+            if self.upto > node.store.applied(id).plus(2 * session.log.capacity()) {
                 return Progress::Done(Err(Errno::EINVAL));
             }
-            if raise_limit(node, id, self.upto) {
+            if raise_limit(node, id, self.upto) || self.reads && raise_limit_for_read(node, id, self.upto) {
                 return Progress::Done(Ok(Reply::Done));
             }
             if node.failure.is_some() {
@@ -112,10 +113,13 @@ impl LimitTask {
                 LimitStage::Begin => self.stage = LimitStage::Apply(ApplyLogs::of(id)),
                 LimitStage::Apply(apply) => {
                     done!(apply.advance(node));
-                    recall_room(node, id);
-                    self.stage = LimitStage::Wait;
+                    self.stage = LimitStage::Wait(None);
                 }
-                LimitStage::Wait => {
+                LimitStage::Wait(recalled) if *recalled != Some(node.commits.ended) => {
+                    *recalled = Some(node.commits.ended);
+                    recall_room(node, id);
+                }
+                LimitStage::Wait(_) => {
                     node.request_commit();
                     return Progress::Wait(WaitFor::Digests, Some(node.now.since_boot + LIMIT_PAUSE));
                 }

@@ -236,7 +236,7 @@ fn begin_session_request(
             let settled = find_settled(state, id).ok_or(Errno::EIO)?;
             Task::MakeRoom(DigestWait::for_digest(id, upto.min(settled)))
         }
-        Request::LogLimit { upto } => Task::Limit(LimitTask::new(upto)),
+        Request::LogLimit { upto, reads } => Task::Limit(LimitTask::new(upto, reads)),
         Request::SyncDependencies(positions) => Task::Sync(SyncTask::Positions(positions)),
         Request::SyncInode { inode, dependencies } => Task::Sync(SyncTask::of_inode(state, id, inode, dependencies)),
         Request::SyncAll => Task::Sync(SyncTask::All(ApplyLogs::of_all(&state.sessions))),

@@ -58,6 +58,9 @@ pub fn begin_session(
     state.leasing.take_up(&session);
     admit_to_reserved(state, id, yields_to_kernel);
     let tail = session.log.tail();
+    if state.journal.is_some() {
+        session.limit_appends(tail);
+    }
     state.sessions.insert(id, ServedSession { is_connected: true, ..session });
     raise_limit(state, id, tail);
     Ok(BegunSession { inodes, disturbed: state.publish_sharing() })

@@ -427,11 +427,14 @@ impl ServedSession {
     /// Limits it to what its log holds.
     ///
     /// # Errors
-    /// [`Damaged`] if it has forged the log's words.
+    /// [`Damaged`] if it has forged the log's words, or passed its limit.
     pub fn lower_limit(&mut self) -> Result<LogPosition, Damaged> {
         self.log.set_limit(Some(LogPosition(0)));
         // No append under way goes behind the seal, and each later one sees the limit.
         let (_, end) = self.log.seal()?;
+        if self.append_limit.is_some_and(|limit| end > limit) {
+            return Err(Damaged);
+        }
         self.append_limit = Some(end);
         Ok(end)
     }

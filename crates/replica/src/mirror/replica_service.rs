@@ -278,16 +278,13 @@ impl ReplicaService {
             let frame = copy.read_frame(store.cursor(), &mut buffer)?;
             if let Some(frame) = frame {
                 drop(copy);
-                match store.apply_frame(&frame) {
-                    Err(ReplayError::CommitFirst) => {
-                        self.commit(&mut store)?;
-                        oldest = None;
-                        continue;
-                    }
-                    applied => applied?,
-                }
+                let is_first = match store.apply_frame(&frame) {
+                    Err(ReplayError::CommitFirst) => true,
+                    applied => applied.map(|()| false)?,
+                };
                 oldest.get_or_insert_with(Instant::now);
-                let is_due = oldest.is_some_and(|oldest| oldest.elapsed() >= COMMIT_AGE)
+                let is_due = is_first
+                    || oldest.is_some_and(|oldest| oldest.elapsed() >= COMMIT_AGE)
                     || store.store().uncommitted_bytes() > UNCOMMITTED_BYTES;
                 if is_due {
                     self.commit(&mut store)?;

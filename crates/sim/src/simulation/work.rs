@@ -447,7 +447,7 @@ impl Simulation {
                 let request = if needed == 0 { Request::Digest } else { Request::MakeRoom { upto } };
                 self.ask(slot, request);
             }
-            AppendError::Limited { upto } => self.ask(slot, Request::LogLimit { upto }),
+            AppendError::Limited { upto } => self.ask(slot, Request::LogLimit { upto, reads: false }),
             error => {
                 let session = client.session;
                 self.break_check("append", format!("session {session}: {error}"));

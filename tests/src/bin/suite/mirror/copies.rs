@@ -111,6 +111,7 @@ fn smaller_replica() -> Outcome<Verdict> {
         more += write_while_room(&mut file).unwrap_or(0);
         more > 40
     })?;
+    drop(file);
     pair.wait_in_sync()?;
     pair.compare_at_rest()?;
     Ok(Verdict::Passed(format!("{fitting} MiB fit before the replica's arena has grown, {more} afterwards")))
