@@ -17,13 +17,16 @@ use ashlar_tests::{Outcome, ensure, tried};
 pub const TESTS: &[Test] =
     &[Test { name: "mirror/full_journal_holds_up_writes_alone", run: || when_mountable(full_journal) }];
 
-/// Bytes of a write, and of the part of a file that is written again and again.
-const WRITE_BYTES: usize = 64 << 10;
+/// Bytes of long and short writes, and of the part of a file that is written again and again.
+const LONG_BYTES: usize = 64 << 10;
+const SHORT_BYTES: usize = 100;
 const FILE_BYTES: u64 = 4 << 20;
 /// Writes that have not gone on for this long are held up.
 const HELD: Duration = Duration::from_secs(1);
 /// Calls that need no room must return within this time.
 const SOON: Duration = Duration::from_secs(5);
+/// Bytes that the program writes.
+const PROGRAM_BYTES: usize = 65536;
 /// How long an fsync without a replica may take: 30 seconds, and some more on a busy machine.
 const SYNC_ENDS: Duration = Duration::from_secs(50);
 
@@ -35,12 +38,12 @@ struct Writing {
 }
 
 impl Writing {
-    fn run(&self, path: &Path) -> io::Result<()> {
+    fn run(&self, path: &Path, bytes: usize) -> io::Result<()> {
         let file = File::create(path)?;
         let mut number = 0;
         while !self.is_over.load(Ordering::Relaxed) {
-            let at = number * WRITE_BYTES as u64 % FILE_BYTES;
-            file.write_all_at(&[number as u8; WRITE_BYTES], at)?;
+            let at = number * bytes as u64 % FILE_BYTES;
+            file.write_all_at(&vec![number as u8; bytes], at)?;
             number += 1;
             self.writes.store(number, Ordering::Relaxed);
         }
@@ -76,18 +79,30 @@ fn full_journal() -> Outcome<Verdict> {
     let mut program = start_program(&second.join("program"))?;
     cluster.kill(1)?;
     cluster.wait_for(0, "its replica is away", |state| state["is_linked"] == false)?;
-    let writing = Writing::default();
+    // The short ones take the room that long ones leave.
+    let both = [(LONG_BYTES, "written"), (SHORT_BYTES, "written-in-pieces")];
+    let writing = [Writing::default(), Writing::default()];
     let verdict = std::thread::scope(|scope| {
-        let writer = scope.spawn(|| writing.run(&first.join("written")));
-        let shown = writing.wait_until_held().and_then(|()| show_what_goes_on(&cluster, &mut program));
-        // The writer goes on in any case, so that the thread ends.
+        let writers: Vec<_> = writing.iter().zip(both).collect();
+        let writers = writers.into_iter().map(|(writing, (bytes, name))| {
+            let path = first.join(name);
+            scope.spawn(move || writing.run(&path, bytes))
+        });
+        let writers: Vec<_> = writers.collect();
+        let held = writing.iter().try_for_each(Writing::wait_until_held);
+        let shown = held.and_then(|()| show_what_goes_on(&cluster, &mut program));
+        // The writers go on in any case, so that the threads end.
         let back = cluster.start(1).and_then(|_| cluster.wait_in_sync(0));
-        let held = writing.writes.load(Ordering::Relaxed);
-        let resumed = eventually("writes go on", PATIENCE, || writing.writes.load(Ordering::Relaxed) > held + 100);
-        writing.is_over.store(true, Ordering::Relaxed);
-        let written = writer.join().map_err(|_| "the writer panicked")?.map_err(tried("writing"));
+        let counts = || writing.iter().map(|writing| writing.writes.load(Ordering::Relaxed)).collect::<Vec<_>>();
+        let held = counts();
+        let has_resumed = || counts().iter().zip(&held).all(|(now, held)| *now > held + 100);
+        let resumed = eventually("writes go on", PATIENCE, has_resumed);
+        writing.iter().for_each(|writing| writing.is_over.store(true, Ordering::Relaxed));
+        for writer in writers {
+            writer.join().map_err(|_| "a writer panicked")?.map_err(tried("writing"))?;
+        }
         let verdict = shown?;
-        back.and(resumed).and(written).map(|()| verdict)
+        back.and(resumed).map(|()| verdict)
     })?;
     File::open(first.join("written")).and_then(|file| file.sync_all()).map_err(tried("syncing"))?;
     cluster.expect_no_fence(0)?;
@@ -106,7 +121,7 @@ fn show_what_goes_on(cluster: &TestCluster, program: &mut Child) -> Outcome<Stri
     let mut since = Instant::now();
     // A lease moves from the session that waits.
     let read = std::fs::read(second.join("written")).map_err(tried("reading what another session writes"))?;
-    ensure!(read.len() >= WRITE_BYTES, "{} bytes are there", read.len());
+    ensure!(read.len() >= LONG_BYTES, "{} bytes are there", read.len());
     soon("reading what another session writes", since)?;
     since = Instant::now();
     let shown = run(ashlar(&["run", "--", "cat"]).arg(second.join("before")))?.success()?;
@@ -117,7 +132,7 @@ fn show_what_goes_on(cluster: &TestCluster, program: &mut Child) -> Outcome<Stri
     ensure!(was_killed(status), "a program that writes has ended with {status}");
     since = Instant::now();
     let read = std::fs::read(first.join("program")).map_err(tried("reading what a killed program wrote"))?;
-    ensure!(read.len() == WRITE_BYTES, "a killed program left {} bytes", read.len());
+    ensure!(read.len() == PROGRAM_BYTES, "a killed program left {} bytes", read.len());
     soon("reading what a killed program wrote", since)?;
     since = Instant::now();
     let sync = || File::open(first.join("before")).and_then(|file| file.sync_all());
