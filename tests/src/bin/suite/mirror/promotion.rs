@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use ashlar_tests::cluster::{ClusterOptions, PATIENCE, TestCluster};
-use ashlar_tests::command::{eventually, kill, parent, wait_for};
+use ashlar_tests::command::{call, eventually, kill, parent, run, wait_for};
 use ashlar_tests::harness::{Test, Verdict, passed, when_mountable};
 use ashlar_tests::ledger::checker::Bound;
 use ashlar_tests::mount::{Front, take_complaints};
@@ -21,6 +21,8 @@ pub const TESTS: &[Test] = &[
     Test { name: "mirror/killed_writer_promotion_keeps_all_synced", run: || when_mountable(|| killed(2)) },
     Test { name: "mirror/killed_writer_forced_promotion_keeps_a_prefix", run: || when_mountable(|| killed(1)) },
     Test { name: "mirror/killed_writer_returns_and_acknowledges_nothing", run: || when_mountable(killed_returns) },
+    Test { name: "mirror/sync_under_run_covers_the_program", run: || when_mountable(synced_by_program) },
+    Test { name: "mirror/restored_writer_overwrites_nothing", run: || when_mountable(restored) },
     Test { name: "mirror/orderly_change_of_roles_logs_no_complaint", run: || when_mountable(orderly_change) },
     Test {
         name: "mirror/frozen_writer_returns_and_acknowledges_nothing",
@@ -42,6 +44,66 @@ while True:
     os.fsync(lines)
     os.write(counts, b"line\n")
 "#;
+
+/// Writes to a file, and makes that durable by a call that names no file or any one.
+const SYNCER: &str = r#"
+import ctypes, os, sys
+file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+os.write(file, b"s" * (8 << 20))
+if sys.argv[2] == "sync":
+    os.sync()
+elif ctypes.CDLL(None, use_errno=True).syncfs(file) != 0:
+    sys.exit("syncfs: " + os.strerror(ctypes.get_errno()))
+"#;
+
+/// The writer dies as soon as `sync` or `syncfs` of a program has returned.
+fn synced_by_program() -> Outcome<Verdict> {
+    for call in ["sync", "syncfs"] {
+        let cluster = TestCluster::up(ClusterOptions { size: "128M", ..ClusterOptions::default() })?;
+        cluster.mount(0, 0)?;
+        let mut command = Front::RunAtOnce.command("python3");
+        let file = cluster.point(0).join("file");
+        run(command.args(["-c", SYNCER]).arg(&file).arg(call))?
+            .success()
+            .map_err(|error| format!("{call}: {error}"))?;
+        cluster.kill(0)?;
+        cluster.promote_in_time(1, false)?;
+        cluster.mount(1, 1)?;
+        let found = fs::metadata(cluster.point(1).join("file")).map_err(tried("looking at what was synced"))?;
+        ensure!(found.len() == 8 << 20, "{call}: {} bytes are there", found.len());
+        cluster.umount(1)?;
+    }
+    passed()
+}
+
+/// The arena of a writer is an old copy of itself, as from a backup. Its replica has committed later updates.
+fn restored() -> Outcome<Verdict> {
+    let cluster = TestCluster::up(ClusterOptions::default())?;
+    cluster.stop(0)?;
+    let backup = cluster.outside().join("backup");
+    call("cp", &["-a", &cluster.arena(0).display().to_string(), &backup.display().to_string()])?.success()?;
+    cluster.start(0)?;
+    cluster.wait_in_sync(0)?;
+    cluster.mount(0, 0)?;
+    let file = cluster.point(0).join("file");
+    fs::write(&file, "later").and_then(|()| fs::File::open(&file)?.sync_all()).map_err(tried("syncing"))?;
+    let end = cluster.state(0)?["journal_end"].clone();
+    cluster.wait_for(1, "the replica has committed it", |state| state["replication"]["committed"] == end)?;
+    cluster.kill(0)?;
+    fs::remove_dir_all(cluster.arena(0)).map_err(tried("removing an arena"))?;
+    call("cp", &["-a", &backup.display().to_string(), &cluster.arena(0).display().to_string()])?.success()?;
+    cluster.start(0)?;
+    for (node, words) in [(0, "updates that this node has lost"), (1, "lost updates that are committed here")] {
+        cluster.wait_for(node, words, |state| state["problems"].to_string().contains(words))?;
+    }
+    ensure!(cluster.state(0)?["standing"] == "waiting", "a writer that has lost updates serves");
+    cluster.promote_in_time(1, false)?;
+    cluster.mount(1, 1)?;
+    let found = fs::read_to_string(cluster.point(1).join("file")).map_err(tried("reading what was synced"))?;
+    ensure!(found == "later", "the successor has '{found}'");
+    cluster.umount(1)?;
+    passed()
+}
 
 /// Nothing fails here, so no log has a line that says so.
 fn orderly_change() -> Outcome<Verdict> {
