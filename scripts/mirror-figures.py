@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 ASHLAR = os.path.join(os.environ.get("CARGO_TARGET_DIR", "target"), "release", "ashlar")
 SIZES = {"128 B": 128, "4 KB": 4096, "64 KB": 65536}
@@ -70,6 +71,33 @@ def journal_end(arena):
     return json.loads(call("status", "--json", "--arena", arena))["arenas"][0]["daemon"]["cluster"]["journal_end"]
 
 
+def report_idle(name, seconds=20):
+    """What the processes of each node take while nothing happens: a part of a core, and private memory."""
+    status = json.loads(call("dev", "status", "--json", "--name", name))
+    nodes = []
+    for node in status["nodes"]:
+        pid = node["daemon"]["pid"]
+        parent = int(stat_of(pid)[1])
+        children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
+        nodes.append([parent, pid, *map(int, children)])
+    ticks = lambda pids: sum(int(field) for pid in pids for field in stat_of(pid)[11:13])
+    before = [ticks(pids) for pids in nodes]
+    time.sleep(seconds)
+    for number, pids in enumerate(nodes):
+        part = 100 * (ticks(pids) - before[number]) / os.sysconf("SC_CLK_TCK") / seconds
+        print(f"idle, node {number}: {part:.2f} % of a core, {sum(map(private_mib, pids)):.1f} MiB private")
+
+
+def stat_of(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rsplit(")", 1)[1].split()
+
+
+def private_mib(pid):
+    with open(f"/proc/{pid}/smaps_rollup") as rollup:
+        return sum(int(line.split()[1]) for line in rollup if line.startswith("Private_")) / 1024
+
+
 def main():
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     place = tempfile.mkdtemp(prefix="ashlar-figures-")
@@ -79,6 +107,7 @@ def main():
         for name, words in clusters.items():
             call("dev", "up", "2", "--size", "1G", "--name", f"figures-{name}", *words)
             arenas[name] = f"/run/ashlar/memory/dev-figures-{name}-0"
+        report_idle("figures-tls")
         points = {}
         for name, arena in arenas.items():
             points[name] = os.path.join(place, name)
