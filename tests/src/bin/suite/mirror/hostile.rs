@@ -104,8 +104,8 @@ fn attack_once(cluster: &TestCluster, attack: Attack, random: &mut Random) -> Ou
 fn remove_fenced_logs(cluster: &TestCluster) -> Outcome {
     let sessions = cluster.arena(0).join("sessions");
     let files = std::fs::read_dir(sessions).map_err(tried("reading a directory"))?;
-    let fenced = files.flatten().filter(|file| file.file_name().to_string_lossy().starts_with("fenced-"));
-    fenced.map(|file| std::fs::remove_file(file.path()).map_err(tried("removing a log"))).collect()
+    let mut fenced = files.flatten().filter(|file| file.file_name().to_string_lossy().starts_with("fenced-"));
+    fenced.try_for_each(|file| std::fs::remove_file(file.path()).map_err(tried("removing a log")))
 }
 
 /// The sessions of the writer, each with whether it is fenced.
