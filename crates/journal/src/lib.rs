@@ -18,7 +18,6 @@
 //!   before. A frame's position and epoch are the expected ones. A cut end is zeros before the cut returns.
 //! * **Space is reused late**: bytes are overwritten only after a head behind them is durable, and the head stays
 //!   within the caller's bound and the flushed position.
-//! * **Room is promised once**: while the [`JournalRoom`] account is kept, a promised frame always finds room.
 //! * **Bounded**: decoding never panics, and takes memory in proportion to the frame's bytes.
 //!
 //! Not here: what records mean, which frames to write, when to flush, how far to reuse, which copy is right. All
@@ -37,7 +36,6 @@ mod layout;
 mod lineage;
 mod records;
 mod ring;
-mod room;
 mod scan;
 #[cfg(test)]
 mod tests;
@@ -50,4 +48,3 @@ pub use layout::JournalIdentity;
 pub use lineage::{LINEAGE_ENTRIES_MAX, Lineage, LineageEntry};
 pub use records::{BatchRecord, push_record, read_records};
 pub use ring::{AppendedFrame, FlushJob, JournalCursor, JournalRing, TruncateJob};
-pub use room::{ENDED_BYTES_MAX, JournalRoom, RoomError, records_bytes_max, verdict_bytes_max};

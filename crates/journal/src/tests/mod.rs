@@ -4,7 +4,6 @@ mod basics;
 mod bodies;
 mod crashes;
 mod model;
-mod room;
 
 use std::sync::Arc;
 
