@@ -38,7 +38,7 @@ pub enum PromotionRefusal {
     NotInSync(NodeNumber),
     /// The writer may have gone on alone.
     #[error(
-        "node {writer} may have acknowledged updates that this node lacks, since min_replicas is 1 at one of the two: \
+        "node {writer} may have acknowledged updates that this node lacks, since min_replicas is or may be 1 at one of the two: \
          start node {writer}, or give those updates up with --force (this node has its journal up to position {durable})"
     )]
     MayLackUpdates {

@@ -82,7 +82,7 @@ pub fn supervise(
         }
         is_first = false;
         quick_deaths = if started.elapsed() < QUICK { quick_deaths + 1 } else { 0 };
-        failures = if status.code().is_some() { failures + 1 } else { 0 };
+        failures = if status.code().is_some() && !has_new_role { failures + 1 } else { 0 };
         let pause = pause_after(quick_deaths);
         let pause_ms = pause.as_millis() as u64;
         if has_new_role {

@@ -108,7 +108,10 @@ impl Invitation {
     /// # Errors
     /// [`MemberError`].
     pub fn issue(membership: &Membership, arena: &Arena, address: String, replaces: bool) -> Result<Self, MemberError> {
-        let Membership { files, document, .. } = membership;
+        let Membership { files, .. } = membership;
+        let coordinator = EmbeddedCoordinator::new(files.clone());
+        // It may have been edited since this node has started.
+        let (document, version) = coordinator.read()?;
         let id = draw_arena_id()?;
         let next = match document.replica() {
             Some(replica) if !replaces => return Err(MemberError::HasReplica { replica: replica.node }),
@@ -124,8 +127,6 @@ impl Invitation {
             }
             false => None,
         };
-        let coordinator = EmbeddedCoordinator::new(files.clone());
-        let (_, version) = coordinator.read()?;
         coordinator.compare_and_swap(version, &next)?;
         let summary = arena.summary();
         Ok(Self {

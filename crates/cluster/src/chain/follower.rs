@@ -184,7 +184,11 @@ impl Follower {
                     self.close("it has another epoch");
                 }
                 RefusedLead::OtherMinReplicas { min_replicas: writer, is_alone } => {
-                    self.write_state(self.state.with_writer(is_alone, writer));
+                    let state = self.state.with_writer(is_alone, writer);
+                    // The writer refuses once a second, as long as the two differ.
+                    if state != self.state {
+                        self.write_state(state);
+                    }
                     self.close(LinkProblem::MinReplicas { writer, replica: self.min_replicas });
                 }
             },

@@ -313,13 +313,13 @@ impl Leader {
             self.effects.push_back(LeaderEffect::Send(PeerMessage::Refused(refused)));
             return self.close(LinkProblem::MinReplicas { writer, replica });
         }
-        self.effects.extend(follow.room.map(LeaderEffect::LimitRoom));
         let common = journal.lineage.last_common(journal.end, &follow.lineage, follow.end);
         if follow.is_whole && common.is_none_or(|common| common < follow.committed) {
             // The copy has what nothing else has. It is not given up without an administrator.
             self.effects.push_back(LeaderEffect::Send(PeerMessage::Refused(RefusedLead::OtherCopy)));
             return self.close("it has committed updates that this node has lost; promote it, or make it anew");
         }
+        self.effects.extend(follow.room.map(LeaderEffect::LimitRoom));
         let Some(from) = common.filter(|from| *from >= journal.head && *from >= follow.applied && follow.is_whole)
         else {
             self.phase = Phase::Emptying;

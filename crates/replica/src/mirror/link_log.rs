@@ -27,7 +27,8 @@ impl LinkLog {
         if self.up_since.take().is_some_and(|since| now >= since + SETTLED) {
             self.filter.clear();
         }
-        if !self.filter.admit(&problem.to_string(), now) {
+        // The end of a process may have the same words as an orderly end.
+        if !self.filter.admit(&format!("{problem}, orderly: {is_orderly}"), now) {
             return;
         }
         if is_orderly {

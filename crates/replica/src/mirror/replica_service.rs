@@ -96,10 +96,14 @@ impl ReplicaService {
     }
 
     /// Returns whether the writer was heard of within this time.
+    ///
+    /// One that refuses this node for its `min_replicas` closes each link, and is heard of about once a second.
     #[must_use]
     pub fn has_heard(&self, within: Duration, now: Duration) -> bool {
         let link = self.link.lock();
-        link.is_up() && now < link.follower.heard_at() + within
+        let is_refused = matches!(link.last_problem, Some(LinkProblem::MinReplicas { .. }));
+        let within = if is_refused { 3 * within } else { within };
+        (link.is_up() || is_refused) && now < link.follower.heard_at() + within
     }
 
     /// Returns its state.
@@ -131,6 +135,9 @@ impl ReplicaService {
     /// # Errors
     /// Those of the store.
     pub fn add_segments(&self, segments: Vec<SegmentInfo>, now: Duration) -> Result<(), StoreError> {
+        if segments.is_empty() {
+            return Ok(());
+        }
         let mut store = self.store.lock();
         segments.into_iter().try_for_each(|segment| store.add_segment(segment))?;
         drop(store);
@@ -256,6 +263,8 @@ impl ReplicaService {
                     let applied = self.store.lock().cursor().position;
                     let mut copy = self.copy.lock();
                     copy.follow(plan, applied)?;
+                    // The rest of a message that had bad frames was stored and not made durable.
+                    copy.flush()?;
                     let end = copy.durable();
                     drop(copy);
                     link.follower.handle_cut(end);

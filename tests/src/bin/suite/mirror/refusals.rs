@@ -104,6 +104,7 @@ fn other_min_replicas() -> Outcome<Verdict> {
         }
         let state = cluster.state(0)?;
         ensure!(state["standing"] == "waiting" && state["is_linked"] == false, "the writer serves: {state}");
+        cluster.promote(1, true)?.failure(1, &["node 0 answers"])?;
         edit(edited, one, two)?;
     }
     cluster.try_mount(0, 0)?.failure(1, &["node 0 serves no sessions yet", "min_replicas is 1 at the writer"])?;
