@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use ashlar_tests::cluster::{ClusterOptions, PATIENCE, TestCluster};
@@ -77,6 +78,8 @@ fn full_journal() -> Outcome<Verdict> {
     let (first, second) = (cluster.point(0), cluster.point(1));
     std::fs::write(first.join("before"), "before").map_err(tried("writing"))?;
     let mut program = start_program(&second.join("program"))?;
+    // To open it later may wait: the session that writes has a full log by then.
+    let before = File::open(first.join("before")).map_err(tried("opening"))?;
     cluster.kill(1)?;
     cluster.wait_for(0, "its replica is away", |state| state["is_linked"] == false)?;
     // The short ones take the room that long ones leave.
@@ -90,7 +93,7 @@ fn full_journal() -> Outcome<Verdict> {
         });
         let writers: Vec<_> = writers.collect();
         let held = writing.iter().try_for_each(Writing::wait_until_held);
-        let shown = held.and_then(|()| show_what_goes_on(&cluster, &mut program));
+        let shown = held.and_then(|()| show_what_goes_on(&cluster, &mut program, &before));
         // The writers go on in any case, so that the threads end.
         let back = cluster.start(1).and_then(|_| cluster.wait_in_sync(0));
         let counts = || writing.iter().map(|writing| writing.writes.load(Ordering::Relaxed)).collect::<Vec<_>>();
@@ -106,39 +109,35 @@ fn full_journal() -> Outcome<Verdict> {
     })?;
     File::open(first.join("written")).and_then(|file| file.sync_all()).map_err(tried("syncing"))?;
     cluster.expect_no_fence(0)?;
+    drop(before);
     cluster.umount(0)?;
     cluster.compare_at_rest(0)?;
     Ok(Verdict::Passed(verdict))
 }
 
 /// Shows that calls which need no room in the journal are served, while writes wait. Unmounts the second mount.
-fn show_what_goes_on(cluster: &TestCluster, program: &mut Child) -> Outcome<String> {
-    let (first, second) = (cluster.point(0), cluster.point(1));
+fn show_what_goes_on(cluster: &TestCluster, program: &mut Child, before: &File) -> Outcome<String> {
+    let second = cluster.point(1);
     let soon = |what: &str, since: Instant| match since.elapsed() {
         taken if taken < SOON => Ok(()),
         taken => Err(format!("{what} took {taken:?}")),
     };
-    let mut since = Instant::now();
     // A lease moves from the session that waits.
-    let read = std::fs::read(second.join("written")).map_err(tried("reading what another session writes"))?;
+    let read = read_soon("reading what another session writes", second.join("written"))?;
     ensure!(read.len() >= LONG_BYTES, "{} bytes are there", read.len());
-    soon("reading what another session writes", since)?;
-    since = Instant::now();
+    let mut since = Instant::now();
     let shown = run(ashlar(&["run", "--", "cat"]).arg(second.join("before")))?.success()?;
     ensure!(shown.output == "before", "a program reads {:?}", shown.output);
     soon("a program", since)?;
     program.kill().map_err(tried("killing a program"))?;
     let status = program.wait().map_err(tried("ending a program"))?;
     ensure!(was_killed(status), "a program that writes has ended with {status}");
-    since = Instant::now();
-    let read = std::fs::read(first.join("program")).map_err(tried("reading what a killed program wrote"))?;
+    let read = read_soon("reading what a killed program wrote", second.join("program"))?;
     ensure!(read.len() == PROGRAM_BYTES, "a killed program left {} bytes", read.len());
-    soon("reading what a killed program wrote", since)?;
     since = Instant::now();
-    let sync = || File::open(first.join("before")).and_then(|file| file.sync_all());
     // An unmount is a sync, too, but does not fail.
     let (synced, unmounted) = std::thread::scope(|scope| {
-        let synced = scope.spawn(sync);
+        let synced = scope.spawn(|| before.sync_all());
         let unmounted = cluster.umount(1);
         (synced.join(), unmounted)
     });
@@ -149,4 +148,12 @@ fn show_what_goes_on(cluster: &TestCluster, program: &mut Child) -> Outcome<Stri
     ensure!(errno == Some(rustix::io::Errno::IO.raw_os_error()), "fsync without a replica gives {errno:?}");
     ensure!(taken < SYNC_ENDS, "fsync and unmount took {taken:?}");
     Ok(format!("fsync fails after {} s, all else is served", taken.as_secs()))
+}
+
+/// Reads a file, which must not wait. A read that does goes on when the replica is back.
+fn read_soon(what: &str, path: PathBuf) -> Outcome<Vec<u8>> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || sender.send(std::fs::read(path)));
+    let read = receiver.recv_timeout(SOON).map_err(|_| format!("{what} takes longer than {SOON:?}"))?;
+    read.map_err(tried(what))
 }
