@@ -153,7 +153,7 @@ fn bring_former_writer_back(story: &Story, a: &mut Node, b: &Node) -> Outcome {
     a.start()?;
     // Its SharedFS starts again when it has learned of the other writer. The next one says so in a sentence.
     let is_replaced = |state: &Value| {
-        state["standing"] == "replaced" && problems(state).iter().any(|it| it.contains("another node has taken over"))
+        state["standing"] == "replaced" && problems(state).iter().any(|it| it.contains("there, run 'ashlar node add'"))
     };
     let state = a.wait_for("learns that it was replaced", is_replaced)?;
     let took = start.elapsed().as_millis();
