@@ -204,10 +204,14 @@ impl TestCluster {
         self.wait_for(1 - writer, "it has applied all frames", |state| state["replication"]["applied"] == end)
     }
 
+    /// The sessions of a node, as its status shows them.
+    pub fn sessions(&self, node: usize) -> Outcome<Vec<Value>> {
+        Ok(self.node(node)?["daemon"]["sessions"].as_array().cloned().unwrap_or_default())
+    }
+
     /// Fails if a session of a node was fenced.
     pub fn expect_no_fence(&self, node: usize) -> Outcome {
-        let report = self.node(node)?;
-        let sessions = report["daemon"]["sessions"].as_array().cloned().unwrap_or_default();
+        let sessions = self.sessions(node)?;
         let fenced = sessions.iter().find(|session| !session["fenced"].is_null());
         fenced.map_or(Ok(()), |session| Err(format!("a session of node {node} is fenced: {session}")))
     }

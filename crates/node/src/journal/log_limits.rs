@@ -83,11 +83,11 @@ pub fn raise_limit(state: &mut NodeCore, id: SessionId, need: LogPosition) -> bo
 /// Returns whether there was any. A session that has read another one's state notes that in its log.
 pub fn raise_limit_for_read(state: &mut NodeCore, id: SessionId, need: LogPosition) -> bool {
     let NodeCore { journal: Some(journal), store, sessions, .. } = state else { return true };
-    let is_little = need.0.saturating_sub(store.applied(id).0) <= READ_BYTES;
-    if is_little && !journal.is_nearly_full() {
+    let has_room = need.0.saturating_sub(store.applied(id).0) <= READ_BYTES && !journal.is_nearly_full();
+    if has_room {
         sessions.entry(id).and_modify(|session| session.limit_appends(need.max(session.append_limit.unwrap_or(need))));
     }
-    is_little && !journal.is_nearly_full()
+    has_room
 }
 
 /// Takes room back from the other sessions, as far as they have not used it.

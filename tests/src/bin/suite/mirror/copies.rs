@@ -5,10 +5,11 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 
-use ashlar_tests::cluster::{ClusterOptions, PATIENCE, TestCluster, free_addresses, is_in_sync};
+use ashlar_tests::cluster::{ClusterOptions, PATIENCE, TestCluster, free_addresses};
 use ashlar_tests::command::{ashlar, eventually, run, signal, start_daemon, wait_for};
 use ashlar_tests::harness::{Test, Verdict, when_mountable};
 use ashlar_tests::ledger::checker::Bound;
+use ashlar_tests::mirrors::await_sync;
 use ashlar_tests::mount::{Medium, TestArena};
 use ashlar_tests::{Outcome, ensure, loops, number, tried};
 use rustix::process::Signal;
@@ -54,7 +55,7 @@ impl Pair {
     }
 
     fn wait_in_sync(&self) -> Outcome {
-        eventually("the replica is in sync", PATIENCE, || state_of(&self.one).is_ok_and(|state| is_in_sync(&state)))
+        await_sync(self.one.arena())
     }
 
     /// Ends both nodes. Fails unless both arenas hold the same tree.

@@ -88,10 +88,8 @@ fn attack_once(cluster: &TestCluster, attack: Attack, random: &mut Random) -> Ou
     let hostile = hostile.ok_or("no session")?;
     std::thread::sleep(std::time::Duration::from_millis(random.below(200)));
     attack.run(&cluster.arena(0).join(format!("sessions/{hostile}.log")), random)?;
-    let mut last = Vec::new();
     eventually("the session is fenced", PATIENCE, || {
-        last = sessions(cluster).unwrap_or_default();
-        last.contains(&(hostile, true)) || program.has_failed()
+        sessions(cluster).is_ok_and(|all| all.contains(&(hostile, true))) || program.has_failed()
     })?;
     let honest: Vec<_> = sessions(cluster)?.into_iter().filter(|session| session.0 != hostile && session.1).collect();
     ensure!(honest.is_empty(), "honest sessions are fenced: {honest:?}");
@@ -110,8 +108,7 @@ fn remove_fenced_logs(cluster: &TestCluster) -> Outcome {
 
 /// The sessions of the writer, each with whether it is fenced.
 fn sessions(cluster: &TestCluster) -> Outcome<Vec<(u64, bool)>> {
-    let report = cluster.node(0)?;
-    let sessions = report["daemon"]["sessions"].as_array().cloned().unwrap_or_default();
+    let sessions = cluster.sessions(0)?;
     Ok(sessions.iter().filter_map(|one| Some((one["session"].as_u64()?, !one["fenced"].is_null()))).collect())
 }
 
